@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
-from llamasup.supervision import states as core  # noqa: E402
+from llamasup.supervision import states  # noqa: E402
 from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
 from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
 from llamasup.supervision.table import TABLE, advance  # noqa: E402
@@ -41,13 +41,13 @@ POLICIES = tuple(
     for warm_up in (True, False)
     for half_open_s in (None, 300.0)
 )
-ASKED = (core.StartRequested, core.StopRequested, core.KillRequested, core.RestartRequested)
+ASKED = (states.StartRequested, states.StopRequested, states.KillRequested, states.RestartRequested)
 WITH_VERDICT = (
-    core.SpawnFailed,
-    core.WarmupFailed,
-    core.StartupFailureLogged,
-    core.LivenessFailed,
-    core.Exited,
+    states.SpawnFailed,
+    states.WarmupFailed,
+    states.StartupFailureLogged,
+    states.LivenessFailed,
+    states.Exited,
 )
 
 
@@ -55,10 +55,10 @@ def events_at(instance: Instance) -> Iterator[Event]:
     for kind in TABLE[instance.state]:
         if kind in ASKED:
             yield kind()
-        elif kind is core.TimerFired:
-            yield core.TimerFired(instance.ticket)
-        elif kind is core.Spawned:
-            yield from (core.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
+        elif kind is states.TimerFired:
+            yield states.TimerFired(instance.timer_id)
+        elif kind is states.Spawned:
+            yield from (states.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
         elif kind in WITH_VERDICT:
             yield from (kind(instance.generation, verdict) for verdict in VERDICTS)
         else:
@@ -68,7 +68,7 @@ def events_at(instance: Instance) -> Iterator[Event]:
 def alike(instance: Instance) -> Instance:
     """The same as far as what may follow goes."""
     crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # more make no difference
-    return replace(instance, generation=1, ticket=1, restarts=0, last=None, crashes=crashes)
+    return replace(instance, generation=1, timer_id=1, restarts=0, last=None, crashes=crashes)
 
 
 def edges() -> dict[tuple[State, State], set[str]]:

@@ -98,7 +98,7 @@ class ManyModels:
         shut_down(self._owner, now=now)
 
     async def _restart(self, runner: InstanceRunner) -> None:
-        await runner.take(RestartRequested())
+        await runner.submit(RestartRequested())
         after = await runner.until(is_ready_or_settled)
         if after.state is State.FAILED:
             raise failure_of(after)

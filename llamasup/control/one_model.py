@@ -74,7 +74,7 @@ class OneModel:
         if runner.instance.state is State.READY:
             return
         self._owner.control_asks("load", runner.model)
-        await runner.take(StartRequested())
+        await runner.submit(StartRequested())
         await self._served(runner)
 
     async def unload(self, model: str) -> None:
@@ -83,7 +83,7 @@ class OneModel:
         if runner.instance.state is State.STOPPED:
             return
         self._owner.control_asks("unload", runner.model)
-        await runner.take(StopRequested())
+        await runner.submit(StopRequested())
         if (await runner.reached(State.STOPPED, State.READY)).state is State.READY:
             raise Conflict(f"{runner.model} was loaded again meanwhile.")
 
@@ -129,7 +129,7 @@ class OneModel:
     async def _begin_anew(self, runner: InstanceRunner, what: str) -> None:
         self._refuse_if_stopping()
         self._owner.control_asks(what, runner.model)
-        await runner.take(RestartRequested())
+        await runner.submit(RestartRequested())
         await self._served(runner)
 
     async def _served(self, runner: InstanceRunner) -> None:

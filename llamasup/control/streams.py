@@ -152,7 +152,7 @@ async def event_stream(
                 except TimeoutError:
                     yield b": keepalive\n\n"
         finally:
-            controlled.bus.forget(hear)
+            controlled.bus.unsubscribe(hear)
 
 
 def _event(event: str, **fields: Any) -> bytes:

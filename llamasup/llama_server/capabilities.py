@@ -1,14 +1,14 @@
-"""What a llama-server binary says it can do: its own ``--help`` and ``--version``, read.
+"""The capabilities of a llama-server build, parsed from its ``--help`` and ``--version``.
 
 Options come, go and change their shape between builds (``--flash-attn`` took no value until August 2025 and
 needs one since; ``--mlock`` is fatal since September 2026), and source builds call themselves "build 0".
-So nothing here knows a version: only the layout of the text is assumed, as llama.cpp's ``common_arg``
-prints it (and ``gpt_params_print_usage`` printed it in 2024):
+So no version numbers are used here, only the layout of the text, as llama.cpp's ``common_arg`` prints it
+(and ``gpt_params_print_usage`` printed it in 2024):
 
     -c,    --ctx-size N                     size of the prompt context (default: 0, 0 = loaded from model)
                                             (env: LLAMA_ARG_CTX_SIZE)
 
-This module decides what the text means; it never runs anything, and no text makes it raise.
+This module runs nothing, and raises for no text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ __all__ = [
 class Option:
     """One entry of the help text.
 
-    ``argument`` is the placeholder as printed (``N``, ``[on|off|auto]``, ``START END``), None for a bare
-    switch. ``allowed`` is empty where the help names no closed set of values. ``default`` is what stands
-    after "default:". ``description`` is on one line and keeps everything but the environment name.
+    ``argument`` is the placeholder as printed (``N``, ``[on|off|auto]``, ``START END``), None for a switch.
+    ``allowed`` is empty if the help lists no closed set of values. ``default`` is the text after "default:".
+    ``description`` is on one line, without the environment variable.
     """
 
     spellings: tuple[str, ...]
@@ -68,9 +68,9 @@ class Capabilities:
     version: str
     options: tuple[Option, ...]
     devices: tuple[Device, ...]  # those with memory
-    device_problem: str = ""  # what the build said of it, where it found none
+    device_problem: str = ""  # the build's message, if it found none
     build: str = ""  # distinguishes builds that report the same version ("build 0, commit unknown")
-    # A plan asks a hundred times; a build lists 250 options.
+    # A plan looks up a hundred spellings; a build lists 250 options.
     _by_spelling: Mapping[str, Option] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,11 +81,11 @@ class Capabilities:
         object.__setattr__(self, "_by_spelling", found)
 
     def find(self, spelling: str) -> Option | None:
-        """The option with this spelling, an accepted one before one that is only listed as removed."""
+        """The option with this spelling; an accepted option goes before one that is listed as removed."""
         return self._by_spelling.get(_canonical(spelling))
 
     def knows(self, *spellings: str) -> str | None:
-        """The first of these spellings that the binary accepts today, None if it accepts none."""
+        """The first of these spellings that the build accepts; None if it accepts none."""
         for spelling in spellings:
             option = self.find(spelling)
             if option is not None and not option.removed:
@@ -93,17 +93,17 @@ class Capabilities:
         return None
 
     def default_number(self, spelling: str) -> int | None:
-        """What holds where the option is not given: -1 of "default: -1, -1 = auto"; None if no number."""
+        """The default as a number: -1 of "default: -1, -1 = auto"; None if it is not a number."""
         option = self.find(spelling)
         number = _NUMBER.match((option.default if option else None) or "")
         return int(number[0]) if number else None
 
     def nearest(self, spelling: str) -> str | None:
-        """The accepted spelling that the user most likely wants instead, None rather than a far guess.
+        """The accepted spelling that the user most likely wants instead; None if none is close.
 
-        In this order: the spelling itself; what the help says replaced it; the one option that has the word
-        as a value (``--mlock`` became ``--load-mode mlock``); the spelling that has the same words or
-        differs by little.
+        In this order: the spelling itself; its replacement according to the help; the only option that has
+        the word as a value (``--mlock`` became ``--load-mode mlock``); a spelling with the same words or a
+        small difference.
         """
         if self.knows(spelling):
             return spelling
@@ -111,9 +111,9 @@ class Capabilities:
 
     @property
     def unix_sockets(self) -> bool:
-        """Whether ``--host`` takes the path of a Unix socket: the help of builds that do names ``.sock``.
+        """Whether ``--host`` takes the path of a Unix socket: then its help mentions ``.sock``.
 
-        Builds of August 2025 do; those of December 2024 do not, and do not bind.
+        Builds of August 2025 support it; those of December 2024 do not.
         """
         host = self.find("--host")
         return host is not None and not host.removed and ".sock" in host.description
@@ -160,10 +160,10 @@ def looks_like_llama_server(options: tuple[Option, ...]) -> bool:
 
 
 def parse_version(text: str) -> str:
-    """The version as ``--version`` says it, "unknown" where it says none.
+    """The version as ``--version`` prints it, or "unknown".
 
-    Seen: ``version: 3631 (a47667cf)``, ``version: 0.6.0-dev (build 0, commit unknown)``. The latter's
-    parenthesis tells nothing and is left out.
+    Seen: ``version: 3631 (a47667cf)``, ``version: 0.6.0-dev (build 0, commit unknown)``. The second one's
+    parenthesis is left out.
     """
     for line in _plain_lines(text):
         if match := re.match(r"\s*version:\s*(\S.*)", line, re.IGNORECASE):
@@ -172,7 +172,7 @@ def parse_version(text: str) -> str:
 
 
 def names_commit(version: str) -> bool:
-    """Whether only one source has this version: it names a commit (``3631 (a47667cf)``)."""
+    """Whether the version contains a commit, as ``3631 (a47667cf)`` does, and so identifies the source."""
     return re.search(r"[( ][0-9a-f]{7,40}\)$", version) is not None
 
 
@@ -250,22 +250,22 @@ _QUOTED = re.compile(rf"\('{_VALUE}'(?:,? (?:or )?'{_VALUE}')+")
 
 def _option(head: str, description_lines: list[str]) -> Option:
     spellings, argument = _spellings(head)
-    described = " ".join(" ".join(description_lines).split())
-    envs = _ENV.findall(described)
-    described = " ".join(_ENV.sub("", described).split())
-    removed = _REMOVED.search(described)
-    default = _default(described)
+    description = " ".join(" ".join(description_lines).split())
+    envs = _ENV.findall(description)
+    description = " ".join(_ENV.sub("", description).split())
+    removed = _REMOVED.search(description)
+    default = _default(description)
     return Option(
         spellings=spellings,
         negations=_negations(spellings),
         argument=argument,
-        allowed=_allowed(argument, default, described, description_lines),
+        allowed=_allowed(argument, default, description, description_lines),
         env=envs[-1] if envs else None,
         default=default,
-        description=described,
+        description=description,
         removed=removed is not None,
         removed_hint=(removed[1] or "") if removed else "",
-        deprecated="deprecated" in described.casefold(),
+        deprecated="deprecated" in description.casefold(),
     )
 
 
@@ -282,7 +282,7 @@ def _spellings(head: str) -> tuple[tuple[str, ...], str | None]:
 
 
 def _negations(spellings: tuple[str, ...]) -> tuple[str, ...]:
-    """Those that switch it off: every ``--no-…``, and the ``-n…`` after the last other ``--…``.
+    """The spellings that switch it off: every ``--no-…``, and the ``-n…`` after the last other ``--…``.
 
     ``-cb, --cont-batching, -nocb, --no-cont-batching`` has two; so has ``-nocb, --no-cont-batching`` alone,
     as a build of August 2025 lists it; ``-np, --parallel`` has none.
@@ -291,45 +291,45 @@ def _negations(spellings: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     positive = max(
         (
-            place
-            for place, spelling in enumerate(spellings)
+            index
+            for index, spelling in enumerate(spellings)
             if spelling.startswith("--") and not spelling.startswith("--no-")
         ),
         default=-1,
     )
     return tuple(
         spelling
-        for place, spelling in enumerate(spellings)
-        if spelling.startswith("--no-") or (place > positive and spelling.startswith("-n"))
+        for index, spelling in enumerate(spellings)
+        if spelling.startswith("--no-") or (index > positive and spelling.startswith("-n"))
     )
 
 
-def _default(described: str) -> str | None:
-    """What stands after "default:", up to the parenthesis that closes around it."""
-    match = re.search(r"\bdefault: ?", described)
+def _default(description: str) -> str | None:
+    """The text after "default:", up to the closing parenthesis around it."""
+    match = re.search(r"\bdefault: ?", description)
     if match is None:
         return None
     depth = 0
-    for place in range(match.end(), len(described)):
-        depth += {"(": 1, ")": -1}.get(described[place], 0)
+    for index in range(match.end(), len(description)):
+        depth += {"(": 1, ")": -1}.get(description[index], 0)
         if depth < 0:
-            return described[match.end() : place].strip()
-    return described[match.end() :].strip()
+            return description[match.end() : index].strip()
+    return description[match.end() :].strip()
 
 
 def _allowed(
-    argument: str | None, default: str | None, described: str, description_lines: list[str]
+    argument: str | None, default: str | None, description: str, description_lines: list[str]
 ) -> tuple[str, ...]:
-    """The closed set of values, where the help states one; () where it only gives examples or a range."""
+    """The closed set of values, if the help lists one; () if it gives examples or a range."""
     if argument is None:
         return ()
     if match := _BRACKETED.fullmatch(argument):
         values = re.split(r"[,|]", match[1])
     elif _BARE_LIST.fullmatch(argument) and "..." not in argument:
         values = argument.split(",")
-    elif match := _STATED.search(described):
+    elif match := _STATED.search(description):
         values = match[1].split(", ")
-    elif match := _QUOTED.search(described):
+    elif match := _QUOTED.search(description):
         values = re.findall(rf"'({_VALUE})'", match[0])
     elif argument != "N":  # with a number the bullets explain a scale, as for --verbosity
         values = [match[1] for line in description_lines if (match := _BULLET.match(line))]

@@ -1,4 +1,4 @@
-"""Asks a running llama-server how it is, over httpx. Says what it heard; decides nothing."""
+"""An HTTP client for the requests of llamasup to its own llama-servers: health, warm-up, progress, slots."""
 
 from __future__ import annotations
 
@@ -13,9 +13,15 @@ from tenacity import AsyncRetrying, RetryError, retry_if_not_result, wait_expone
 from llamasup.http.address import Address, UnixAddress
 from llamasup.http.context_end import ContextWindow, read_window
 from llamasup.http.httpx_import import httpx
-from llamasup.llama_server.health import Health, Proof, SlotAnswer, read_answer
-from llamasup.llama_server.progress import ServerWork, read_server_work
-from llamasup.llama_server.warmup import WarmUpRequest, not_answered, what_is_missing
+from llamasup.llama_server.answers import (
+    Health,
+    ServerProgress,
+    SlotAnswer,
+    TokenProbe,
+    read_progress,
+    read_slot_answer,
+)
+from llamasup.llama_server.warmup import WarmUpRequest, no_response, response_problem
 
 __all__ = ["Health", "Prober"]
 
@@ -25,12 +31,10 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class Prober:
-    """Talks to one generation. An asynchronous context manager; ``api_key`` is one that the child takes,
-    ``prefix`` what its paths begin with.
+    """A client of one generation, as an asynchronous context manager. ``prefix``: that of the server's paths.
 
-    Every question has a connection of its own: llama-server closes one that
-    was idle for 5 s (b11434), which is just the time between two looks, and the question that crosses the
-    closing would seem to be a dead server.
+    Every request has its own connection. llama-server closes a connection that was idle for 5 s (b11434),
+    which is the interval of the liveness checks, so a reused one could fail and the server seem dead.
     """
 
     def __init__(self, address: Address, api_key: str | None = None, *, prefix: str = "") -> None:
@@ -56,9 +60,9 @@ class Prober:
         await self._client.__aexit__(kind, error, trace)
 
     async def health(self, timeout_s: float = PROBE_TIMEOUT_S) -> Health:
-        """One look. Never raises for what the server does."""
+        """Check ``/health`` once. Never raises for the server's answer."""
         try:
-            # httpx starts its own time-out anew with every byte.
+            # httpx restarts its own timeout with every byte.
             async with asyncio.timeout(timeout_s):
                 response = await self._client.get("/health", timeout=None)
         except (httpx.HTTPError, TimeoutError):
@@ -71,44 +75,43 @@ class Prober:
             case _:
                 return Health.SILENT
 
-    async def until_healthy(self, heard: asyncio.Event, on_loading: Callable[[], None]) -> None:
-        """Probe with exponential backoff until ``/health`` says 200.
+    async def until_healthy(self, log_ready: asyncio.Event, on_loading: Callable[[], None]) -> None:
+        """Probe with exponential backoff until ``/health`` answers 200.
 
-        ``heard`` is set when the server's log says that it is ready: the next probe is then made at once.
-        ``on_loading`` is called for every answer that says "loading". There is no time-out here: how
-        long a start may take depends on its progress, which is not the prober's to judge.
+        ``log_ready`` is set when the log says that the server is ready; the next probe then follows at once.
+        ``on_loading`` is called for every answer "loading". There is no timeout here: the table ends a start
+        without progress.
         """
 
-        async def look() -> Health:
+        async def check() -> Health:
             health = await self.health()
             if health is Health.LOADING:
                 on_loading()
             return health
 
-        async def sleep_or_hear(seconds: float) -> None:
+        async def sleep_until_ready(seconds: float) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await heard.wait()
+                    await log_ready.wait()
 
         while True:
-            heard.clear()
-            # Hearing the ready line ends the sleep; if the look that follows came a moment too early,
-            # the backoff starts again at its shortest.
-            patience = AsyncRetrying(
+            log_ready.clear()
+            # The ready line ends the sleep. If the next check comes too early, the backoff starts again.
+            retrying = AsyncRetrying(
                 retry=retry_if_not_result(lambda health: health is Health.OK),
                 wait=wait_exponential(multiplier=FIRST_PROBE_DELAY_S, max=LONGEST_PROBE_DELAY_S),
-                stop=lambda attempt: heard.is_set(),
-                sleep=sleep_or_hear,
+                stop=lambda attempt: log_ready.is_set(),
+                sleep=sleep_until_ready,
             )
             with suppress(RetryError):
-                await patience(look)
+                await retrying(check)
                 return
 
-    async def ask(self, request: WarmUpRequest) -> tuple[int, bytes]:
-        """Send the warm-up request; status and body. Raises httpx.HTTPError if no answer comes.
+    async def send(self, request: WarmUpRequest) -> tuple[int, bytes]:
+        """Send the warm-up request; returns status and body. Raises httpx.HTTPError without an answer.
 
-        No read time-out: one token of a huge model on a slow disk may take minutes; the caller's
-        deadline follows progress.
+        There is no read timeout: a token of a huge model on a slow disk may take minutes, and the caller has
+        a deadline that follows progress.
         """
         response = await self._client.post(
             request.path, json=dict(request.body), timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None)
@@ -116,38 +119,39 @@ class Prober:
         return response.status_code, response.content
 
     async def metrics(self) -> str | None:
-        """The server's own Prometheus text, or None if it has none to give."""
+        """The server's own Prometheus text, or None if it has none."""
         body = await self._get("/metrics", PROBE_TIMEOUT_S)
         return None if body is None else body.decode(errors="replace")
 
-    async def work(self, timeout_s: float = PROBE_TIMEOUT_S) -> ServerWork:
-        """What it says of its own work, if anything."""
+    async def progress(self, timeout_s: float = PROBE_TIMEOUT_S) -> ServerProgress:
+        """The server's progress, as far as it reports any."""
         slots = await self._get("/slots", timeout_s)
-        return read_server_work(slots, await self._get("/metrics", timeout_s))
+        return read_progress(slots, await self._get("/metrics", timeout_s))
 
-    async def window(self) -> ContextWindow | None:
-        """What one request may use, if it says so."""
+    async def context_window(self) -> ContextWindow | None:
+        """The context of one request, if the server reports it."""
         return read_window(await self._get("/slots", PROBE_TIMEOUT_S))
 
-    async def move_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
-        """Have it write a slot to the file ``name`` in its folder, or read it from there.
+    async def transfer_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
+        """Let the server write a slot to the file ``name`` in its folder, or read it from there.
 
-        As long as the caller lets it; it cannot be called back. Raises httpx.HTTPError if no answer comes.
+        Without a timeout; the server finishes even if the caller cancels. Raises httpx.HTTPError without an
+        answer.
         """
         response = await self._client.post(
             f"/slots/{number}?action={action}",
             json={"filename": name},
             timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None),
         )
-        return read_answer(response.status_code, response.content, f"n_{action}d")
+        return read_slot_answer(response.status_code, response.content, f"n_{action}d")
 
-    async def prove(self, request: WarmUpRequest) -> Proof:
-        """Ask for one token, for as long as the caller lets it. A refusal (4xx) proves that it works."""
+    async def probe_token(self, request: WarmUpRequest) -> TokenProbe:
+        """Ask for one token, without a timeout. A rejection (4xx) also shows that the server works."""
         try:
-            status, body = await self.ask(request)
+            status, body = await self.send(request)
         except httpx.HTTPError as error:
-            return Proof(not_answered(request, error))
-        return Proof(None if 400 <= status < 500 else what_is_missing(request, status, body))
+            return TokenProbe(no_response(request, error))
+        return TokenProbe(None if 400 <= status < 500 else response_problem(request, status, body))
 
     async def _get(self, path: str, timeout_s: float) -> bytes | None:
         try:

@@ -1,4 +1,4 @@
-"""What is free on the devices of a runtime, now."""
+"""The free memory on the devices of a runtime, now."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["await_freed", "devices_now"]
 
 _FREED_TIMEOUT_S = 5.0
 _FREED_POLL_S = 0.1
-_MAX_PART = 0.5  # of an estimate that there has to be of it: what was allocated is mostly less
+_MIN_FREED_SHARE = 0.5  # of the estimate, because most processes allocate less
 
 
 def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """The devices of ``runtime`` with what is free on them at this moment; none costs nothing.
+    """The devices of ``runtime`` with their free memory at this moment.
 
-    By NVML where it shows the same GPUs, else by asking the runtime again, which makes a context on each GPU
-    for a moment. Raises BrokenRuntime where that does not answer.
+    From NVML if it shows the same GPUs, else from the runtime, which creates a context on each GPU for a
+    moment. Raises BrokenRuntime if the runtime does not answer.
     """
     known = runtime.capabilities.devices
     if not known:
@@ -36,30 +36,30 @@ def devices_now(runtime: Runtime, environ: Mapping[str, str]) -> tuple[Device, .
 def await_freed(
     runtime: Runtime, environ: Mapping[str, str], before: Sequence[Device], needs: Mapping[str, int]
 ) -> bool:
-    """Wait until what a process held, by device, is free there again; ``before`` is from while it ran.
+    """Wait until the memory of an ended process is free again. ``before``: the devices while it ran.
 
-    Blocks for 5 s at most; False: it is not seen to be free by then, or nobody can tell.
+    Blocks for at most 5 s. False: the devices do not report it as free by then, or do not answer.
     """
-    held = {
-        each.name: each.free_bytes + int(needs[each.name] * _MAX_PART)
-        for each in before
-        if each.name in needs
+    expected_bytes = {
+        device.name: device.free_bytes + int(needs[device.name] * _MIN_FREED_SHARE)
+        for device in before
+        if device.name in needs
     }
 
     def is_free() -> bool:
         with contextlib.suppress(BrokenRuntime):
-            now = {each.name: each.free_bytes for each in devices_now(runtime, environ)}
-            return all(now.get(name, 0) >= wanted for name, wanted in held.items())
+            now = {device.name: device.free_bytes for device in devices_now(runtime, environ)}
+            return all(now.get(name, 0) >= wanted for name, wanted in expected_bytes.items())
         return False
 
     from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-    asking: Retrying = Retrying(
+    retrying: Retrying = Retrying(
         stop=stop_after_delay(_FREED_TIMEOUT_S),
         wait=wait_fixed(_FREED_POLL_S),
         retry=retry_if_result(lambda free: not free),
     )
     try:
-        return bool(asking(is_free))
+        return bool(retrying(is_free))
     except RetryError:
         return False

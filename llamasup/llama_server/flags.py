@@ -1,9 +1,8 @@
-"""llama-server's command line in one build's spelling: the flags of the plan and those of the user, with
-reasons.
+"""llama-server's command line in one build's spelling: the flags of the plan and of the user, with reasons.
 
-A flag that the build does not know is left out with a reason, or refused if the user gave it. It is never
-passed: one unknown flag ends llama-server at once (b11434: ``error: invalid argument``). Paths after ``--``
-are made absolute, because the child runs in another folder.
+A flag that the build does not know is left out with a reason, or rejected if the user gave it, because
+llama-server ends at once with an unknown flag (b11434: ``error: invalid argument``). Paths after ``--`` are
+made absolute, because the child runs in another folder.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.capabilities import Capabilities, Option
+from llamasup.llama_server.parsed_options import ParsedOptions, parse_options
 
 __all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
 
@@ -28,50 +28,8 @@ class Reason:
     passed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class ExtraFlag:
-    """One flag that the user gave after ``--``."""
-
-    spelling: str
-    option: Option
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExtraArgs:
-    """The llama-server arguments that the user gave, read as that build will read them."""
-
-    flags: tuple[ExtraFlag, ...] = ()
-
-    def has(self, spelling: str) -> bool:
-        return self._last(spelling) is not None
-
-    def value(self, spelling: str) -> str | None:
-        """The value of the last occurrence, which is the one that counts."""
-        flag = self._last(spelling)
-        return flag.values[0] if flag is not None and flag.values else None
-
-    def switch(self, spelling: str) -> bool:
-        """Whether a switch was given, and not taken back by its negation."""
-        flag = self._last(spelling)
-        return flag is not None and flag.spelling not in flag.option.negations
-
-    def number(self, spelling: str) -> int | None:
-        """The value as an integer. Raises UsageInvalid where it is none."""
-        value = self.value(spelling)
-        if value is None:
-            return None
-        try:
-            return int(value)
-        except ValueError:
-            raise UsageInvalid(
-                f"{spelling} needs a whole number, not {value!r}", remedy="correct the arguments after --"
-            ) from None
-
-    def _last(self, spelling: str) -> ExtraFlag | None:
-        if not self.flags:  # as in most plans, and twenty times in each
-            return None
-        return next((flag for flag in reversed(self.flags) if spelling in flag.option.spellings), None)
+ExtraArgs = ParsedOptions
+"""The user's own llama-server arguments, after ``--`` or ``extra`` in a config."""
 
 
 class CommandLine:
@@ -85,12 +43,12 @@ class CommandLine:
         *,
         only_asked: bool = False,
     ) -> None:
-        """``only_asked``: pass nothing but what is essential and what was asked for (profile plain)."""
+        """``only_asked``: pass only what is essential or what the user set (profile plain)."""
         self._argv = list(command)
         self._reasons: list[Reason] = []
         self._capabilities = capabilities
-        self._by_hand = extra_args
-        self._only_asked = only_asked
+        self._extra = extra_args
+        self._only_requested = only_asked
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -112,9 +70,9 @@ class CommandLine:
     ) -> bool:
         """Pass a flag in the first of these spellings that the build knows; ``value`` None for a switch.
 
-        ``asked`` is the user's own setting that needs the flag: without the flag that is an error.
-        ``otherwise`` says what holds in a build that does not have the flag. ``essential``: what was asked
-        for cannot be served without it. Returns whether it is passed.
+        ``asked``: the user's own setting that needs the flag, and is an error in a build without it.
+        ``otherwise``: the effect in a build without the flag. ``essential``: a setting of the user does not
+        work without it. Returns whether the flag is passed.
         """
         names = (spellings,) if isinstance(spellings, str) else spellings
         text = None if value is None else str(value)
@@ -124,45 +82,45 @@ class CommandLine:
                 raise unknown_flag(self._capabilities, names[0], asked)
             self.leave_out(names[0], otherwise or "this build does not have it", value=text)
             return False
-        if self._by_hand.has(known):
+        if self._extra.has(known):
             self.leave_out(known, "", value=text)
             return False
-        if self._only_asked and asked is None and not essential:
-            self.leave_out(known, "the profile plain passes only what is needed or was asked for", value=text)
+        if self._only_requested and asked is None and not essential:
+            self.leave_out(known, "the profile plain passes only what is needed or requested", value=text)
             return False
         self._argv += [known] if text is None else [known, text]
         self._reasons.append(Reason(known, text, reason))
         return True
 
     def leave_out(self, flag: str, reason: str, *, value: str | None = None) -> None:
-        """Say why a flag is not passed."""
-        if self._by_hand.has(flag):
-            reason = "set by hand after --"
+        """Record why a flag is not passed."""
+        if self._extra.has(flag):
+            reason = "set by the user after --"
         self._reasons.append(Reason(flag, value, f"left out: {reason}", passed=False))
 
-    def append_by_hand(self) -> None:
-        """The user's own arguments, unchanged and last: of repeated flags llama-server takes the last."""
-        for flag in self._by_hand.flags:
-            self._argv += [flag.spelling, *flag.values]
-            value = " ".join(flag.values) if flag.values else None
-            self._reasons.append(Reason(flag.spelling, value, "given by hand after --"))
+    def append_extra(self) -> None:
+        """Append the user's own arguments, unchanged: of repeated flags llama-server uses the last."""
+        for given in self._extra.options:
+            self._argv += given.words
+            value = " ".join(given.values) if given.values else None
+            self._reasons.append(Reason(given.words[0], value, "given by the user after --"))
 
 
 def asked_with(option: str, setting: object) -> str | None:
-    """For ``give``: llamasup's own option where the user set it."""
+    """For ``give``: llamasup's own option, if the user set it."""
     return None if setting is None else option
 
 
 def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInvalid:
-    """The error for something asked for by hand that the build lacks."""
+    """The error for a setting of the user that the build does not support."""
     option = capabilities.find(flag)
-    gone = option is not None and option.removed
+    is_removed = option is not None and option.removed
     nearest = capabilities.nearest(flag)
-    what = f"this llama-server ({capabilities.version}) {'no longer has' if gone else 'has no'} {flag}"
+    what = f"this llama-server ({capabilities.version}) {'no longer has' if is_removed else 'has no'} {flag}"
     if flag != asked:
-        what = f"{asked} cannot be honoured: {what}"
+        what = f"{asked} is not supported: {what}"
     if nearest is not None:
-        remedy = f"the nearest thing it has is {nearest}"
+        remedy = f"the closest option that it has is {nearest}"
     else:
         remedy = f"leave {asked} out, or use another build with --runtime"
     return UsageInvalid(what, remedy=remedy)
@@ -170,8 +128,11 @@ def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInva
 
 # --- the user's own arguments --------------------------------------------------------------------
 
-_OWNED: tuple[tuple[frozenset[str], str], ...] = (
-    (frozenset({"--host", "--port", "--reuse-port"}), "use llamasup's --host and --port: clients talk to it"),
+_RESERVED: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"--host", "--port", "--reuse-port"}),
+        "use llamasup's --host and --port, where clients connect",
+    ),
     (frozenset({"--api-key", "--api-key-file"}), "use llamasup's --api-key-file or $LLAMASUP_API_KEY"),
     (
         frozenset({"-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"})
@@ -189,51 +150,44 @@ _OWNED: tuple[tuple[frozenset[str], str], ...] = (
     ),
     (
         frozenset({"--models-dir", "--models-preset", "--models-max", "--models-autoload"}),
-        "llamasup runs one model: start it once for each",
+        "llamasup runs one model per llama-server; for several models, use llamasup serve",
     ),
     (
         frozenset({"-h", "--help", "--usage", "--version", "--list-devices", "-cl", "--cache-list"})
         | {"--completion-bash"},
-        "it prints and exits: run it with llama-server itself",
+        "it makes llama-server print and exit: run llama-server itself with it",
     ),
 )
 
 
 def read_extra(capabilities: Capabilities, extra: tuple[str, ...]) -> ExtraArgs:
-    """The user's llama-server arguments, option by option. Raises UsageInvalid for what cannot work."""
-    flags: list[ExtraFlag] = []
-    words = list(extra)
-    while words:
-        spelling = words.pop(0)
-        name, equals, _ = spelling.partition("=")
-        if not spelling.startswith("-"):
-            after = f" after {flags[-1].spelling}" if flags else ""
+    """Parse the user's llama-server arguments. Raises UsageInvalid for what cannot work."""
+    parsed = parse_options(extra, capabilities)
+    for number, given in enumerate(parsed):
+        word = given.words[0]
+        name, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            after = f" after {parsed[number - 1].words[0]}" if number else ""
             raise UsageInvalid(
-                f"{spelling!r}{after} is no option of llama-server", remedy="options start with -"
+                f"{word!r}{after} is not an option of llama-server", remedy="options start with -"
             )
         option = capabilities.find(name)
-        _refuse_owned(name, option)
+        _refuse_reserved(name, option)
         if option is None or option.removed:
             raise _refusal(capabilities, name, option)
         if equals:
-            raise UsageInvalid(
-                f"llama-server does not read {spelling!r}", remedy=f"write {name} {spelling[len(name) + 1 :]}"
-            )
-        values, words = tuple(words[: option.arity]), words[option.arity :]
-        if len(values) < option.arity:
-            raise UsageInvalid(
-                f"{spelling} needs a value ({option.argument})", remedy="add it after the flag"
-            )
-        flags.append(ExtraFlag(spelling, option, values))
-    return ExtraArgs(tuple(flags))
+            raise UsageInvalid(f"llama-server does not accept {word!r}", remedy=f"write {name} {value}")
+        if given.option is None:
+            raise UsageInvalid(f"{word} needs a value ({option.argument})", remedy="add it after the flag")
+    return ExtraArgs(parsed)
 
 
-def _refuse_owned(name: str, option: Option | None) -> None:
+def _refuse_reserved(name: str, option: Option | None) -> None:
     spellings = {name.replace("_", "-"), *(option.spellings if option else ())}
-    for owned, instead in _OWNED:
-        if spellings & owned:
-            raise UsageInvalid(f"{name} is llamasup's to set", remedy=instead)
-    # "--fim-qwen-7b-default" and its like name a model, and a port of their own.
+    for reserved, instead in _RESERVED:
+        if spellings & reserved:
+            raise UsageInvalid(f"{name} is not allowed after --", remedy=instead)
+    # "--fim-qwen-7b-default" and similar options name a model, and a port of their own.
     if option is not None and "can download weights" in option.description:
         raise UsageInvalid(
             f"{name} makes llama-server download a model",
@@ -258,27 +212,27 @@ def with_absolute_paths(
 ) -> tuple[str, ...]:
     """The user's llama-server arguments with ``resolve`` applied to every path in them.
 
-    Whether a path exists is not asked: llama-server then names the place that was meant.
-    Raises UsageInvalid as ``read_extra`` does.
+    A missing path is no error here: llama-server reports it. Raises UsageInvalid as ``read_extra`` does.
     """
     words: list[str] = []
-    for flag in read_extra(capabilities, extra).flags:
-        words.append(flag.spelling)
-        for value, placeholder in zip(flag.values, flag.option.argument_words, strict=True):
+    for given in read_extra(capabilities, extra).options:
+        assert given.option is not None
+        words.append(given.words[0])
+        for value, placeholder in zip(given.values, given.option.argument_words, strict=True):
             is_path = _IS_PATH.search(placeholder) is not None
-            words.append(_resolved(value, placeholder, flag.option, resolve) if is_path else value)
+            words.append(_resolve_value(value, placeholder, given.option, resolve) if is_path else value)
     return tuple(words)
 
 
-def _resolved(value: str, placeholder: str, option: Option, resolve: Callable[[str], str]) -> str:
+def _resolve_value(value: str, placeholder: str, option: Option, resolve: Callable[[str], str]) -> str:
     several = placeholder.endswith(",...") or "comma-separated" in option.description
     return ",".join(
-        _one(part, resolve, scaled=":SCALE" in placeholder)
+        _resolve_scaled(part, resolve, scaled=":SCALE" in placeholder)
         for part in (value.split(",") if several else [value])
     )
 
 
-def _one(path: str, resolve: Callable[[str], str], *, scaled: bool) -> str:
+def _resolve_scaled(path: str, resolve: Callable[[str], str], *, scaled: bool) -> str:
     scale = _SCALE.search(path) if scaled else None
     name, rest = (path[: scale.start()], scale[0]) if scale else (path, "")
     return resolve(name) + rest if name else path

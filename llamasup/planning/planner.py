@@ -22,7 +22,7 @@ from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.llama_server.settings import Settings
-from llamasup.llama_server.slots.flags import SlotHome
+from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.admission import refusal
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.facts import Launch, with_name

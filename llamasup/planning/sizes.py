@@ -119,7 +119,9 @@ def choose_sizes(
         projector and projector.file_bytes,
     )
     moved = tuple(
-        (flag.option.spellings[0], *flag.values) for flag in extra_args.flags if flag.spelling in _MOVE_MEMORY
+        (given.option.spellings[0], *given.values)
+        for given in extra_args.options
+        if given.option is not None and given.words[0] in _MOVE_MEMORY
     )
     if settings.adapters:
         moved += (settings.adapters,)

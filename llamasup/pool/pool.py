@@ -236,7 +236,7 @@ class Pool:
             self._policy_for(managed, sized),
             self._tasks,
             share=lambda: share_of(sized.spec, self.remaining_for(managed)),
-            when_measured=lambda: self._on_measured(managed),
+            on_measured=lambda: self._on_measured(managed),
         )
 
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:

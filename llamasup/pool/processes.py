@@ -44,7 +44,7 @@ class Runners:
         tasks: asyncio.TaskGroup,
         *,
         share: Callable[[], MemoryBudget],
-        when_measured: Callable[[], None],
+        on_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
         """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
         made: list[InstanceRunner] = []
@@ -64,7 +64,7 @@ class Runners:
                 # No model name contains ~, but another model may be named tiny.1.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
-                when_measured=when_measured,
+                on_measured=on_measured,
                 awaits_memory=True,
             )
             managed.served.add(runner)

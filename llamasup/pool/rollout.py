@@ -223,7 +223,7 @@ async def _start_new(pool: Pool, managed: ManagedModel, sized: SizedModel) -> Ll
     """Start the processes. If none becomes ready, drop them and return the error, if there is one."""
     managed.sized = sized
     managed.runners = new = pool.make_runners(managed, sized)
-    for taken in [runner.take(StartRequested()) for runner in new]:  # all starts come before any stop
+    for taken in [runner.submit(StartRequested()) for runner in new]:  # all starts come before any stop
         await taken
     instances = [await runner.until(is_ready_or_settled) for runner in new]
     if any(instance.state is State.READY for instance in instances):

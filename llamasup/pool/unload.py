@@ -23,7 +23,7 @@ async def stop_all(runners: Iterable[InstanceRunner]) -> None:
     """Drain and stop all of them at the same time. Returns when all are settled."""
 
     async def stop_one(runner: InstanceRunner) -> None:
-        await runner.take(StopRequested())
+        await runner.submit(StopRequested())
         await runner.until(is_settled)
 
     async with asyncio.TaskGroup() as tasks:

@@ -324,7 +324,7 @@ class Exchange:
         if self.over or self._requeue():
             return
         error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
-        if not self.status and self._waiting is not None and (verdict := self._waiting.unqueueable_reason()):
+        if not self.status and self._waiting is not None and (verdict := self._waiting.verdict()):
             error = verdict  # the model does not return: its remedy is more useful than the reason of the end
         self._fail(error, "revoked")
 

@@ -166,7 +166,7 @@ class HostedModels:
         try:
             failed = await self.backend.preload()
         finally:
-            self._bus.forget(hear)
+            self._bus.unsubscribe(hear)
         self._tell_crowded_out(left, failed)
         for error in failed.values():
             if self._insists:

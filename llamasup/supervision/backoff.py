@@ -1,4 +1,4 @@
-"""How long to wait before the next start, and when to stop trying (S2, S3)."""
+"""The delay before the next start of a server that crashed, and when restarts stop (S2, S3)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 __all__ = ["HALF_OPEN_S", "RestartPolicy", "recent_crashes", "restart_delay_s"]
 
 HALF_OPEN_S = 300.0
-"""Between two tries of a service that is to live long (S3)."""
+"""Interval of the single starts after a crash loop, for services that run unattended (S3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,25 +17,25 @@ class RestartPolicy:
     first_delay_s: float = 0.5
     longest_delay_s: float = 30.0
     jitter: float = 0.2
-    """Share by which a delay varies either way, so that several servers do not restart in step."""
+    """Relative variation of a delay in both directions, so that several servers do not restart in step."""
     window_s: float = 600.0
-    """Crashes older than this are forgotten: ten minutes of health start the count anew."""
+    """Older crashes do not count."""
     most_crashes: int = 5
     """More than this many crashes within the window are a crash loop."""
     half_open_s: float | None = None
-    """After a crash loop one start is tried at this interval (``HALF_OPEN_S``); None: never."""
+    """After a crash loop, one start is tried at this interval; None: never."""
 
 
 def recent_crashes(crashes: tuple[float, ...], now_s: float, policy: RestartPolicy) -> tuple[float, ...]:
-    """Those of ``crashes`` (times in seconds, oldest first) that still count at ``now_s``."""
+    """The ``crashes`` (times in seconds, oldest first) that still count at ``now_s``."""
     return tuple(at_s for at_s in crashes if now_s - at_s < policy.window_s)
 
 
 def restart_delay_s(crashes: int, *, was_ready: bool, roll: float, policy: RestartPolicy) -> float:
     """The delay before the restart that follows the ``crashes``-th recent crash (1 for the first).
 
-    The first crash of a server that had been ready is answered at once: it is most likely a single
-    bad request, and people are waiting. ``roll`` is uniform in [0, 1).
+    After the first crash of a server that had been ready the delay is 0: the cause is most likely a single
+    bad request, and clients are waiting. ``roll`` is uniform in [0, 1).
     """
     exponent = crashes - 2 if was_ready else crashes - 1
     if exponent < 0:

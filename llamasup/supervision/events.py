@@ -1,4 +1,4 @@
-"""What llamasup tells the world: one value per happening, and the bus that carries it.
+"""The public events of llamasup, and the bus that delivers them.
 
 The JSON shapes are the public contract (docs/design.md, Events); fields may be added, never renamed.
 """
@@ -45,7 +45,7 @@ class StateChanged:
 
 @dataclass(frozen=True, slots=True)
 class ServerExited:
-    """A child ended unasked. ``exit`` is None where it was ended for being of no use (hung, no token)."""
+    """A child ended unexpectedly. ``exit`` is None if llamasup killed it (it hung, or gave no token)."""
 
     model: str
     generation: int
@@ -56,7 +56,7 @@ class ServerExited:
 
 @dataclass(frozen=True, slots=True)
 class ServerWarned:
-    """A child will serve, but not as it was asked to."""
+    """A child serves, but not everything works as configured."""
 
     model: str
     generation: int
@@ -77,7 +77,7 @@ class ModelUnloading:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailed:
-    """A model that was asked for cannot be started: no server of it ever was, else ``ServerExited`` tells."""
+    """A requested model cannot be started, and no server of it ran (then there is ``ServerExited``)."""
 
     model: str
     error: LlamasupError
@@ -85,10 +85,7 @@ class LoadFailed:
 
 @dataclass(frozen=True, slots=True)
 class Downloading:
-    """A model that was asked for is on its way here; told some times a second.
-
-    ``total_bytes`` None: not known.
-    """
+    """The progress of a model's download, published some times a second. ``total_bytes`` None: unknown."""
 
     model: str
     done_bytes: int
@@ -98,7 +95,7 @@ class Downloading:
 
 @dataclass(frozen=True, slots=True)
 class ModelsChanged:
-    """The config was read again, or the folders have changed, and with them what is served: ``models``."""
+    """A reload or a change in the folders changed the served models, which now are ``models``."""
 
     changes: Changes
     models: tuple[str, ...]
@@ -106,14 +103,14 @@ class ModelsChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConfigRejected:
-    """The config was read again and is not taken; all is as it was."""
+    """A reload found an invalid config; the previous one stays in effect."""
 
     error: LlamasupError
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Every model that was asked for at the start serves requests."""
+    """Every model that was to be loaded at the start serves requests."""
 
     address: Address
     pid: int
@@ -139,9 +136,9 @@ PublishedEvent = (
 )
 
 
-def as_json(notice: PublishedEvent) -> Mapping[str, Any]:
-    """The public object of a happening."""
-    match notice:
+def as_json(event: PublishedEvent) -> Mapping[str, Any]:
+    """The public JSON object of an event."""
+    match event:
         case StateChanged(model, state, generation):
             return _object("state", model=model, state=state.value, generation=generation)
         case ServerExited(model, generation, exit_, diagnosis, restart_in_s):
@@ -173,13 +170,13 @@ def as_json(notice: PublishedEvent) -> Mapping[str, Any]:
             details = list(error.details)
             return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
         case Ready(address, pid, models):
-            return _object("ready", url=address.url, **_place(address), pid=pid, models=list(models))
+            return _object("ready", url=address.url, **_host_and_port(address), pid=pid, models=list(models))
         case Stopped():  # pragma: no branch - the last kind
             return _object("stopped")
 
 
-def _place(address: Address) -> Mapping[str, Any]:
-    """Of a Unix socket the path is what llama-server calls the host; the port has no meaning there."""
+def _host_and_port(address: Address) -> Mapping[str, Any]:
+    """The host of a Unix socket is its path, as in llama-server's options; it has no port."""
     if isinstance(address, TcpAddress):
         return {"host": address.host, "port": address.port}
     return {"host": address.path, "port": None}
@@ -202,16 +199,16 @@ def _object(event: str, **fields: Any) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class Bus:
-    """Hands every happening to every listener, in order, at once."""
+    """Calls every listener with every event, in order and at once."""
 
     _listeners: list[Callable[[PublishedEvent], None]] = field(default_factory=list)
 
     def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
         self._listeners.append(listener)
 
-    def forget(self, listener: Callable[[PublishedEvent], None]) -> None:
+    def unsubscribe(self, listener: Callable[[PublishedEvent], None]) -> None:
         self._listeners.remove(listener)
 
-    def publish(self, notice: PublishedEvent) -> None:
-        for listener in tuple(self._listeners):  # one may come or go while it is told
-            listener(notice)
+    def publish(self, event: PublishedEvent) -> None:
+        for listener in tuple(self._listeners):  # a listener may subscribe or unsubscribe here
+            listener(event)

@@ -1,4 +1,4 @@
-"""What is told of an instance that has failed for good, or for now."""
+"""The error for an instance that failed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _LACKS_MEMORY = frozenset({DoesNotFit.cause, *OUT_OF_MEMORY})
 
 
 def lacks_memory(error: LlamasupError) -> bool:
-    """Whether it was refused or ended for want of memory, whoever found that: there may soon be more."""
+    """Whether memory was too small (as llamasup, llama-server or the kernel found), which may pass."""
     return error.cause in _LACKS_MEMORY
 
 
 def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | GaveUp:
-    """``exit_code`` is what the child ended with, where we are to end with the same."""
+    """``exit_code``: the child's own, if llamasup has to end with the same one."""
     diagnosis = last.last
     if diagnosis is None:
-        return GaveUp("llama-server failed.")
+        return GaveUp("llama-server failed for an unknown reason.", remedy="See its log: llamasup logs.")
     if diagnosis.deterministic:
         return ServerFailed(
             diagnosis.message,
@@ -30,7 +30,7 @@ def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | G
             lines=diagnosis.lines,
         )
     return GaveUp(
-        f"Gave up after {len(last.crashes)} crashes. The last one: {diagnosis.message}",
+        f"Gave up after {len(last.crashes)} crashes of llama-server. The last one: {diagnosis.message}",
         remedy=diagnosis.remedy,
         lines=diagnosis.lines,
     )

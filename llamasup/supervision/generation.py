@@ -1,7 +1,7 @@
-"""One generation of an instance: a child and everything that lives and dies with it.
+"""One generation of an instance: a child with its log, its endpoint and its tasks.
 
-It starts the child, hears its log, sees its end and clears away what it leaves. What it finds out it tells as
-events of ``core.instance``. What follows from them, and when a child is to start or to end, it never decides.
+``begin`` plans and spawns the child. ``Generation`` reads its log, waits for its exit, cleans up after it,
+and posts the events of ``states.py``. The table decides when a child starts and ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
-from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFailure, Warned, read_line
+from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
 from llamasup.queueing.endpoint import Endpoint
-from llamasup.supervision import states as core
+from llamasup.supervision import states
 from llamasup.supervision.events import Bus, ServerWarned
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.states import Event, Policy
@@ -39,8 +39,8 @@ _MAX_SIZE_LINES: Final = 400
 class GenerationContext:
     """What an instance gives to each of its generations.
 
-    ``post`` takes the events. ``policy`` and ``phase`` are asked anew each time: both change while a child
-    lives. ``endpoint`` makes the one of a generation. ``when_measured`` hears that ``planner`` has learned.
+    ``post`` takes the events. ``policy`` and ``phase`` are functions because both change during a generation.
+    ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
     """
 
     model: str
@@ -51,7 +51,7 @@ class GenerationContext:
     cwd: Path | None
     log_path: Path | None
     log_passed_on: Callable[[list[bytes]], None] | None
-    when_measured: Callable[[], None] | None
+    on_measured: Callable[[], None] | None
     endpoint: Callable[[int, ChildPlan], Endpoint]
     post: Callable[[Event], None]
     policy: Callable[[], Policy]
@@ -61,7 +61,7 @@ class GenerationContext:
 class Generation:
     """The child number ``number`` of an instance, with its log, its endpoint and its tasks (in ``group``).
 
-    ``kills`` is how many the kernel had killed for want of memory when the child began.
+    ``oom_kills_before``: the kernel's count of out-of-memory kills when the child started.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Generation:
         context: GenerationContext,
         group: asyncio.TaskGroup,
         *,
-        kills: int,
+        oom_kills_before: int,
     ) -> None:
         self.number = number
         self.plan = plan
@@ -86,26 +86,26 @@ class Generation:
         )
         self.endpoint = context.endpoint(number, plan)
         self.exit: Exit | None = None
-        """Known as soon as its end is seen: what it leaves is cleared away before that is told."""
+        """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
         self.log_ready = asyncio.Event()
-        """Its log said that it listens."""
+        """Set when the log says that the child listens."""
         self.size_lines: list[str] = []
-        """What the child said about its memory while it started."""
+        """Log lines about the child's memory, for ``memory_log``."""
         self.warm_up_s = 0.0
-        """What its first token took."""
+        """The time of the first token."""
         self._group = group
-        self._kills = kills
+        self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
-        self._slots: asyncio.Task[None] | None = None  # has what they hold saved or restored
+        self._slots: asyncio.Task[None] | None = None  # saves or restores slots
 
     def watch(self) -> None:
-        """From now on its log is heard and its end is seen."""
-        self.pump.watch(TELLING, self._hear)
+        """Start to read the log and to wait for the exit."""
+        self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
-        self.post(core.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+        self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
 
     def rename(self, context: GenerationContext) -> None:
-        """Its model has another name, and ``around`` says which."""
+        """Take over the model's new name from ``context``."""
         self.context = context
         self.endpoint.model = context.model
 
@@ -113,54 +113,54 @@ class Generation:
         self.context.post(event)
 
     def prober(self) -> Prober:
-        """For asking the child itself."""
+        """A client of the child."""
         return self.context.prober(self.plan)
 
     def warn(self, message: str, remedy: str = "") -> None:
-        """Tell people of something that it can live with."""
+        """Publish a problem that does not end the child."""
         self.context.bus.publish(ServerWarned(self.context.model, self.number, message, remedy))
 
-    # --- what it does
+    # --- tasks
 
     def start(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
-        """A task that ends with the child, at the latest."""
+        """Start a task that ends with the child at the latest."""
         name = f"{self.context.model}/{self.number}/{work.__name__}"
         task = self._group.create_task(work(self), name=name)
         self._tasks.append(task)
         return task
 
-    def move_slots(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
-        """``start`` what has them saved or restored, in place of what did."""
+    def start_slot_transfer(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
+        """``start`` a save or a restore, and cancel the one before it."""
         self.cancel_slot_transfer()
         self._slots = self.start(work)
 
     def cancel_slot_transfer(self) -> None:
-        """Wait no longer for them: it would not end while it is asked for something (b11434)."""
+        """Stop a save or a restore: llama-server does not exit while it works on a request (b11434)."""
         if self._slots is not None:
             self._slots.cancel()
 
     def close(self, reason: str) -> None:
-        """End what is in flight with ``reason``, and what moves its slots."""
+        """End the running requests with ``reason``, and a slot transfer."""
         self.endpoint.close(reason)
         self.cancel_slot_transfer()
 
-    # --- what is heard of it
+    # --- its log
 
-    def _hear(self, line: str) -> None:
+    def _read_line(self, line: str) -> None:
         match read_line(line):
             case Ready():
                 self.log_ready.set()
             case StartupFailure(diagnosis) if self.plan.checked:
-                self.post(core.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
+                self.post(states.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
             case Warned(message, remedy):
                 self.warn(message, remedy)
-            case SizeTold() if len(self.size_lines) < _MAX_SIZE_LINES:
+            case SizeLogged() if len(self.size_lines) < _MAX_SIZE_LINES:
                 self.size_lines.append(line)
             case _:
                 pass
 
     def _adjusted(self, diagnosis: Diagnosis) -> Diagnosis:
-        """With what the next start does differently, if a smaller plan may help (S5)."""
+        """Add what the next start changes, if a smaller plan may help (S5)."""
         return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
 
     # --- its end
@@ -170,7 +170,7 @@ class Generation:
         self.exit = exit_
         phase = self.context.phase()
         if self._slots is not None:
-            # Its connection has gone as well, and what it says of that belongs before the end.
+            # Its connection is closed, too, and its warning belongs before the exit.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
         for task in self._tasks:
             task.cancel()
@@ -179,29 +179,29 @@ class Generation:
             exit_,
             self.pump.tail(),
             phase=phase,
-            asked=phase == "stopping",
-            oom_killed=oom_kills() > self._kills,
+            requested=phase == "stopping",
+            oom_killed=oom_kills() > self._oom_kills_before,
         )
         if phase == "starting":
             diagnosis = self._adjusted(diagnosis)
-        self.post(core.Exited(self.number, diagnosis))
+        self.post(states.Exited(self.number, diagnosis))
 
     async def clean_up(self) -> None:
-        """What a child leaves that is ours: its pipe and its socket; and what it started and left alone."""
+        """Close the child's pipe, remove its socket, and end the processes that it left behind."""
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)
 
     async def kill(self) -> None:
-        """The way out when the instance itself is cancelled: no drain, no politeness, but nothing left."""
-        self.endpoint.close("the supervisor is ending")
+        """Kill the child without a drain and clean up, because the instance is cancelled."""
+        self.endpoint.close("llamasup is ending")
         self.child.kill_group()
         await _shielded(self.child.wait(), _REAP_TIMEOUT_S)
         await _shielded(self.clean_up(), PUMP_TIMEOUT_S)
 
 
 async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
-    """Finish ``work`` although we are being cancelled, but not for ever."""
+    """Finish ``work`` although this task is being cancelled, within ``timeout_s``."""
     future = asyncio.ensure_future(work)  # noqa: TID251 (owned right here)
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -222,22 +222,22 @@ async def begin(
     context: GenerationContext,
     group: asyncio.TaskGroup,
     *,
-    wanted: Callable[[], bool],
+    is_wanted: Callable[[], bool],
     first: bool,
 ) -> Generation | Diagnosis:
-    """Plan it and spawn its child: a generation that lives, or why there is none.
+    """Plan and spawn a child. Returns the running generation, or why it was not started.
 
-    The plan in a thread, since devices may have to be asked; the spawn in this one (PDEATHSIG), unless it is
-    not ``wanted`` any more by then. ``first``: nothing has served yet.
+    The plan is made in a thread, since it may query devices. The spawn is in this thread (PDEATHSIG), and
+    only if ``is_wanted`` still holds. ``first``: no child has served yet.
     """
     try:
         plan: ChildPlan = await asyncio.to_thread(context.planner.plan, number)
-        if not wanted():
+        if not is_wanted():
             return _NOT_STARTED
-        # A cleaner of temporary folders may have taken it; without it no child can start again.
+        # A cleaner of temporary folders may have removed it.
         context.work_folder.mkdir(mode=0o700, exist_ok=True)
         _remove_socket(plan.address)
-        kills = oom_kills()
+        oom_kills_before = oom_kills()
         cwd = context.cwd or context.work_folder
         child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder)
     except LlamasupError as error:
@@ -245,21 +245,21 @@ async def begin(
     except OSError as error:
         return _as_diagnosis(_spawn_error(error), first=True)
     try:
-        generation = Generation(number, plan, child, context, group, kills=kills)
+        generation = Generation(number, plan, child, context, group, oom_kills_before=oom_kills_before)
         generation.watch()
     except BaseException:
-        # Nobody would know of it.
+        # Nothing else would end the child.
         child.kill_group()
         child.poll()
         raise
     return generation
 
 
-_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: the stop came first.", "", (), False, 0)
+_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came first.", "", (), False, 0)
 
 
 def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
-    """``first``: nothing served yet. What fitted before may fit again, once its memory is free (#97)."""
+    """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
     deterministic = first or not isinstance(error, DoesNotFit)
     lines = (*error.details, *error.lines)
     return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
@@ -268,5 +268,5 @@ def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
 def _spawn_error(error: OSError) -> LlamasupError:
     return BrokenRuntime(
         f"llama-server could not be started: {error.strerror or error}",
-        remedy="Check limits on processes and open files (ulimit -a).",
+        remedy="Check the limits on processes and open files (ulimit -a).",
     )

@@ -1,15 +1,15 @@
-"""Whether a server that is ready still lives: what to look at, and what follows from what was seen.
+"""Whether a ready server still makes progress: which checks to make, and what their results mean.
 
-Decides only; ``runtime.watch`` looks. Two ways to be of no use although the process runs:
+``probes.py`` makes the checks. A server whose process runs can fail in two ways:
 
-- *unresponsive*: ``/health`` is not answered. Skipped while the proxy sees the server work.
-- *wedged*: ``/health`` says 200, but what is in flight does not move, or every answer is an error (llama.cpp
-  #27388, #27505, #23268, #13281). That is only a suspicion: one token is asked for, and only if it does not
-  come either is the server condemned.
+- *unresponsive*: it does not answer ``/health``. Not checked while the proxy sees its responses arrive.
+- *wedged*: ``/health`` answers 200, but running requests make no progress, or every answer is an error
+  (llama.cpp #27388, #27505, #23268, #13281). Then llamasup asks for one token; without a token the server
+  has failed.
 
-What is no hang: a slow model (what it once took between two tokens it may take again), a long prompt (b11434
-shows progress once per batch of 2,048 tokens, which is minutes on a CPU; all that can be seen meanwhile is
-that the process works), a client that does not read, a ping.
+These are not hangs: a slow model (a pause as long as an earlier one is normal), a long prompt (b11434 shows
+progress once per batch of 2,048 tokens, which is minutes on a CPU; until then only the CPU time of the
+process shows that it works), and a client that does not read.
 """
 
 from __future__ import annotations
@@ -17,50 +17,58 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from llamasup.llama_server.answers import Health, ServerProgress, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.health import Health, Proof
-from llamasup.llama_server.progress import ServerWork
 from llamasup.system.hardware.facts import CpuUsage
 
-__all__ = ["LivenessPolicy", "Look", "Need", "Order", "Traffic", "Vigil", "judge", "needs"]
+__all__ = [
+    "Action",
+    "Checks",
+    "LivenessPolicy",
+    "LivenessState",
+    "Observation",
+    "Traffic",
+    "assess",
+    "required_checks",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessPolicy:
-    """Every number of the watch. Times in seconds."""
+    """All times in seconds."""
 
     interval_s: float = 5.0
-    """Between two looks. One costs 0.4 ms of CPU (measured), so an idle supervisor spends 0.01 % on it."""
+    """Between two checks. A check costs 0.4 ms of CPU (measured): 0.01 % for an idle supervisor."""
     health_timeout_s: float = 2.0
     """b11434 answers within 1 ms, in the middle of a batch and with 200 requests open too."""
-    most_misses: int = 3
+    max_missed_checks: int = 3
     stall_s: float = 60.0
-    """In flight, past the prompt, and nothing moves. The slowest machines that people use give a token in
-    some seconds; those that do not are covered by ``pace``."""
-    pace: float = 4.0
-    """A pause is suspicious only when it is this many times the longest that was survived."""
+    """Limit without progress after the prompt. Even slow machines compute a token in some seconds;
+    ``pause_factor`` covers slower ones."""
+    pause_factor: float = 4.0
+    """A pause is suspicious only if it is this many times the longest that ended by itself."""
     prefill_stall_s: float = 180.0
-    """At a prompt, and the process does nothing: it waits for a device, which takes no longer than this for a
-    batch of 2,048 tokens, were it as slow as 11 tokens a second."""
+    """Limit at a prompt while the process is idle and waits for a device: a batch of 2,048 tokens at 11
+    tokens a second."""
     busy_prefill_stall_s: float = 1800.0
-    """At a prompt, and the process works: 2,048 tokens at one a second, the pace of a model far too large for
-    its CPU. Not without limit, since a device wait that spins looks the same."""
+    """Limit at a prompt while the process works: 2,048 tokens at one a second, the speed of a model far too
+    large for its CPU. There is a limit because a process that spins on a device looks the same."""
     busy_cores: float = 0.1
-    """A process works if it uses this much of a core; one that is stopped or waits uses nothing."""
+    """A process that uses this much of a core works; a stopped or waiting one uses nothing."""
     busy_read_bytes_s: float = 1e6
-    """Or reads this fast: a model larger than memory comes from the disk for every batch."""
-    most_failures: int = 3
-    """Answers of 500 and more, in a row."""
-    proof_timeout_s: float = 30.0
+    """A process that reads this fast works, too: a model larger than memory is read again for every batch."""
+    max_failures: int = 3
+    """Consecutive answers with status 500 or above."""
+    token_timeout_s: float = 30.0
     ping_bytes: int = 16
-    """Per request and look: a ping is 8 bytes in its frame, one in 30 s (b11434). The smallest event that
-    holds a token is larger."""
+    """Per request and check: a ping is 8 bytes in its frame, one in 30 s (b11434). An event with a token is
+    larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What the proxy has seen: requests in flight, bytes of bodies, answers that hold what the model made,
-    and how many since the last of those were 500 and more."""
+    """The proxy's counts: requests in flight, body bytes, answers with output of the model, and the
+    consecutive failures (status 500 or above) after the last of these."""
 
     in_flight: int = 0
     bytes_relayed: int = 0
@@ -69,201 +77,207 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What was seen at ``at_s``. None: not asked, or no answer."""
+class Observation:
+    """The results of the checks at ``at_s``. None: not checked, or no answer."""
 
     at_s: float
     traffic: Traffic
     health: Health | None = None
-    work: ServerWork | None = None
+    progress: ServerProgress | None = None
     cpu_usage: CpuUsage | None = None
-    proof: Proof | None = None
+    probe: TokenProbe | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Vigil:
-    """What is kept from look to look."""
+class LivenessState:
+    """The memory of the watch from one check to the next."""
 
     at_s: float
     stalled_s: float = 0.0
-    """How long requests have been in flight since anything last moved. A client that gives up ends nothing:
-    those who wait 30 s and try again would hide a wedge for ever."""
+    """How long requests have been in flight since the last progress. A client that disconnects does not
+    reset it: clients that give up after 30 s and try again would hide a wedged server."""
     idle_s: float = 0.0
-    """For how much of that, up to now, the process has done nothing."""
+    """How much of that the process has been idle, up to now."""
     longest_pause_s: float = 0.0
-    """Of those outside a prefill, after which it went on; at first, what the warm-up took."""
-    misses: int = 0
+    """The longest pause outside a prefill that ended by itself; at first, the time of the warm-up."""
+    missed_checks: int = 0
     traffic: Traffic = Traffic()
-    work: ServerWork | None = None
+    progress: ServerProgress | None = None
     cpu_usage: CpuUsage | None = None
     decoding: bool = True
-    """Whether in this pause the slots have always said that nobody is at a prompt."""
-    suspected_at_s: float | None = None
-    """Since when a proof is awaited."""
-    excused: int = 0
-    """Failures in a row that a proof has made good."""
+    """Whether no slot has been at a prompt during this pause."""
+    probing_since_s: float | None = None
+    """When the running token probe began."""
+    forgiven_failures: int = 0
+    """Consecutive failures before the last successful token probe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
-    """What the next look has to ask for."""
+class Checks:
+    """Which checks to make next."""
 
     health: bool
-    work: bool
+    progress: bool
 
 
-class Order(Enum):
+class Action(Enum):
     NOTHING = "nothing"
-    PROVE = "prove"  # ask for one token
-    DROP_PROOF = "drop the proof"  # what was suspected moves again
+    PROBE = "probe"  # ask for one token
+    CANCEL_PROBE = "cancel the probe"  # the requests make progress again
 
 
-def needs(vigil: Vigil, traffic: Traffic, policy: LivenessPolicy) -> Need:
-    """As little as will do: nothing of a server that is seen to work, ``/health`` of an idle one."""
-    if _flows(vigil.traffic, traffic, policy):
-        return Need(health=False, work=False)
-    return Need(health=True, work=traffic.in_flight > 0)
+def required_checks(state: LivenessState, traffic: Traffic, policy: LivenessPolicy) -> Checks:
+    """As few as possible: none while responses arrive, and only ``/health`` of an idle server."""
+    if _has_traffic(state.traffic, traffic, policy):
+        return Checks(health=False, progress=False)
+    return Checks(health=True, progress=traffic.in_flight > 0)
 
 
-def judge(vigil: Vigil, look: Look, policy: LivenessPolicy) -> tuple[Vigil, Order | Diagnosis]:
-    """What to do after a look; a Diagnosis condemns the server."""
-    busy = _is_busy(vigil, look, policy)
-    moved = _moved(vigil, look, policy)
-    vigil = replace(
-        _after_pause(vigil, look) if moved else _in_pause(vigil, look, busy=busy),
-        at_s=look.at_s,
-        misses=_misses(vigil, look, busy=busy),
-        traffic=look.traffic,
-        cpu_usage=look.cpu_usage,
-        excused=min(vigil.excused, look.traffic.failures),
+def assess(
+    state: LivenessState, observed: Observation, policy: LivenessPolicy
+) -> tuple[LivenessState, Action | Diagnosis]:
+    """What to do after a check; a Diagnosis means that the server has failed."""
+    busy = _is_busy(state, observed, policy)
+    progressed = _made_progress(state, observed, policy)
+    state = replace(
+        _after_pause(state, observed) if progressed else _in_pause(state, observed, busy=busy),
+        at_s=observed.at_s,
+        missed_checks=_count_misses(state, observed, busy=busy),
+        traffic=observed.traffic,
+        cpu_usage=observed.cpu_usage,
+        forgiven_failures=min(state.forgiven_failures, observed.traffic.failures),
     )
-    if vigil.misses >= policy.most_misses:
-        return vigil, _unresponsive(look, policy)
-    if vigil.misses:
-        return vigil, Order.NOTHING  # the next looks tell more than a token that cannot come
-    # Each proof buys twice as many errors: a client that asks for what cannot be (501) goes on doing so.
-    failing = look.traffic.failures >= max(policy.most_failures, 2 * vigil.excused)
-    if vigil.suspected_at_s is not None:
-        return _judge_suspect(vigil, look, policy, cleared=moved and not failing)
-    if failing or _is_stalled(vigil, policy):
-        return replace(vigil, suspected_at_s=look.at_s), Order.PROVE
-    return vigil, Order.NOTHING
+    if state.missed_checks >= policy.max_missed_checks:
+        return state, _unresponsive(observed, policy)
+    if state.missed_checks:
+        return state, Action.NOTHING  # without /health a token probe would only fail
+    # Each successful probe doubles the limit: a client may go on sending unsupported requests (501).
+    failing = observed.traffic.failures >= max(policy.max_failures, 2 * state.forgiven_failures)
+    if state.probing_since_s is not None:
+        return _assess_probe(state, observed, policy, resumed=progressed and not failing)
+    if failing or _is_stalled(state, policy):
+        return replace(state, probing_since_s=observed.at_s), Action.PROBE
+    return state, Action.NOTHING
 
 
-def _judge_suspect(
-    vigil: Vigil, look: Look, policy: LivenessPolicy, *, cleared: bool
-) -> tuple[Vigil, Order | Diagnosis]:
-    assert vigil.suspected_at_s is not None
-    if look.proof is not None and look.proof.missing is None:
-        excused = look.traffic.failures
-        return replace(vigil, suspected_at_s=None, stalled_s=0.0, idle_s=0.0, excused=excused), Order.NOTHING
-    if cleared:
-        return replace(vigil, suspected_at_s=None), Order.DROP_PROOF
-    if look.proof is not None:
-        return vigil, _wedged(vigil, look.proof.missing or "")
-    timeout_s = max(policy.proof_timeout_s, policy.pace * vigil.longest_pause_s)
-    if look.at_s - vigil.suspected_at_s >= timeout_s:
-        return vigil, _wedged(vigil, f"one token did not come within {timeout_s:.0f} s")
-    return vigil, Order.NOTHING
+def _assess_probe(
+    state: LivenessState, observed: Observation, policy: LivenessPolicy, *, resumed: bool
+) -> tuple[LivenessState, Action | Diagnosis]:
+    assert state.probing_since_s is not None
+    if observed.probe is not None and observed.probe.problem is None:
+        forgiven_failures = observed.traffic.failures
+        return replace(
+            state, probing_since_s=None, stalled_s=0.0, idle_s=0.0, forgiven_failures=forgiven_failures
+        ), Action.NOTHING
+    if resumed:
+        return replace(state, probing_since_s=None), Action.CANCEL_PROBE
+    if observed.probe is not None:
+        return state, _wedged(state, observed.probe.problem or "")
+    timeout_s = max(policy.token_timeout_s, policy.pause_factor * state.longest_pause_s)
+    if observed.at_s - state.probing_since_s >= timeout_s:
+        return state, _wedged(state, f"a test request for one token got no answer within {timeout_s:.0f} s")
+    return state, Action.NOTHING
 
 
-# --- what moves ------------------------------------------------------------------------------------------
+# --- progress --------------------------------------------------------------------------------------------
 
 
-def _flows(before: Traffic, now: Traffic, policy: LivenessPolicy) -> bool:
-    """Whether the proxy itself has seen more than pings since."""
+def _has_traffic(before: Traffic, now: Traffic, policy: LivenessPolicy) -> bool:
+    """Whether the proxy has relayed more than pings since."""
     pings = policy.ping_bytes * max(now.in_flight, 1)
     return now.answered > before.answered or now.bytes_relayed - before.bytes_relayed > pings
 
 
-def _moved(vigil: Vigil, look: Look, policy: LivenessPolicy) -> bool:
-    if _flows(vigil.traffic, look.traffic, policy):
+def _made_progress(state: LivenessState, observed: Observation, policy: LivenessPolicy) -> bool:
+    if _has_traffic(state.traffic, observed.traffic, policy):
         return True
-    before, now = vigil.work or ServerWork(), look.work or ServerWork()
-    if vigil.suspected_at_s is not None:
-        # The proof moves the counters itself, and has a slot of its own: only what was there before tells.
+    before, now = state.progress or ServerProgress(), observed.progress or ServerProgress()
+    if state.probing_since_s is not None:
+        # The probe itself changes the counters and uses another slot: only the earlier requests count.
         return any(now.tokens.get(task, 0) > tokens for task, tokens in before.tokens.items())
-    # A request that is new in its slot has moved if it has come to anything.
+    # A request that is new in its slot made progress if it has any tokens.
     if any(tokens > before.tokens.get(task, 0) for task, tokens in now.tokens.items()):
         return True
     return before.total is not None and now.total is not None and now.total > before.total
 
 
-def _misses(vigil: Vigil, look: Look, *, busy: bool) -> int:
-    if look.health is not Health.SILENT:
+def _count_misses(state: LivenessState, observed: Observation, *, busy: bool) -> int:
+    if observed.health is not Health.SILENT:
         return 0
     # Builds of 2024 answer no /health in the middle of a batch.
-    return vigil.misses if busy and look.traffic.in_flight else vigil.misses + 1
+    return state.missed_checks if busy and observed.traffic.in_flight else state.missed_checks + 1
 
 
-def _is_busy(vigil: Vigil, look: Look, policy: LivenessPolicy) -> bool:
-    if vigil.cpu_usage is None or look.cpu_usage is None or look.at_s <= vigil.at_s:
+def _is_busy(state: LivenessState, observed: Observation, policy: LivenessPolicy) -> bool:
+    if state.cpu_usage is None or observed.cpu_usage is None or observed.at_s <= state.at_s:
         return False
-    seconds = look.at_s - vigil.at_s
-    cores = (look.cpu_usage.cpu_s - vigil.cpu_usage.cpu_s) / seconds
-    read_bytes_s = (look.cpu_usage.read_bytes - vigil.cpu_usage.read_bytes) / seconds
+    seconds = observed.at_s - state.at_s
+    cores = (observed.cpu_usage.cpu_s - state.cpu_usage.cpu_s) / seconds
+    read_bytes_s = (observed.cpu_usage.read_bytes - state.cpu_usage.read_bytes) / seconds
     return cores >= policy.busy_cores or read_bytes_s >= policy.busy_read_bytes_s
 
 
-def _after_pause(vigil: Vigil, look: Look) -> Vigil:
-    pause_s = vigil.stalled_s + look.at_s - vigil.at_s if vigil.traffic.in_flight and vigil.decoding else 0.0
+def _after_pause(state: LivenessState, observed: Observation) -> LivenessState:
+    pause_s = (
+        state.stalled_s + observed.at_s - state.at_s if state.traffic.in_flight and state.decoding else 0.0
+    )
     return replace(
-        vigil,
+        state,
         stalled_s=0.0,
         idle_s=0.0,
-        longest_pause_s=max(pause_s, vigil.longest_pause_s),
-        work=look.work or vigil.work,
+        longest_pause_s=max(pause_s, state.longest_pause_s),
+        progress=observed.progress or state.progress,
         decoding=True,
     )
 
 
-def _in_pause(vigil: Vigil, look: Look, *, busy: bool) -> Vigil:
-    if look.traffic.in_flight == 0:
-        return vigil
-    seconds = look.at_s - vigil.at_s
-    vigil = replace(
-        vigil, stalled_s=vigil.stalled_s + seconds, idle_s=0.0 if busy else vigil.idle_s + seconds
+def _in_pause(state: LivenessState, observed: Observation, *, busy: bool) -> LivenessState:
+    if observed.traffic.in_flight == 0:
+        return state
+    seconds = observed.at_s - state.at_s
+    state = replace(
+        state, stalled_s=state.stalled_s + seconds, idle_s=0.0 if busy else state.idle_s + seconds
     )
-    if vigil.suspected_at_s is not None:
-        return vigil  # what the proof does must not be taken for what was there before
-    decoding = vigil.decoding and look.work is not None and look.work.prefilling is False
-    return replace(vigil, work=look.work or vigil.work, decoding=decoding)
+    if state.probing_since_s is not None:
+        return state  # do not count the probe's own progress
+    decoding = state.decoding and observed.progress is not None and observed.progress.prefilling is False
+    return replace(state, progress=observed.progress or state.progress, decoding=decoding)
 
 
-def _is_stalled(vigil: Vigil, policy: LivenessPolicy) -> bool:
-    known_s = policy.pace * vigil.longest_pause_s
-    if vigil.decoding:
-        return vigil.stalled_s >= max(policy.stall_s, known_s)
-    if vigil.idle_s >= max(policy.prefill_stall_s, known_s):
+def _is_stalled(state: LivenessState, policy: LivenessPolicy) -> bool:
+    known_s = policy.pause_factor * state.longest_pause_s
+    if state.decoding:
+        return state.stalled_s >= max(policy.stall_s, known_s)
+    if state.idle_s >= max(policy.prefill_stall_s, known_s):
         return True
-    return vigil.stalled_s >= max(policy.busy_prefill_stall_s, known_s)
+    return state.stalled_s >= max(policy.busy_prefill_stall_s, known_s)
 
 
-# --- what is said ----------------------------------------------------------------------------------------
+# --- diagnoses -------------------------------------------------------------------------------------------
 
 
-def _unresponsive(look: Look, policy: LivenessPolicy) -> Diagnosis:
-    if look.cpu_usage is not None and look.cpu_usage.stopped:
-        why, remedy = ": it is stopped", "Find out who sent it SIGSTOP."
+def _unresponsive(observed: Observation, policy: LivenessPolicy) -> Diagnosis:
+    if observed.cpu_usage is not None and observed.cpu_usage.stopped:
+        why, remedy = ": the process is stopped", "Find the program that sent it SIGSTOP."
     else:
         why = ""
-        remedy = "If it happens again, look for a machine that swaps or a driver that hangs (dmesg)."
+        remedy = "If this happens again, check whether the machine swaps or a GPU driver hangs (dmesg)."
     return _hang(
         "unresponsive",
-        f"llama-server runs, but did not answer /health {policy.most_misses} times in a row{why}.",
+        f"llama-server did not answer {policy.max_missed_checks} /health requests in a row{why}.",
         remedy,
     )
 
 
-def _wedged(vigil: Vigil, missing: str) -> Diagnosis:
-    if vigil.stalled_s:
-        what = f"nothing in flight has moved for {vigil.stalled_s:.0f} s"
+def _wedged(state: LivenessState, problem: str) -> Diagnosis:
+    if state.stalled_s:
+        symptom = f"its requests have made no progress for {state.stalled_s:.0f} s"
     else:
-        what = f"its last {vigil.traffic.failures} answers were errors"
+        symptom = f"its last {state.traffic.failures} answers were errors"
     return _hang(
         "wedged",
-        f"llama-server answers /health, but {what}, and {missing}.",
-        "If it happens again, try another llama.cpp build, or fewer special flags after --.",
+        f"llama-server answers /health, but {symptom}, and {problem}.",
+        "If this happens again, try another llama.cpp build or fewer llama-server arguments after --.",
     )
 
 

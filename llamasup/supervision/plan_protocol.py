@@ -1,4 +1,4 @@
-"""What a runner has to know of a plan, and of whoever makes plans: of a model, or of a given command line."""
+"""The interface between a runner and a planner. There are two planners: for a model and for ``wrap``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
 
 
 class ChildPlan(Protocol):
-    """How one child is started, reached and tried. ``core.plan.LaunchPlan`` is one."""
+    """How to start, reach and probe one child: ``planning.plan.LaunchPlan`` or ``WrappedPlan``."""
 
     @property
     def argv(self) -> Sequence[str]: ...
@@ -25,31 +25,31 @@ class ChildPlan(Protocol):
     def address(self) -> Address: ...
     @property
     def api_key(self) -> str | None:
-        """The child's own, which the proxy sends; None where it needs none, or where clients send theirs."""
+        """The child's own key, which the proxy sends. None: it needs none, or clients send theirs."""
         ...
 
     @property
     def model_class(self) -> ModelClass: ...
     @property
     def checked(self) -> bool:
-        """Whether the plan was made to fit the memory; the build's own warning about it counts then."""
+        """Whether the plan was checked against free memory; then llama-server's own fit warning counts."""
         ...
 
     @property
     def parallel(self) -> int | None:
-        """None: not known."""
+        """None: unknown."""
         ...
 
     @property
     def ctx_size(self) -> int | None: ...
     @property
     def slots(self) -> KeptSlots | None:
-        """What they hold is kept there; None: it ends with the child."""
+        """Where the slots are saved; None: nowhere."""
         ...
 
     @property
     def device(self) -> str | None:
-        """Where it computes, as ``core.plan.LaunchPlan.device``."""
+        """The device that it computes on, as in ``LaunchPlan.device``."""
         ...
 
 
@@ -57,7 +57,7 @@ P = TypeVar("P", bound=ChildPlan)
 
 
 class PlanMaker(Protocol[P]):
-    """Makes the plans of one model and learns from them: ``runtime.planner``, ``runtime.wrapped``."""
+    """Makes the plans of one model and records their loads."""
 
     def plan(self, generation: int) -> P:
         """Runs in a thread. Raises LlamasupError."""
@@ -71,4 +71,4 @@ class PlanMaker(Protocol[P]):
 
 
 AnyPlanMaker = PlanMaker[Any]
-"""Who runs plans hands them back to whom he has them from, and need not know what else is in them."""
+"""The runner passes plans back to the planner that made them, and does not look into the rest."""

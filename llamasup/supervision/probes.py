@@ -1,7 +1,7 @@
-"""What is asked of a child while it lives: whether it is ready, works, and hangs; what its slots hold.
+"""The requests that llamasup sends to a running child: readiness, warm-up, slot transfers and liveness.
 
-Each is a task of its generation (``Generation.start``) that ends with the child at the latest. What it finds
-it tells as an event. How long a start or a save may take, and what follows from an answer, it never decides.
+Each is a task of its generation (``Generation.start``), ends with the child at the latest, and posts its
+result as an event. The table decides on time limits and consequences.
 """
 
 from __future__ import annotations
@@ -11,16 +11,36 @@ from contextlib import suppress
 from typing import Final
 
 from llamasup.http.httpx_import import httpx
-from llamasup.llama_server.warmup import explain_failure, not_answered, warm_up_request, what_is_missing
-from llamasup.supervision import states as core
+from llamasup.llama_server.answers import Health, TokenProbe
+from llamasup.llama_server.client import Prober
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.warmup import (
+    WarmUpRequest,
+    no_response,
+    response_problem,
+    warm_up_request,
+    warmup_diagnosis,
+)
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.supervision import states
 from llamasup.supervision.generation import PUMP_TIMEOUT_S, Generation
-from llamasup.supervision.watchdog import watch
+from llamasup.supervision.liveness import (
+    Action,
+    Checks,
+    LivenessPolicy,
+    LivenessState,
+    Observation,
+    Traffic,
+    assess,
+    required_checks,
+)
+from llamasup.system.hardware.usage import cpu_usage, memory_usage
 
 __all__ = [
-    "ask_window",
     "check_liveness",
-    "learn",
     "probe",
+    "query_context_window",
+    "record_load",
     "restore_slots",
     "save_slots",
     "warm_up",
@@ -34,102 +54,104 @@ _PROGRESS_INTERVAL_S: Final = 1.0
 
 
 async def probe(generation: Generation) -> None:
-    """Ask until it says that it is ready."""
-    said = False
+    """Probe ``/health`` until it answers 200."""
+    posted = False
 
     def on_loading() -> None:
-        nonlocal said
-        if not said:
-            said = True
-            generation.post(core.Loading(generation.number))
+        nonlocal posted
+        if not posted:
+            posted = True
+            generation.post(states.Loading(generation.number))
 
     async with generation.prober() as prober:
         await prober.until_healthy(generation.log_ready, on_loading)
     generation.pump.unwatch()
-    generation.post(core.Healthy(generation.number))
+    generation.post(states.Healthy(generation.number))
 
 
 async def watch_progress(generation: Generation) -> None:
-    """Tell of every second in which the start moved: log output, memory, bytes read (S6)."""
+    """Post an event for each second with progress of the start: log output, memory, bytes read (S6)."""
     before: tuple[int, ...] = ()
     while generation.context.phase() == "starting":
         await asyncio.sleep(_PROGRESS_INTERVAL_S)
-        from llamasup.system.hardware.usage import memory_usage
-
         seen = memory_usage(generation.child.pid)
         now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
         if now != before:
             before = now
-            generation.post(core.Progressed(generation.number))
+            generation.post(states.Progressed(generation.number))
 
 
 async def warm_up(generation: Generation) -> None:
-    """Have it produce a first token: a vector, a score, whatever it is for."""
+    """Request a first token, embedding or score."""
     request = warm_up_request(generation.plan.model_class)
     began_s = asyncio.get_running_loop().time()
     status: int | None = None
     try:
         async with generation.prober() as prober:
-            status, body = await prober.ask(request)
+            status, body = await prober.send(request)
     except httpx.HTTPError as error:
-        # Most likely it died of the request (#13085); then its exit says more than this.
+        # Most likely the request crashed the server (#13085); its exit then gives the better diagnosis.
         with suppress(TimeoutError):
             async with asyncio.timeout(PUMP_TIMEOUT_S):
                 await generation.child.wait()
                 return
-        missing: str | None = not_answered(request, error)
+        problem: str | None = no_response(request, error)
     else:
-        missing = what_is_missing(request, status, body)
+        problem = response_problem(request, status, body)
         if status == 401 and not generation.context.policy().knows_all_keys:
-            missing = None
+            problem = None
             generation.warn(
-                "llama-server asks for a key that llamasup does not know: no first token was tried."
+                "llama-server requires an API key that llamasup does not know: the warm-up was skipped.",
+                "Clients must send that key. --no-warmup avoids this warning.",
             )
-    if missing is None:
+    if problem is None:
         generation.warm_up_s = asyncio.get_running_loop().time() - began_s
-        generation.post(core.WarmupSucceeded(generation.number))
+        generation.post(states.WarmupSucceeded(generation.number))
     else:
-        diagnosis = explain_failure(missing, generation.pump.tail(), status=status)
-        generation.post(core.WarmupFailed(generation.number, diagnosis))
+        diagnosis = warmup_diagnosis(problem, generation.pump.tail(), status=status)
+        generation.post(states.WarmupFailed(generation.number, diagnosis))
 
 
 # --- its slots
 
 
 async def restore_slots(generation: Generation) -> None:
-    from llamasup.supervision import slot_transfer
+    from llamasup.supervision import slot_transfer  # here, to keep the start short
 
-    number, context, kept = generation.number, generation.context, generation.plan.slots
-    assert kept is not None
+    number, context, kept_slots = generation.number, generation.context, generation.plan.slots
+    assert kept_slots is not None
     async with generation.prober() as prober:
         usable, problem = await slot_transfer.restore_slots(
-            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
+            prober, kept_slots, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
-        then = "Those conversations are read anew." if usable else "It is started again without them."
-        generation.warn(f"Saved slots could not be restored: {problem}. {then}")
-    generation.post(core.SlotsRestored(number) if usable else core.SlotRestoreCorrupted(number))
+        if usable:
+            effect = "The prompts of those conversations are computed again."
+        else:
+            effect = "llama-server is started again without them."
+        generation.warn(f"Could not restore saved slots: {problem}. {effect}")
+    generation.post(states.SlotsRestored(number) if usable else states.SlotRestoreCorrupted(number))
 
 
 async def save_slots(generation: Generation) -> None:
     from llamasup.supervision import slot_transfer
 
-    context, kept = generation.context, generation.plan.slots
-    assert kept is not None
+    context, kept_slots = generation.context, generation.plan.slots
+    assert kept_slots is not None
     async with generation.prober() as prober:
         problem = await slot_transfer.save_slots(
-            prober, kept, most_bytes=context.policy().slots_disk_bytes, model=context.model
+            prober, kept_slots, most_bytes=context.policy().slots_disk_bytes, model=context.model
         )
     if problem is not None:
-        generation.warn(f"Not all slots could be saved: {problem}.")
-    generation.post(core.SlotsSaved(generation.number))
+        generation.warn(f"Could not save all slots: {problem}.")
+    generation.post(states.SlotsSaved(generation.number))
 
 
 # --- while it serves
 
 
 async def check_liveness(generation: Generation) -> None:
-    """Look after it (S7, S8)."""
+    """Watch the child until it fails or ends (S7, S8)."""
     async with generation.prober() as prober:
         verdict = await watch(
             prober,
@@ -140,28 +162,26 @@ async def check_liveness(generation: Generation) -> None:
             warm_up_s=generation.warm_up_s,
         )
     if verdict is not None:
-        generation.post(core.LivenessFailed(generation.number, verdict))
+        generation.post(states.LivenessFailed(generation.number, verdict))
 
 
-async def ask_window(generation: Generation) -> None:
-    """The server pads and divides what it was told: what a slot holds, it knows best."""
+async def query_context_window(generation: Generation) -> None:
+    """Ask for the context of a slot: llama-server pads and divides the configured size."""
     async with generation.prober() as prober:
-        generation.endpoint.window = await prober.window()
+        generation.endpoint.window = await prober.context_window()
 
 
-async def learn(generation: Generation) -> None:
-    """Compare what the load took with what was planned, for the plans to come.
+async def record_load(generation: Generation) -> None:
+    """Compare the memory of this load with its plan, for later plans.
 
-    One piece of work in a thread: a stop right after the start does not wait for it, nor does it undo it.
+    A single call in a thread: a stop right after the start neither waits for it nor undoes it.
     """
-    await asyncio.to_thread(_learn_now, generation)
-    if generation.context.when_measured is not None:
-        generation.context.when_measured()
+    await asyncio.to_thread(_record_load, generation)
+    if generation.context.on_measured is not None:
+        generation.context.on_measured()
 
 
-def _learn_now(generation: Generation) -> None:
-    from llamasup.system.hardware.usage import memory_usage
-
+def _record_load(generation: Generation) -> None:
     seen = memory_usage(generation.child.pid)
     resident_bytes = None if seen is None else seen.rss_bytes
     generation.context.planner.served(
@@ -170,3 +190,72 @@ def _learn_now(generation: Generation) -> None:
         resident_bytes=resident_bytes,
         generated=generation.warm_up_s > 0,
     )
+
+
+async def watch(
+    prober: Prober,
+    endpoint: Endpoint,
+    pid: int,
+    request: WarmUpRequest,
+    policy: LivenessPolicy,
+    *,
+    warm_up_s: float,
+) -> Diagnosis | None:
+    """Check at intervals until the server fails; returns why, or None once the endpoint is closed.
+
+    ``warm_up_s`` is the time of the first token, the first measurement of the server's speed.
+    """
+    now_s = asyncio.get_running_loop().time
+    state = LivenessState(now_s(), longest_pause_s=warm_up_s)
+    async with asyncio.TaskGroup() as tasks:
+        probing: asyncio.Task[TokenProbe] | None = None
+        try:
+            while True:
+                await asyncio.sleep(policy.interval_s)
+                if endpoint.closed:
+                    return None
+                checks = required_checks(state, traffic_of(endpoint), policy)
+                observed = await _observe(prober, endpoint, pid, checks, probing, policy.health_timeout_s)
+                state, action = assess(state, observed, policy)
+                match action:
+                    case Diagnosis():
+                        return action
+                    case Action.PROBE:
+                        probing = tasks.create_task(prober.probe_token(request))
+                    case Action.CANCEL_PROBE if probing is not None:
+                        probing.cancel()
+                    case _:
+                        pass
+        finally:
+            if probing is not None:
+                probing.cancel()
+
+
+def traffic_of(endpoint: Endpoint) -> Traffic:
+    return Traffic(endpoint.at_work, endpoint.bytes_relayed, endpoint.produced, endpoint.failures)
+
+
+async def _observe(
+    prober: Prober,
+    endpoint: Endpoint,
+    pid: int,
+    checks: Checks,
+    probing: asyncio.Task[TokenProbe] | None,
+    timeout_s: float,
+) -> Observation:
+    health = await prober.health(timeout_s) if checks.health else None
+    progress = await prober.progress(timeout_s) if checks.progress and health is not Health.SILENT else None
+    suspicious = checks.progress or health is Health.SILENT
+    cpu = await asyncio.to_thread(cpu_usage, pid) if suspicious else None
+    return Observation(
+        asyncio.get_running_loop().time(),
+        traffic_of(endpoint),
+        health=health,
+        progress=progress,
+        cpu_usage=cpu,
+        probe=probing.result() if probing is not None and _is_complete(probing) else None,
+    )
+
+
+def _is_complete(probing: asyncio.Task[TokenProbe]) -> bool:
+    return probing.done() and not probing.cancelled()

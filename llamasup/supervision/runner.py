@@ -1,7 +1,7 @@
-"""Runs one instance: feeds events to the table in ``core.lifecycle`` and carries out what it says.
+"""Runs one instance: feeds events to ``table.py`` and carries out the effects.
 
-The runner owns the tasks and the timer of all its generations, and answers for the one that there is now. It
-decides nothing itself; what a child is and leaves is in ``generation``, what is asked of it in ``probing``.
+The runner owns the tasks and the timer of all generations of the instance, and gives access to the current
+one. The child itself is in ``generation.py``, the requests to it are in ``probes.py``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from llamasup.models.redaction import redact_paths
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.queueing.wait_queue import RequestQueue
-from llamasup.supervision import probes
-from llamasup.supervision import states as core
+from llamasup.supervision import probes, states
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation, GenerationContext, begin
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
@@ -36,17 +35,17 @@ NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remed
 
 
 def prober_of(plan: ChildPlan) -> Prober:
-    """For asking a child that was started so."""
+    """A client of the child that ``plan`` starts."""
     return Prober(plan.address, plan.api_key)
 
 
 class InstanceRunner:
-    """Keeps one llama-server of a model, started as ``planner`` says.
+    """Keeps one llama-server of a model running, with the plans of ``planner``.
 
-    ``queue`` is its model's, may outlive it, and is told of every change. ``log_path`` is where the child's
-    output goes, ``cwd`` the folder that it runs in (by default its work folder), ``log_passed_on`` who else
-    hears it (``LogPump``). ``awaits_memory``: its owner has it start where memory is seen to be free; what
-    does not fit then is no matter of waiting for its own (#97). All methods are for the event loop's thread.
+    ``queue`` is the model's, may outlive the runner, and is notified of every change. ``log_path`` is the
+    file for the child's output, which ``log_passed_on`` gets, too. ``cwd`` is the child's folder (default:
+    ``work_folder``). ``awaits_memory``: the owner starts it only once memory is free, so a plan that does not
+    fit is not tried again later (#97). Call all methods in the event loop's thread.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class InstanceRunner:
         cwd: Path | None = None,
         prober: Callable[[ChildPlan], Prober] = prober_of,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
-        when_measured: Callable[[], None] | None = None,
+        on_measured: Callable[[], None] | None = None,
         awaits_memory: bool = False,
         roll: Callable[[], float] = random.random,
     ) -> None:
@@ -74,7 +73,7 @@ class InstanceRunner:
         self.queue = queue
         self._bus = bus
         self._roll = roll
-        self._around = GenerationContext(
+        self._context = GenerationContext(
             model=model,
             planner=planner,
             prober=prober,
@@ -83,15 +82,15 @@ class InstanceRunner:
             cwd=cwd,
             log_path=log_path,
             log_passed_on=log_passed_on,
-            when_measured=when_measured,
+            on_measured=on_measured,
             endpoint=self._endpoint_of,
             post=self.post,
             policy=lambda: self.policy,
             phase=self._phase,
         )
         self.on_idle: Callable[[Endpoint], None] | None = None
-        """Hears each time that the last request in flight has ended; to be set before it is started."""
-        self._is_over = False
+        """Called whenever the last running request has ended. Set it before the start."""
+        self._closed = False
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
         self._generation: Generation | None = None
@@ -99,42 +98,43 @@ class InstanceRunner:
         self._timer: asyncio.TimerHandle | None = None
         self._never_served = True
         self._awaits_memory = awaits_memory
-        self._fitted = False  # it served, and what it had then may still be on its way back
-        self._held_s: float | None = None  # how long requests held a place in earlier generations
+        self._fitted = False  # a child served; the device may not have freed its memory yet
+        self._held_s: float | None = None  # how long requests held a permit in earlier generations
         self._load_began_s = 0.0
-        self._load_s: float | None = None  # what a load takes; None: there was none yet
+        self.load_s: float | None = None
+        """The smoothed time of a load; None before the first one."""
         self.last_exit: Exit | None = None
-        """How the last child that ended unasked went; None if we ended it ourselves."""
+        """The exit of the last child that ended unexpectedly; None if llamasup ended it."""
         self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
 
     def rename(self, model: str) -> None:
-        """All that is told of it from now on is told of this name; its log stays where it is."""
+        """Use this name in all later events; the log file stays the same."""
         self.model = model
-        self._around = replace(self._around, model=model)
+        self._context = replace(self._context, model=model)
         if self._generation is not None:
-            self._generation.rename(self._around)
+            self._generation.rename(self._context)
 
-    # --- what others ask ------------------------------------------------------------------------------
+    # --- interface ------------------------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Tell the instance what happened, or what is wanted of it."""
+        """Queue an event: a fact about the child, or a request to the instance."""
         self._events.put_nowait((event, None))
 
-    def take(self, event: Event) -> asyncio.Future[Instance]:
-        """``post``, and done when it has heard of it: what it is then, or was at its end."""
-        heard: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
-        if self._is_over:
-            heard.set_result(self.instance)
+    def submit(self, event: Event) -> asyncio.Future[Instance]:
+        """``post`` an event. The future gets the instance after it, or the last one of an ended runner."""
+        reply: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            reply.set_result(self.instance)
         else:
-            self._events.put_nowait((event, heard))
-        return heard
+            self._events.put_nowait((event, reply))
+        return reply
 
-    async def reached(self, *states: State) -> Instance:
-        """Wait until the instance is in one of ``states``."""
-        return await self.until(lambda instance: instance.state in states)
+    async def reached(self, *wanted: State) -> Instance:
+        """Wait until the instance is in one of these states."""
+        return await self.until(lambda instance: instance.state in wanted)
 
     async def until(self, holds: Callable[[Instance], bool]) -> Instance:
-        """Wait for an instance of which ``holds`` is true. It is asked again after every event."""
+        """Wait until ``holds`` is true of the instance. It is checked after every event."""
         if holds(self.instance):
             return self.instance
         waiter: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
@@ -148,8 +148,8 @@ class InstanceRunner:
 
     def lease(self, *, infers: bool = False) -> Lease | Unavailable:
         state = self.instance.state
-        # LOADING is what it says itself, so it listens; before that nobody could answer in its place.
-        if state is State.READY or (state is State.LOADING and self._is_bare):
+        # In LOADING the child listens; before that it could not answer.
+        if state is State.READY or (state is State.LOADING and self._answers_while_loading):
             endpoint = self._open
             if endpoint is not None:
                 return endpoint.lease_if_free(infers=infers)
@@ -157,50 +157,50 @@ class InstanceRunner:
 
     @property
     def _open(self) -> Endpoint | None:
-        """Of the current child, until its end is seen: what it left is cleared away before that is told."""
+        """The endpoint of the current child. None from its exit on, which is before the ``Exited`` event."""
         generation = self._generation
         if generation is None or generation.exit is not None or generation.endpoint.closed:
             return None
         return generation.endpoint
 
     @property
-    def _is_bare(self) -> bool:
-        """Whether clients are to see the first load as they would without us."""
+    def _answers_while_loading(self) -> bool:
+        """Whether llama-server itself answers requests during its first load."""
         return self._never_served and not self.policy.waits_for_first_load
 
     @property
     def endpoint(self) -> Endpoint | None:
-        """Of the generation that serves now."""
+        """The endpoint of the generation that serves now."""
         return self._open if self.instance.state is State.READY else None
 
     @property
-    def leaves(self) -> bool:
-        """Whether nothing is to be hoped from it: it has no server and starts none, or its last one ends."""
+    def is_ending(self) -> bool:
+        """Whether no server will follow: none runs and no start is due, or the last one is ending."""
         instance = self.instance
         ending = instance.state in {State.DRAINING, State.STOPPING}
         is_last = ending and instance.kill_reason is None and not instance.restart_pending
-        return self._is_over or is_last or instance.is_settled
+        return self._closed or is_last or instance.is_settled
 
     def unavailable(self) -> Unavailable:
-        """Why no request is served now, and whether one may wait for it (S9)."""
+        """Why no request is served now, and whether a request may wait (S9)."""
         instance = self.instance
         match instance.state:
-            case _ if self._is_over:
+            case _ if self._closed:
                 return STOPPING
-            case State.STARTING | State.LOADING if self._is_bare:
+            case State.STARTING | State.LOADING if self._answers_while_loading:
                 return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
             case State.STARTING | State.LOADING | State.WARMING | State.READY:
                 return Unavailable(
                     503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), queueable=True
                 )
-            case State.DRAINING | State.STOPPING if self.leaves:
+            case State.DRAINING | State.STOPPING if self.is_ending:
                 return STOPPING
             case State.DRAINING | State.STOPPING:
                 return Unavailable(
                     503,
                     "The server is restarting",
                     cause="restarting",
-                    retry_after_s=retry_after_s(self._load_s or 0.0),
+                    retry_after_s=retry_after_s(self.load_s or 0.0),
                     queueable=True,
                 )
             case State.STOPPED:
@@ -212,11 +212,11 @@ class InstanceRunner:
                     (last and redact_paths(last.message, ())) or "llama-server ended",
                     cause=last.cause if last else "",
                     remedy=redact_paths(last.remedy, ()) if last else "",
-                    retry_after_s=retry_after_s(start_in_s + (self._load_s or 0.0)),
-                    # Not in vain: a start that comes later than the request may wait is none for it.
+                    retry_after_s=retry_after_s(start_in_s + (self.load_s or 0.0)),
+                    # Only if the next start comes within the wait timeout.
                     queueable=instance.state is State.BACKOFF
                     and start_in_s <= self.policy.wait_timeout_s
-                    and not self._is_bare,
+                    and not self._answers_while_loading,
                 )
             case _ as unreachable:
                 assert_never(unreachable)
@@ -227,25 +227,19 @@ class InstanceRunner:
         return self.policy.restart.longest_delay_s
 
     def _ready_in_s(self) -> float:
-        """Of a start that has begun."""
+        """The estimated rest of a start."""
         elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
-        return retry_after_s(until_loaded_s(self._load_s, elapsed_s))
+        return retry_after_s(until_loaded_s(self.load_s, elapsed_s))
 
-    def allow(self, policy: Policy) -> None:
-        """What is allowed from now on, the current child included."""
+    def set_policy(self, policy: Policy) -> None:
+        """Apply a new policy, also to the current child."""
         self.policy = policy
         if self._generation is not None:
             self._generation.endpoint.max_concurrent = _max_concurrent(policy, self._generation.plan)
 
     @property
-    def load_s(self) -> float | None:
-        """What a load takes, smoothed; None: there was none yet."""
-        return self._load_s
-
-    @property
     def log_path(self) -> Path | None:
-        """Where the output of its children goes."""
-        return self._around.log_path
+        return self._context.log_path
 
     @property
     def pid(self) -> int | None:
@@ -257,12 +251,12 @@ class InstanceRunner:
         return self._generation.plan if self._generation else None
 
     def prober(self) -> Prober | None:
-        """For asking the current child itself."""
+        """A client of the current child."""
         return self._generation.prober() if self._generation else None
 
     @property
     def answered(self) -> int:
-        """Responses of the current generation."""
+        """The number of responses of the current generation."""
         return self._generation.endpoint.answered if self._generation else 0
 
     @property
@@ -271,40 +265,40 @@ class InstanceRunner:
 
     @property
     def busy(self) -> int:
-        """Places that are taken."""
+        """The number of permits in use."""
         return self._generation.endpoint.busy if self._generation else 0
 
     # --- the task ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve events until cancelled. However it ends, no child is left."""
+        """Handle events until cancelled. No child is left behind at the end."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 while True:
-                    event, heard = await self._events.get()
+                    event, reply = await self._events.get()
                     self._step(event)
-                    if heard is not None and not heard.done():
-                        heard.set_result(self.instance)
+                    if reply is not None and not reply.done():
+                        reply.set_result(self.instance)
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._is_over = True
+            self._closed = True
             while not self._events.empty():
-                _, heard = self._events.get_nowait()
-                if heard is not None and not heard.done():
-                    heard.set_result(self.instance)
+                _, reply = self._events.get_nowait()
+                if reply is not None and not reply.done():
+                    reply.set_result(self.instance)
             self.queue.changed()
             if self._generation is not None and self.instance.state in LIVE:
                 await self._generation.kill()
 
     def _step(self, event: Event) -> None:
         before = self.instance
-        if isinstance(event, core.Healthy | core.WarmupSucceeded) and self._has_ended(event.generation):
-            return  # it said so before it died; its end is on the way
+        if isinstance(event, states.Healthy | states.WarmupSucceeded) and self._has_ended(event.generation):
+            return  # posted before the child died; its Exited event follows
         now_s = asyncio.get_running_loop().time()
         self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
-        self.queue.changed()  # before an endpoint closes: what that breaks off may have to wait as well
+        self.queue.changed()  # before an endpoint closes: the requests that this ends may queue again
         for effect in effects:
             self._perform(effect)
         after = self.instance
@@ -315,10 +309,10 @@ class InstanceRunner:
                     self._fitted = False
             elif after.state is State.READY:
                 self._never_served, self._fitted = False, True
-                self._load_s = smoothed(self._load_s, now_s - self._load_began_s, LOAD_WEIGHT)
+                self.load_s = smoothed(self.load_s, now_s - self._load_began_s, LOAD_WEIGHT)
                 self._current.endpoint.begin_serving()
-                self._current.start(probes.learn)
-                self._current.start(probes.ask_window)
+                self._current.start(probes.record_load)
+                self._current.start(probes.query_context_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
         for holds, waiter in self._waiters:
             if not waiter.done() and holds(after):
@@ -330,36 +324,36 @@ class InstanceRunner:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case core.Spawn(generation):
+            case states.Spawn(generation):
                 self._begin(generation)
-            case core.Probe():
+            case states.Probe():
                 self._current.start(probes.probe)
                 self._current.start(probes.watch_progress)
-            case core.WarmUp():
+            case states.WarmUp():
                 self._current.start(probes.warm_up)
-            case core.RestoreSlots():
-                self._current.move_slots(probes.restore_slots)
-            case core.SaveSlots():
-                self._current.move_slots(probes.save_slots)
-            case core.Watch():
+            case states.RestoreSlots():
+                self._current.start_slot_transfer(probes.restore_slots)
+            case states.SaveSlots():
+                self._current.start_slot_transfer(probes.save_slots)
+            case states.Watch():
                 self._current.start(probes.check_liveness)
-            case core.AwaitIdle(generation):
-                self._current.endpoint.once_idle(lambda: self.post(core.Drained(generation)))
-            case core.CloseEndpoint(_, reason):
+            case states.AwaitIdle(generation):
+                self._current.endpoint.once_idle(lambda: self.post(states.Drained(generation)))
+            case states.CloseEndpoint(_, reason):
                 if self._generation is not None:
                     self._generation.close(reason)
-            case core.Terminate():
+            case states.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
-            case core.Kill():
+            case states.Kill():
                 if self._generation is not None:
                     self._generation.child.kill_group()
-            case core.WakeAt(timer_id, at_s):
+            case states.WakeAt(timer_id, at_s):
                 if self._timer is not None:
                     self._timer.cancel()
                 loop = asyncio.get_running_loop()
-                self._timer = loop.call_at(at_s, self.post, core.TimerFired(timer_id))
-            case core.Report(generation, diagnosis, restart_in_s, by_us):
+                self._timer = loop.call_at(at_s, self.post, states.TimerFired(timer_id))
+            case states.Report(generation, diagnosis, restart_in_s, by_us):
                 self.last_exit = self._generation.exit if self._generation and not by_us else None
                 self._bus.publish(
                     ServerExited(self.model, generation, self.last_exit, diagnosis, restart_in_s)
@@ -384,15 +378,15 @@ class InstanceRunner:
     async def _spawn(self, number: int, tasks: asyncio.TaskGroup) -> None:
         begun = await begin(
             number,
-            self._around,
+            self._context,
             tasks,
-            wanted=lambda: self.instance.state is State.STARTING,
+            is_wanted=lambda: self.instance.state is State.STARTING,
             first=not self._fitted,
         )
         if isinstance(begun, Diagnosis):
-            self.post(core.SpawnFailed(number, begun))
+            self.post(states.SpawnFailed(number, begun))
         else:
-            begun.rename(self._around)  # which may have happened meanwhile
+            begun.rename(self._context)  # in case the model was renamed meanwhile
             self._generation = begun
 
     def _endpoint_of(self, number: int, plan: ChildPlan) -> Endpoint:

@@ -1,7 +1,7 @@
-"""Has a server save what its slots hold before it ends, and take it up again before it serves.
+"""Asks a server to save its slots before it ends, and to restore them before it serves.
 
-Neither may cost more than its time: what cannot be saved is computed again, what cannot be restored as well.
-The one thing that is never let pass is a server that took up a part of a slot.
+A slot that cannot be saved or restored is no error: its prompt is computed again. But a server that restored
+only a part of a slot must not serve.
 """
 
 from __future__ import annotations
@@ -13,87 +13,87 @@ from time import monotonic
 
 from llamasup.errors import FolderUnusable
 from llamasup.http.httpx_import import httpx
+from llamasup.llama_server.answers import SlotAnswer
 from llamasup.llama_server.client import Prober
-from llamasup.llama_server.health import SlotAnswer
 from llamasup.llama_server.slots.policy import MIN_TOKENS, KeptSlots, SavedSet, file_name
 from llamasup.llama_server.slots.store import SlotStore
-from llamasup.llama_server.warmup import use_of_slot
+from llamasup.llama_server.warmup import slot_request
 
 __all__ = ["restore_slots", "save_slots"]
 
 _log = logging.getLogger(__name__)
 
 
-async def save_slots(prober: Prober, kept: KeptSlots, *, most_bytes: int, model: str) -> str | None:
-    """Save all slots of an idle server that hold a conversation. What was in the way, or None.
+async def save_slots(prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, model: str) -> str | None:
+    """Save all slots of an idle server that hold a conversation. Returns the problem, or None.
 
-    What has been saved when this is cancelled counts: the server may have ended by then.
+    A cancel keeps the slots that are saved by then: the server may have ended.
     """
-    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
+    store, began_s = SlotStore(Path(kept_slots.folder), most_bytes), monotonic()
     try:
-        saved = await asyncio.to_thread(store.new_set, kept)
+        saved = await asyncio.to_thread(store.new_set, kept_slots)
     except FolderUnusable as error:
         return error.message
     number, problem = 0, None
     try:
-        for number in range(kept.count):
-            answer = await prober.move_slot("save", number, file_name(saved.key, saved.token, number))
-            saved, problem = await asyncio.to_thread(_added, store, saved, number, answer)
+        for number in range(kept_slots.count):
+            answer = await prober.transfer_slot("save", number, file_name(saved.key, saved.token, number))
+            saved, problem = await asyncio.to_thread(_add, store, saved, number, answer)
             if problem is not None:
                 break
     except httpx.HTTPError as error:
-        problem = _words_of(error)
+        problem = _reason(error)
     except asyncio.CancelledError:
         _finish(store, saved, number)
         raise
     problem = await asyncio.to_thread(_finish, store, saved, number) or problem
     if saved.slots:
-        _tell("%s: %d slots with %d tokens (%d bytes) were saved in %.3f s.", model, saved, began_s)
+        _log_transfer("%s: %d slots with %d tokens (%d bytes) were saved in %.3f s.", model, saved, began_s)
     return problem
 
 
-def _added(store: SlotStore, saved: SavedSet, number: int, answer: SlotAnswer) -> tuple[SavedSet, str | None]:
+def _add(store: SlotStore, saved: SavedSet, number: int, answer: SlotAnswer) -> tuple[SavedSet, str | None]:
     if answer.problem or answer.tokens < MIN_TOKENS:
         store.remove_unfinished(saved, number)
         return saved, answer.problem or None
     try:
-        more = store.added(saved, number, answer.tokens)
+        more = store.add(saved, number, answer.tokens)
     except (OSError, ValueError) as error:
-        return saved, _words_of(error)
+        return saved, _reason(error)
     if more is None:
-        return saved, "together they take more than may be kept on the disk"
+        return saved, f"together they exceed the disk limit of {store.most_bytes} bytes"
     return more, None
 
 
 def _finish(store: SlotStore, saved: SavedSet, last: int) -> str | None:
-    """Make it count. ``last``: the slot that was tried last, of which there may be a part."""
+    """Write the set's list. ``last``: the slot of the last request, whose file may be incomplete."""
     if all(slot.number != last for slot in saved.slots):
         store.remove_unfinished(saved, last)
     if not saved.slots:
         return None
     try:
-        store.keep(saved)
+        store.commit(saved)
     except OSError as error:
-        return _words_of(error)
+        return _reason(error)
     return None
 
 
 async def restore_slots(
-    prober: Prober, kept: KeptSlots, *, most_bytes: int, model: str
+    prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, model: str
 ) -> tuple[bool, str | None]:
-    """Give a server that serves nobody yet what an earlier one of the same plan held: once, and never again.
+    """Restore the slots of an earlier server with the same plan, once, before the first request.
 
-    Whether it can be used after that, and what was in the way, or None.
+    Returns whether the server is usable after that, and the problem, or None.
     """
-    store, began_s = SlotStore(Path(kept.folder), most_bytes), monotonic()
-    taken = await asyncio.to_thread(store.take, kept.key)
+    store, began_s = SlotStore(Path(kept_slots.folder), most_bytes), monotonic()
+    taken = await asyncio.to_thread(store.take, kept_slots.key)
     if taken is None:
         return True, None
     saved = taken.saved
     try:
-        if 0 < len(saved.slots) < kept.count:
-            await _use(prober, saved)
-        problem = await _restored(prober, saved)
+        if 0 < len(saved.slots) < kept_slots.count:
+            await _mark_used(prober, saved)
+        problem = await _restore(prober, saved)
     except asyncio.CancelledError:
         store.discard(saved)
         raise
@@ -101,32 +101,34 @@ async def restore_slots(
     if problem is not None:
         return False, problem
     if saved.slots:
-        _tell("%s: %d slots with %d tokens (%d bytes) were restored in %.3f s.", model, saved, began_s)
+        _log_transfer(
+            "%s: %d slots with %d tokens (%d bytes) were restored in %.3f s.", model, saved, began_s
+        )
     were = "was" if taken.damaged == 1 else "were"
     return True, f"{taken.damaged} of them {were} damaged" if taken.damaged else None
 
 
-async def _use(prober: Prober, saved: SavedSet) -> None:
-    """Or the first new conversation would get a restored slot, and not an empty one: llama-server (b11434)
-    takes the one whose last use is longest ago, and a restore is none. All at once: one batch.
+async def _mark_used(prober: Prober, saved: SavedSet) -> None:
+    """Use the slots once, so that the first new conversation gets an empty slot: llama-server (b11434) takes
+    the least recently used one, and a restore does not count as use. All at once, in one batch.
     """
-    await asyncio.gather(*(prober.prove(use_of_slot(slot.number)) for slot in saved.slots))
+    await asyncio.gather(*(prober.probe_token(slot_request(slot.number)) for slot in saved.slots))
 
 
-async def _restored(prober: Prober, saved: SavedSet) -> str | None:
+async def _restore(prober: Prober, saved: SavedSet) -> str | None:
     try:
         for slot in saved.slots:
-            answer = await prober.move_slot("restore", slot.number, slot.name)
+            answer = await prober.transfer_slot("restore", slot.number, slot.name)
             if answer.problem:
                 return answer.problem
     except httpx.HTTPError as error:
-        return _words_of(error)
+        return _reason(error)
     return None
 
 
-def _tell(text: str, model: str, saved: SavedSet, began_s: float) -> None:
+def _log_transfer(text: str, model: str, saved: SavedSet, began_s: float) -> None:
     _log.info(text, model, len(saved.slots), saved.tokens, saved.size_bytes, monotonic() - began_s)
 
 
-def _words_of(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,7 +1,4 @@
-"""One supervised child as values: its states, what happens to it, and what is done about it.
-
-The words of the table in ``core.lifecycle``, which says what follows from what.
-"""
+"""The values of the supervision table (``table.py``): states of an instance, events and effects."""
 
 from __future__ import annotations
 
@@ -55,15 +52,15 @@ __all__ = [
 
 
 class State(StrEnum):
-    STOPPED = "stopped"  # no child, none wanted
-    STARTING = "starting"  # the child is spawned; nothing heard of it yet
-    LOADING = "loading"  # it lives and answers that it loads
-    WARMING = "warming"  # it says that it is ready; one real token will prove it
-    READY = "ready"  # requests are served
-    DRAINING = "draining"  # no new requests; those in flight finish
-    STOPPING = "stopping"  # told to end; waiting for its exit
+    STOPPED = "stopped"  # no child, and no start requested
+    STARTING = "starting"  # the child is spawned and has not answered yet
+    LOADING = "loading"  # it answers that the model is loading
+    WARMING = "warming"  # it answers that it is ready; the warm-up checks that
+    READY = "ready"  # it serves requests
+    DRAINING = "draining"  # no new requests; running ones finish
+    STOPPING = "stopping"  # it got SIGTERM or SIGKILL and has not exited yet
     BACKOFF = "backoff"  # it crashed; the next start waits
-    FAILED = "failed"  # given up: starting it again would fail again; or tried once in minutes (half-open)
+    FAILED = "failed"  # no restart, because it would fail again; or one start every few minutes (half-open)
 
 
 LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, State.DRAINING, State.STOPPING})
@@ -76,29 +73,29 @@ class Policy:
 
     warm_up: bool = True
     stall_timeout_s: float = 120.0
-    """Longest time without any sign of progress while starting (S6); not a limit on the start itself."""
+    """Longest time without progress while starting (S6); the start itself has no limit."""
     wait_timeout_s: float = 120.0
-    """How long a request may wait for a load, a restart or a place (S9); 0: not at all."""
+    """How long a request may wait for a load, a restart or a permit (S9); 0: not at all."""
     max_concurrent: int | None = None
-    """How many requests it infers for at the same time; None: as many as the plan has slots."""
+    """How many jobs run at the same time; None: as many as the plan has slots."""
     limits_to_slots: bool = True
-    """If not, only ``max_concurrent`` limits that."""
+    """If false, only ``max_concurrent`` limits the running jobs."""
     max_queued: int = 256
-    """How many requests may wait for a load or for a place; 0: none."""
+    """How many requests may wait for a load or a permit; 0: none."""
     waits_for_first_load: bool = True
-    """If not, llama-server itself answers while it loads for the first time: with 503, at once."""
+    """If false, llama-server itself answers during its first load: with 503, at once."""
     knows_all_keys: bool = True
-    """If not, a server that asks for an unknown one is served without the proof of a first token."""
+    """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5
     """A SIGTERM within 0.5 ms of the ready line is lost (12 of 40 tries at b11434); a second one is not."""
     kill_again_s: float = 5.0
-    """A SIGKILLed process can linger in uninterruptible I/O; it is killed again at this interval."""
+    """A killed process can stay in uninterruptible I/O; SIGKILL is sent again at this interval."""
     slots_timeout_s: float = 10.0
-    """How long what its slots hold may be saved before it ends, and restored before it serves."""
+    """Time limit for saving slots before the server ends, and for restoring them before it serves."""
     slots_disk_bytes: int = MAX_BYTES
-    """What all saved slots together, of whichever model, may take on the disk."""
+    """Limit for the saved slots of all models on the disk."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
 
@@ -107,10 +104,10 @@ class Policy:
         return min(self.terminate_again_s, self.stop_timeout_s)
 
     def permits(self, slots: int | None) -> int | None:
-        """How many requests a plan with ``slots`` infers for at a time; None: any number.
+        """How many jobs a plan with ``slots`` runs at the same time; None: no limit.
 
-        Who is not to wait here (``wait_timeout_s`` 0) is not refused for want of a slot either, unless there
-        is a limit that somebody asked for: llama-server has a queue of its own.
+        Without a queue in llamasup (``wait_timeout_s`` 0) the slots are no limit, because llama-server has
+        a queue of its own; ``max_concurrent`` is.
         """
         if self.max_concurrent is not None:
             return self.max_concurrent
@@ -119,40 +116,40 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What is known of one instance. ``generation`` counts its children, the current or last one included."""
+    """The state of one instance. ``generation`` is the number of its current or last child."""
 
     state: State = State.STOPPED
     generation: int = 0
     alive: bool = False
     timer_id: int = 0
-    """Number of the newest timer; the wake-ups of older ones are stale."""
+    """Number of the newest timer; events of older timers are stale."""
     restart_pending: bool = False
-    """Whether another child follows when the current one has ended."""
+    """Whether a new child starts once the current one has exited."""
     term_resent: bool = False
-    """Whether the child has been told twice to end, or been killed."""
+    """Whether the child got a second SIGTERM or a SIGKILL."""
     kill_reason: Diagnosis | None = None
-    """Why we are ending the child ourselves, where it is its fault; counts as its crash."""
+    """Why llamasup kills a child that failed; counts as a crash."""
     ready: bool = False
     """Whether the current or last child ever became ready."""
     keeps_slots: bool = False
-    """Whether what the slots of the current child hold outlives it."""
-    moves_slots: bool = False
-    """Whether that is being saved or restored now."""
+    """Whether the slots of the current child are saved before it ends."""
+    transferring_slots: bool = False
+    """Whether slots are being saved or restored now."""
     crashes: tuple[float, ...] = ()
     restarts: int = 0
     last: Diagnosis | None = None
     next_start_s: float | None = None
-    """When it will be started without being asked: in BACKOFF, and in FAILED where that is tried."""
+    """When the next start comes by itself: in BACKOFF, and in FAILED if half-open."""
     half_open_since_s: float | None = None
-    """When it was started out of FAILED; a crash soon after leads back there (half-open)."""
+    """When it was started from FAILED (half-open); a crash soon after leads back to FAILED."""
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing more will happen until somebody asks."""
+        """Whether it stays in this state until a request changes it."""
         return self.state is State.STOPPED or (self.state is State.FAILED and self.next_start_s is None)
 
 
-# --- events: asked by people -------------------------------------------------------------------------
+# --- events: requests --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +159,12 @@ class StartRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """Stop kindly: drain, then SIGTERM."""
+    """Stop gracefully: drain, then SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillRequested:
-    """Stop now: a second Ctrl-C."""
+    """Stop at once, as after a second Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +172,18 @@ class RestartRequested:
     pass
 
 
-# --- events: facts about the child -------------------------------------------------------------------
+# --- events about the child --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _ChildEvent:
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Diagnosed:
+    generation: int
+    diagnosis: Diagnosis
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,98 +193,58 @@ class Spawned:
     keeps_slots: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnFailed:
-    generation: int
-    diagnosis: Diagnosis
+class SpawnFailed(_Diagnosed):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """It answers, and says that the model is loading."""
-
-    generation: int
+class Loading(_ChildEvent):
+    """``/health`` answers that the model is loading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
-    """A sign of life while starting: log lines, memory that grows, bytes read."""
-
-    generation: int
+class Progressed(_ChildEvent):
+    """A sign of progress while starting: log lines, growing memory or bytes read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Healthy:
-    """``/health`` says 200."""
-
-    generation: int
+class Healthy(_ChildEvent):
+    """``/health`` answers 200."""
 
 
-@dataclass(frozen=True, slots=True)
-class WarmupSucceeded:
-    """It produced a real token (or vector, or score)."""
-
-    generation: int
+class WarmupSucceeded(_ChildEvent):
+    """The child produced a token, an embedding or a score."""
 
 
-@dataclass(frozen=True, slots=True)
-class WarmupFailed:
-    generation: int
-    diagnosis: Diagnosis
+class WarmupFailed(_Diagnosed):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsRestored:
-    """All that there was to restore is, or there was nothing."""
-
-    generation: int
+class SlotsRestored(_ChildEvent):
+    """All saved slots are restored, or there were none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotRestoreCorrupted:
-    """It took up only a part of a slot. What it wrote stays where later requests compute with it, and nothing
-    but a new start removes it (#27068).
+class SlotRestoreCorrupted(_ChildEvent):
+    """The child restored only a part of a slot. That part stays in the KV cache, where later requests would
+    use it; only a new start removes it (#27068).
     """
 
-    generation: int
+
+class SlotsSaved(_ChildEvent):
+    """The slots are saved, as far as that was possible."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsSaved:
-    """As far as they could be."""
-
-    generation: int
+class StartupFailureLogged(_Diagnosed):
+    """The log of a loading child shows that the start will fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartupFailureLogged:
-    """It still loads, and has said itself that this cannot end well."""
-
-    generation: int
-    diagnosis: Diagnosis
+class LivenessFailed(_Diagnosed):
+    """The child runs but no longer serves: it does not answer, or its requests make no progress (S7, S8)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessFailed:
-    """It lives, but serves no more: it does not answer, or what it works at does not move (S7, S8)."""
-
-    generation: int
-    diagnosis: Diagnosis
+class Drained(_ChildEvent):
+    """The last running request has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
-    """No request is in flight any more."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Exited:
-    """It has ended and is reaped."""
-
-    generation: int
-    diagnosis: Diagnosis
+class Exited(_Diagnosed):
+    """The child has exited and is reaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,60 +279,52 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spawn:
+class _ChildEffect:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """Watch it until it says that it is ready."""
-
-    generation: int
+class Spawn(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    generation: int
+class Probe(_ChildEffect):
+    """Probe ``/health`` until it answers 200, and watch for progress."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreSlots:
-    generation: int
+class WarmUp(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSlots:
-    generation: int
+class RestoreSlots(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Look after it while it serves: does it still live?"""
-
-    generation: int
+class SaveSlots(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitIdle:
-    generation: int
+class Watch(_ChildEffect):
+    """Check liveness while it serves."""
+
+
+class AwaitIdle(_ChildEffect):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class CloseEndpoint:
-    """End what is in flight: llama-server itself would keep open streams till the next ping (b11434)."""
+    """End running requests: llama-server itself would keep streams open until the next ping (b11434)."""
 
     generation: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    generation: int
+class Terminate(_ChildEffect):
+    pass
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
-    generation: int
+class Kill(_ChildEffect):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +335,7 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell people that a child failed. ``restart_in_s`` is None when it will not be restarted.
-
-    ``by_us``: it did not die, but was of no use and was killed for that.
-    """
+    """Publish that a child failed. ``restart_in_s`` None: no restart. ``by_us``: llamasup killed it."""
 
     generation: int
     diagnosis: Diagnosis

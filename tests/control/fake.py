@@ -32,8 +32,8 @@ class WatchedBus(Bus):
         self.listeners += 1
         self._changed()
 
-    def forget(self, listener: Callable[[PublishedEvent], None]) -> None:
-        super().forget(listener)
+    def unsubscribe(self, listener: Callable[[PublishedEvent], None]) -> None:
+        super().unsubscribe(listener)
         self.listeners -= 1
         self._changed()
 

@@ -171,7 +171,7 @@ def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_
     program.chmod(0o755)
     report = doctor("--runtime", str(program), "--port", "0", str(tiny_model))
     assert report.bad == {"runtime"}
-    assert "fails at --list-devices (exit code 3)" in report.found("runtime")
+    assert "--list-devices fails (exit code 3)" in report.found("runtime")
     assert asked.read_text() == "x\n"
     big = tmp_path / "big.gguf"
     big.write_bytes(big_endian_decoder())

@@ -25,7 +25,7 @@ QUICK = LivenessPolicy(
     stall_s=0.5,
     prefill_stall_s=0.5,
     busy_prefill_stall_s=2.0,
-    proof_timeout_s=1.0,
+    token_timeout_s=1.0,
 )
 FakeServer = Callable[..., str]
 
@@ -46,7 +46,7 @@ def test_a_stopped_server_is_replaced_and_what_it_was_asked_meanwhile_is_answere
             answer = await it.complete()
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
-            assert "it is stopped" in exited.diagnosis.message
+            assert "the process is stopped" in exited.diagnosis.message
             assert exited.exit is None  # it did not end by itself
             assert answer.status_code == 200
             assert it.runner.instance.generation == 2
@@ -71,8 +71,8 @@ def test_completions_that_never_move_are_a_hang_although_health_says_ok(
             answers = await asked
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
-            assert "nothing in flight has moved" in exited.diagnosis.message
-            assert "one token did not come" in exited.diagnosis.message
+            assert "have made no progress" in exited.diagnosis.message
+            assert "a test request for one token got no answer" in exited.diagnosis.message
             assert [answer.status_code for answer in answers] == [200] * 3
 
     run(test)

@@ -174,7 +174,7 @@ def test_a_reload_of_an_invalid_config_is_the_configs_error_over_the_control_soc
     assert (error["cause"], error["exit_code"]) == ("config_invalid", 78)
     assert any(line.startswith(f"{config}:5: defaults.ctx_size: ") for line in error["details"])
     assert any(line.startswith(f"{config}:7: nonsense: ") for line in error["details"])
-    assert "defaults.extra: --host is llamasup's to set" in flags.json()["error"]["details"][0]
+    assert "defaults.extra: --host is not allowed after --" in flags.json()["error"]["details"][0]
 
 
 @pytest.mark.parametrize(

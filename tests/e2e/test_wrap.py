@@ -49,7 +49,7 @@ def test_a_script_that_does_not_is_refused_with_what_to_do(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("no-such-program",), 69, "There is no program 'no-such-program'."),
+        (("no-such-program",), 69, "The program 'no-such-program' does not exist."),
         (("/etc/passwd",), 69, "Cannot execute '/etc/passwd': Permission denied."),
         (("true",), 69, "`true --help` does not answer"),
         ((), 2, "COMMAND"),

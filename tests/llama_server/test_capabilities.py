@@ -17,7 +17,6 @@ from llamasup.llama_server.capabilities import (
 )
 from tests.paths import FIXTURES
 
-FIXTURES = FIXTURES
 HELP = {path.stem: path.read_text() for path in sorted((FIXTURES / "help").glob("*.txt"))}
 BUILDS = list(HELP)
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -42,7 +41,7 @@ def one(text: str) -> Option:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_every_option_line_of_a_real_help_is_one_option(build: str) -> None:
+def test_every_option_line_is_one_option(build: str) -> None:
     # Counted another way: in 2024 options are indented by 2 or 9 blanks, later by none.
     indent = r" {2}(?: {7})?" if build == "0.2.90" else ""
     lines = re.findall(rf"^{indent}-{{1,2}}[a-z]\S*.*$", HELP[build], re.MULTILINE | re.IGNORECASE)
@@ -52,7 +51,7 @@ def test_every_option_line_of_a_real_help_is_one_option(build: str) -> None:
         assert line.split()[0].rstrip(",") in (parsed.spellings[0], f"{parsed.spellings[0]}(s)")
 
 
-def test_every_environment_name_of_b11434_belongs_to_the_option_it_is_printed_under() -> None:
+def test_each_variable_belongs_to_the_option_above_it() -> None:
     expected: dict[str, str] = {}
     current = ""
     for line in HELP["b11434"].splitlines():
@@ -65,7 +64,7 @@ def test_every_environment_name_of_b11434_belongs_to_the_option_it_is_printed_un
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_spellings_are_words_and_no_mention_in_a_description_becomes_one(build: str) -> None:
+def test_options_in_descriptions_are_no_spellings(build: str) -> None:
     for parsed in parse_help(HELP[build]):
         for spelling in parsed.spellings:
             assert re.fullmatch(r"--?[A-Za-z][A-Za-z0-9.-]*", spelling)
@@ -73,7 +72,7 @@ def test_spellings_are_words_and_no_mention_in_a_description_becomes_one(build: 
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_no_description_holds_the_next_option_or_a_section_title(build: str) -> None:
+def test_descriptions_contain_no_other_option_or_title(build: str) -> None:
     for parsed in parse_help(HELP[build]):
         assert "-----" not in parsed.description
         assert "  " not in parsed.description
@@ -82,14 +81,14 @@ def test_no_description_holds_the_next_option_or_a_section_title(build: str) -> 
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_the_classic_command_line_is_known_to_every_build(build: str) -> None:
+def test_every_build_knows_the_basic_options(build: str) -> None:
     for spelling in ("--model", "--host", "--port", "--ctx-size", "--parallel", "--threads", "-ngl", "-ctk"):
         if (build, spelling) != ("0.2.90", "-ngl"):  # a build without a GPU did not list it then
             assert of(build).knows(spelling) == spelling
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_carriage_returns_colours_and_tabs_change_nothing(build: str) -> None:
+def test_carriage_returns_colors_and_tabs_are_ignored(build: str) -> None:
     expected = parse_help(HELP[build])
     assert parse_help(HELP[build].replace("\n", "\r\n")) == expected
     coloured = re.sub(r"(?m)^( *)(--?[a-z-]+)", "\\1\x1b[1;32m\\2\x1b[0m", HELP[build])
@@ -101,14 +100,14 @@ def test_carriage_returns_colours_and_tabs_change_nothing(build: str) -> None:
 # --- one option ----------------------------------------------------------------------------------
 
 
-def test_flash_attention_is_a_bare_switch_in_2024_and_takes_a_value_in_2026() -> None:
+def test_flash_attention_is_a_switch_in_2024_and_takes_a_value_in_2026() -> None:
     assert option("0.2.90", "-fa").argument is None
     assert option("0.3.16", "--flash-attn").argument is None
     assert option("b11434", "--flash-attn").argument == "[on|off|auto]"
     assert option("b11434", "-fa").allowed == ("on", "off", "auto")
 
 
-def test_flash_attention_whose_values_are_only_in_the_description_allows_them_too() -> None:
+def test_quoted_values_in_a_description_are_allowed() -> None:
     parsed = one(
         "-fa,   --flash-attn FA                  set Flash Attention use ('on', 'off', or 'auto', default:\n"
         "                                        'auto')\n"
@@ -117,7 +116,7 @@ def test_flash_attention_whose_values_are_only_in_the_description_allows_them_to
     assert (parsed.argument, parsed.allowed, parsed.default) == ("FA", ("on", "off", "auto"), "'auto'")
 
 
-def test_all_spellings_of_an_option_are_kept_in_order() -> None:
+def test_spellings_keep_their_order() -> None:
     assert option("b11434", "-ngld").spellings == (
         "--spec-draft-ngl",
         "-ngld",
@@ -129,7 +128,7 @@ def test_all_spellings_of_an_option_are_kept_in_order() -> None:
     assert option("b11434", "--fim-qwen-1.5b-default").spellings == ("--fim-qwen-1.5b-default",)
 
 
-def test_the_spellings_that_switch_an_option_off_are_told_apart() -> None:
+def test_negations_are_recognized() -> None:
     assert option("b11434", "-cb").negations == ("-nocb", "--no-cont-batching")
     assert option("b11434", "-kvo").negations == ("-nkvo", "--no-kv-offload")
     assert option("b11434", "--repack").negations == ("-nr", "--no-repack")
@@ -139,11 +138,11 @@ def test_the_spellings_that_switch_an_option_off_are_told_apart() -> None:
     assert option("0.3.16", "-nocb").negations == ("-nocb", "--no-cont-batching")
 
 
-def test_a_short_spelling_after_the_negation_does_not_negate() -> None:
+def test_short_spelling_after_a_negation_does_not_negate() -> None:
     assert one("--fit, --no-fit, -f  fit\n").negations == ("--no-fit",)
 
 
-def test_a_description_that_begins_on_the_next_line_is_the_options_own() -> None:
+def test_description_on_the_next_line_is_read() -> None:
     parsed = option("b11434", "--control-vector-layer-range")
     assert parsed.argument == "START END"
     assert parsed.arity == 2
@@ -167,7 +166,7 @@ def test_a_description_that_begins_on_the_next_line_is_the_options_own() -> None
         ("0.2.90", "--chunk-separator", "STRING", 1),
     ],
 )
-def test_the_argument_is_kept_as_printed(build: str, spelling: str, argument: str | None, arity: int) -> None:
+def test_argument_is_kept_as_printed(build: str, spelling: str, argument: str | None, arity: int) -> None:
     found = of(build).find(spelling)
     assert (found.argument, found.arity) == (argument, arity) if found else spelling == "--mlock"
 
@@ -194,13 +193,11 @@ def test_the_argument_is_kept_as_printed(build: str, spelling: str, argument: st
         ("0.2.90", "--log-format", ("text", "json")),
     ],
 )
-def test_allowed_values_are_those_that_the_help_states(
-    build: str, spelling: str, allowed: tuple[str, ...]
-) -> None:
+def test_allowed_values_come_from_the_help(build: str, spelling: str, allowed: tuple[str, ...]) -> None:
     assert option(build, spelling).allowed == allowed
 
 
-def test_a_list_of_values_in_place_of_the_argument_is_what_is_allowed() -> None:
+def test_list_in_place_of_the_argument_is_allowed_values() -> None:
     parsed = option("b11434", "--spec-type")
     assert parsed.argument is not None
     assert parsed.allowed == tuple(parsed.argument.split(","))
@@ -208,7 +205,7 @@ def test_a_list_of_values_in_place_of_the_argument_is_what_is_allowed() -> None:
     assert parsed.default == "none"
 
 
-def test_a_default_that_the_list_of_modes_leaves_out_is_allowed_all_the_same() -> None:
+def test_default_outside_the_list_is_allowed() -> None:
     assert option("b11434", "--reasoning-format").allowed == ("auto", "none", "deepseek", "deepseek-legacy")
 
 
@@ -227,15 +224,15 @@ def test_a_default_that_the_list_of_modes_leaves_out_is_allowed_all_the_same() -
         ("0.2.90", "--parallel", "1"),
     ],
 )
-def test_the_default_is_kept_as_stated(build: str, spelling: str, default: str | None) -> None:
+def test_default_is_kept_as_printed(build: str, spelling: str, default: str | None) -> None:
     assert option(build, spelling).default == default
 
 
-def test_a_default_whose_parenthesis_never_closes_reaches_to_the_end() -> None:
+def test_unclosed_default_reaches_to_the_end() -> None:
     assert one("-x, --example N  an example (default: 1 (one\n").default == "1 (one"
 
 
-def test_environment_names_are_read() -> None:
+def test_variables_are_read() -> None:
     assert option("b11434", "--parallel").env == "LLAMA_ARG_N_PARALLEL"
     assert option("b11434", "--load-mode").env == "LLAMA_ARG_LOAD_MODE"
     assert option("b11434", "--draft-max").env == "LLAMA_ARG_DRAFT_MAX"
@@ -243,20 +240,20 @@ def test_environment_names_are_read() -> None:
     assert option("0.2.90", "--parallel").env is None
 
 
-def test_dashes_bullets_and_other_options_in_a_description_stay_text() -> None:
+def test_dashes_and_bullets_in_a_description_stay_text() -> None:
     described = option("b11434", "--hf-repo").description
     assert "to disable, add --no-mmproj example: ggml-org" in described
     assert "- numactl: use the CPU map provided by numactl" in option("b11434", "--numa").description
     assert option("b11434", "--tools").env == "LLAMA_ARG_TOOLS"
 
 
-def test_a_deprecated_option_is_accepted_and_marked() -> None:
+def test_deprecated_option_is_accepted_and_marked() -> None:
     assert option("b11434", "--defrag-thold").deprecated
     assert of("b11434").knows("-dt") == "-dt"
     assert not option("0.3.16", "--defrag-thold").deprecated
 
 
-def test_an_option_in_the_layout_of_early_2024_is_read() -> None:
+def test_layout_of_early_2024_is_read() -> None:
     text = "options:\n  -h, --help            show this help\n  -t N, --threads N     number of threads\n"
     assert [(o.spellings, o.argument) for o in parse_help(text)] == [
         (("-h", "--help"), None),
@@ -264,19 +261,19 @@ def test_an_option_in_the_layout_of_early_2024_is_read() -> None:
     ]
 
 
-def test_a_comma_before_the_description_does_not_swallow_it() -> None:
+def test_comma_before_the_description_is_ignored() -> None:
     parsed = one("-mqkv,  --merge-qkv,   merge the projections\n")
     assert (parsed.spellings, parsed.description) == (("-mqkv", "--merge-qkv"), "merge the projections")
 
 
-def test_a_lone_dash_among_the_spellings_is_passed_over() -> None:
+def test_lone_dash_is_no_spelling() -> None:
     assert one("-x, -, --example  an example\n").spellings == ("-x", "--example")
 
 
 # --- what a build knows --------------------------------------------------------------------------
 
 
-def test_b11434_lists_draft_max_as_removed_and_says_what_to_use() -> None:
+def test_removed_option_has_a_hint() -> None:
     removed = option("b11434", "--draft-max")
     assert removed.removed
     assert removed.removed_hint == "--spec-draft-n-max or --spec-ngram-mod-n-max"
@@ -285,18 +282,18 @@ def test_b11434_lists_draft_max_as_removed_and_says_what_to_use() -> None:
     assert of("0.3.16").knows("--spec-draft-n-max", "--draft-max") == "--draft-max"
 
 
-def test_a_hint_at_an_option_that_the_build_lacks_is_passed_over() -> None:
+def test_hint_at_an_unknown_option_is_skipped() -> None:
     text = "--old N  the argument has been removed. use --gone or --kept\n--kept N  kept\n"
     assert Capabilities("x", parse_help(text), ()).nearest("--old") == "--kept"
 
 
-def test_an_option_that_is_removed_without_a_replacement_has_no_hint() -> None:
+def test_removed_option_without_replacement_has_no_hint() -> None:
     parsed = one("--old N                                 the argument has been removed\n")
     assert (parsed.removed, parsed.removed_hint) == (True, "")
     assert Capabilities("x", (parsed,), ()).nearest("--old") is None
 
 
-def test_an_accepted_spelling_wins_over_one_listed_as_removed() -> None:
+def test_accepted_option_goes_before_a_removed_one() -> None:
     text = "--new N  the argument has been removed. use --other\n-n, --new N  a new meaning\n"
     both = Capabilities("x", parse_help(text), ())
     found = both.find("--new")
@@ -304,17 +301,17 @@ def test_an_accepted_spelling_wins_over_one_listed_as_removed() -> None:
     assert found.spellings == ("-n", "--new")
 
 
-def test_the_first_of_two_entries_with_one_spelling_counts() -> None:
+def test_first_of_two_entries_counts() -> None:
     # August 2024 lists the tools' options too: export-lora's --model has no argument.
     assert option("0.2.90", "--model").argument == "FNAME"
 
 
-def test_underscores_are_read_as_llama_server_reads_them() -> None:
+def test_underscores_of_long_options_are_dashes() -> None:
     assert of("b11434").knows("--ctx_size") == "--ctx_size"
     assert of("b11434").find("-c_") is None
 
 
-def test_mlock_is_unknown_to_b11434_and_the_nearest_thing_is_load_mode() -> None:
+def test_nearest_to_a_removed_switch_is_the_option_with_its_value() -> None:
     assert of("b11434").find("--mlock") is None
     assert of("b11434").nearest("--mlock") == "--load-mode"
     assert of("b11434").nearest("--no-mmap") == "--load-mode"
@@ -341,11 +338,11 @@ def test_mlock_is_unknown_to_b11434_and_the_nearest_thing_is_load_mode() -> None
         ("b11434", "", None),
     ],
 )
-def test_the_nearest_spelling_helps_or_is_absent(build: str, asked: str, nearest: str | None) -> None:
+def test_nearest_spelling_is_close_or_none(build: str, asked: str, nearest: str | None) -> None:
     assert of(build).nearest(asked) == nearest
 
 
-def test_unix_sockets_are_known_from_the_description_of_host() -> None:
+def test_description_of_host_shows_unix_sockets() -> None:
     assert [of(build).unix_sockets for build in ("0.2.90", "0.3.16", "b11434")] == [False, True, True]
     assert not Capabilities("x", (), ()).unix_sockets
 
@@ -359,23 +356,23 @@ LS_HELP = """Usage: ls [OPTION]... [FILE]...
 """
 
 
-def test_the_help_of_another_program_is_told_apart() -> None:
+def test_help_of_another_program_is_recognized() -> None:
     assert [o.spellings[-1] for o in parse_help(LS_HELP)] == ["--all", "--block-size", "--color"]
     assert not looks_like_llama_server(parse_help(LS_HELP))
     assert not looks_like_llama_server(parse_help(""))
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_the_help_of_llama_server_is_recognised_whatever_its_build(build: str) -> None:
+def test_help_of_llama_server_is_recognized(build: str) -> None:
     assert looks_like_llama_server(parse_help(HELP[build]))
 
 
-def test_llama_cli_is_no_llama_server() -> None:
+def test_llama_cli_is_not_llama_server() -> None:
     without_server = tuple(o for o in parse_help(HELP["b11434"]) if "--port" not in o.spellings)
     assert not looks_like_llama_server(without_server)
 
 
-def test_a_wrapper_with_a_few_of_the_options_is_no_llama_server() -> None:
+def test_wrapper_with_few_options_is_not_llama_server() -> None:
     wrapper = "  -m, --model MODEL\n  --host HOST\n  --port PORT\n  --ctx-size CTX_SIZE\n"
     options = parse_help(wrapper)
     assert [o.spellings[-1] for o in options] == ["--model", "--host", "--port", "--ctx-size"]
@@ -391,7 +388,7 @@ _FRAGMENTS = st.one_of(_PUNCTUATION, _WORDS, _REMOVED)
 
 
 @given(st.one_of(st.text(), st.lists(_FRAGMENTS, max_size=60).map("".join)))
-def test_no_text_at_all_makes_the_readers_raise(text: str) -> None:
+def test_parsers_raise_for_no_text(text: str) -> None:
     options = parse_help(text)
     assert all(parsed.spellings and set(parsed.negations) <= set(parsed.spellings) for parsed in options)
     capabilities = Capabilities(parse_version(text), options, ())
@@ -423,5 +420,5 @@ def test_no_text_at_all_makes_the_readers_raise(text: str) -> None:
         ("", "unknown"),
     ],
 )
-def test_the_version_is_what_the_binary_says(text: str, version: str) -> None:
+def test_version_is_parsed(text: str, version: str) -> None:
     assert parse_version(text) == version

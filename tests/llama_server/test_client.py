@@ -1,9 +1,11 @@
-"""The prober against a mocked transport: what it hears, and when it looks again."""
+"""The prober against a mocked transport: the results of its requests, and when it repeats them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -12,25 +14,32 @@ import respx
 from llamasup.gguf.header import ModelClass
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server import client
+from llamasup.llama_server.answers import ServerProgress
 from llamasup.llama_server.client import Health, Prober
-from llamasup.llama_server.health import Proof
-from llamasup.llama_server.progress import ServerWork
 from llamasup.llama_server.warmup import warm_up_request
 
 ADDRESS = TcpAddress("127.0.0.1", 8080)
+TOKEN_REQUEST = warm_up_request(ModelClass.DECODER)
+
+
+Result = TypeVar("Result")
+
+
+def ask(use: Callable[[Prober], Coroutine[None, None, Result]]) -> Result:
+    async def run() -> Result:
+        async with Prober(ADDRESS, "child-key") as prober:
+            return await use(prober)
+
+    return asyncio.run(run())
 
 
 def health_of(*answers: httpx.Response | Exception) -> list[Health]:
-    async def ask() -> list[Health]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.health() for _ in answers]
-
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").mock(side_effect=list(answers))
-        return asyncio.run(ask())
+        return [ask(Prober.health) for _ in answers]
 
 
-def test_health_is_what_the_server_answers() -> None:
+def test_health_follows_the_answer() -> None:
     assert health_of(
         httpx.ConnectError("nobody listens yet"),
         httpx.Response(503, json={"error": {"message": "Loading model"}}),
@@ -38,43 +47,39 @@ def test_health_is_what_the_server_answers() -> None:
     ) == [Health.SILENT, Health.LOADING, Health.OK]
 
 
-def test_garbage_and_silence_are_no_health() -> None:
+def test_invalid_or_no_answer_is_silent() -> None:
     assert (
         health_of(httpx.Response(404), httpx.RemoteProtocolError("garbage"), httpx.ReadTimeout("nothing"))
         == [Health.SILENT] * 3
     )
 
 
-def test_probing_goes_on_until_the_server_is_healthy_and_tells_of_the_loading() -> None:
-    told = []
-
-    async def wait() -> None:
-        async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(asyncio.Event(), lambda: told.append("loading"))
+def test_probing_continues_until_healthy_and_reports_loading() -> None:
+    reported = []
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(
             side_effect=[httpx.ConnectError("no"), httpx.Response(503), httpx.Response(200)]
         )
-        asyncio.run(wait())
+        ask(lambda prober: prober.until_healthy(asyncio.Event(), lambda: reported.append("loading")))
         assert route.call_count == 3
-    assert told == ["loading"]
+    assert reported == ["loading"]
 
 
-def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an hour between probes only the ready line can bring the next one about."""
+def test_ready_line_ends_the_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an hour between probes, only the ready line can lead to the next one."""
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 3600.0)
     monkeypatch.setattr(client, "LONGEST_PROBE_DELAY_S", 3600.0)
 
     async def wait() -> None:
-        heard = asyncio.Event()
+        log_ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         async with Prober(ADDRESS) as prober:
 
             def on_loading() -> None:
-                loop.call_soon(heard.set)
+                loop.call_soon(log_ready.set)
 
-            await prober.until_healthy(heard, on_loading)
+            await prober.until_healthy(log_ready, on_loading)
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(side_effect=[httpx.Response(503), httpx.Response(200)])
@@ -82,10 +87,8 @@ def test_the_ready_line_ends_a_sleep_however_long(monkeypatch: pytest.MonkeyPatc
         assert route.call_count == 2
 
 
-def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """503, (ready line), 503, 200: the third look comes after the shortest delay, not the next longer."""
+def test_early_ready_line_restarts_the_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """503, (ready line), 503, 200: the third check comes after the shortest delay, not a longer one."""
     slept: list[float] = []
     monkeypatch.setattr(client, "FIRST_PROBE_DELAY_S", 0.001)
     real_timeout = asyncio.timeout
@@ -95,19 +98,19 @@ def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
         return real_timeout(seconds)
 
     monkeypatch.setattr(asyncio, "timeout", noted)
-    looks = 0
+    checks = 0
 
     async def wait() -> None:
-        heard = asyncio.Event()
+        log_ready = asyncio.Event()
 
         def on_loading() -> None:
-            nonlocal looks
-            looks += 1
-            if looks == 5:
-                heard.set()
+            nonlocal checks
+            checks += 1
+            if checks == 5:
+                log_ready.set()
 
         async with Prober(ADDRESS) as prober:
-            await prober.until_healthy(heard, on_loading)
+            await prober.until_healthy(log_ready, on_loading)
 
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").mock(side_effect=[httpx.Response(503)] * 7 + [httpx.Response(200)])
@@ -116,70 +119,56 @@ def test_a_ready_line_that_comes_a_moment_too_early_starts_the_backoff_afresh(
     assert ours == pytest.approx([0.001, 0.002, 0.004, 0.008, 0.001, 0.002])
 
 
-def test_the_childs_own_key_goes_with_every_probe() -> None:
-    async def ask() -> None:
-        async with Prober(ADDRESS, "child-key") as prober:
-            await prober.health()
-            await prober.ask(warm_up_request(ModelClass.DECODER))
-
+def test_api_key_is_sent_with_every_probe() -> None:
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/health").respond(200)
         server.post("/completion").respond(200, json={"tokens_predicted": 1})
-        asyncio.run(ask())
+        ask(Prober.health)
+        ask(lambda prober: prober.send(TOKEN_REQUEST))
         assert {call.request.headers["authorization"] for call in server.calls} == {"Bearer child-key"}
 
 
-def test_metrics_are_none_when_the_server_has_none_to_give() -> None:
-    async def ask() -> list[str | None]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.metrics() for _ in range(3)]
-
+def test_metrics_are_none_without_an_answer() -> None:
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/metrics").mock(
             side_effect=[httpx.Response(501), httpx.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
         )
-        assert asyncio.run(ask()) == [None, None, "a 1\n"]
+        assert [ask(Prober.metrics) for _ in range(3)] == [None, None, "a 1\n"]
 
 
-def test_work_is_read_from_slots_and_metrics_as_far_as_there_are_any() -> None:
-    async def ask() -> list[ServerWork]:
-        async with Prober(ADDRESS) as prober:
-            return [await prober.work(1.0) for _ in range(2)]
-
+def test_progress_is_read_from_slots_and_metrics() -> None:
     busy = [{"id": 0, "id_task": 1, "is_processing": True, "next_token": [{"n_decoded": 3}]}]
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/slots").mock(side_effect=[httpx.Response(200, json=busy), httpx.Response(501)])
         server.get("/metrics").mock(
             side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
         )
-        assert asyncio.run(ask()) == [ServerWork({"0/1": 3}, prefilling=False), ServerWork(total=7.0)]
+        assert ask(Prober.progress) == ServerProgress({"0/1": 3}, prefilling=False)
+        assert ask(Prober.progress) == ServerProgress(total=7.0)
 
 
 @pytest.mark.parametrize(
-    ("answer", "missing"),
+    ("answer", "problem"),
     [
         (httpx.Response(200, json={"tokens_predicted": 1}), None),
-        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),  # it works, and says no
+        (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),
         (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
         (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
         (httpx.ReadError("reset"), "was not answered: reset"),
     ],
 )
-def test_a_proof_is_a_token_or_a_refusal(answer: httpx.Response | Exception, missing: str | None) -> None:
-    async def ask() -> Proof:
-        async with Prober(ADDRESS) as prober:
-            return await prober.prove(warm_up_request(ModelClass.DECODER))
-
+def test_token_or_rejection_is_a_successful_probe(
+    answer: httpx.Response | Exception, problem: str | None
+) -> None:
     with respx.mock(base_url=ADDRESS.url) as server:
         server.post("/completion").mock(side_effect=[answer])
-        proof = asyncio.run(ask())
-    assert (proof.missing is None) == (missing is None)
-    assert missing is None or missing in str(proof.missing)
+        probe = ask(lambda prober: prober.probe_token(TOKEN_REQUEST))
+    assert (probe.problem is None) == (problem is None)
+    assert problem is None or problem in str(probe.problem)
 
 
-def test_health_that_drips_is_silence() -> None:
-    """httpx alone would wait for as long as a byte comes now and then."""
-
+def test_slow_health_answer_is_silent() -> None:
+    """httpx alone would wait as long as single bytes arrive."""
     over = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -194,7 +183,7 @@ def test_health_that_drips_is_silence() -> None:
         writer.close()
         over.set()
 
-    async def ask() -> Health:
+    async def check() -> Health:
         async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
             async with Prober(TcpAddress("127.0.0.1", port)) as prober:
@@ -202,4 +191,4 @@ def test_health_that_drips_is_silence() -> None:
             await over.wait()
             return health
 
-    assert asyncio.run(ask()) is Health.SILENT
+    assert asyncio.run(check()) is Health.SILENT

@@ -66,7 +66,7 @@ class Driver:
         return pynvml.nvmlPciInfo_t(busId=f"00000000:0{handle + 1}:00.0".encode(), bus=handle + 1)
 
 
-def test_every_gpu_of_the_driver_is_told_and_the_session_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_gpu_is_reported_and_the_session_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([("NVIDIA H200", (141 * GIB, 140 * GIB)), ("NVIDIA GB10", None)])
     driver.install(monkeypatch)
     assert ask_nvml() == NvmlAnswer(
@@ -80,7 +80,7 @@ def test_every_gpu_of_the_driver_is_told_and_the_session_closed(monkeypatch: pyt
     assert driver.calls.count("nvmlShutdown") == 1
 
 
-def test_a_package_that_answers_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_as_bytes_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([("NVIDIA H200", (141 * GIB, 140 * GIB))])
     driver.install(monkeypatch)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetName", lambda _: b"NVIDIA H200")
@@ -88,7 +88,7 @@ def test_a_package_that_answers_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("error", "says"),
+    ("error", "message"),
     [
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "RM has detected an NVML/RM version mismatch"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
@@ -96,18 +96,16 @@ def test_a_package_that_answers_in_bytes_is_read(monkeypatch: pytest.MonkeyPatch
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML Shared Library Not Found"),
     ],
 )
-def test_a_driver_that_cannot_be_asked_says_why(
-    error: int, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_driver_is_reported(error: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = pynvml.NVMLError(error)
     Driver([], {"nvmlInit": failure}).install(monkeypatch)
     answer = ask_nvml()
     assert answer.gpus == ()
     assert answer.error == type(failure).__name__ != "NVMLError"
-    assert says in answer.problem
+    assert message in answer.problem
 
 
-def test_a_lost_gpu_is_no_answer_and_leaves_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_gpu_is_an_error_and_closes_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     unknown = pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
     driver = Driver(
@@ -119,7 +117,7 @@ def test_a_lost_gpu_is_no_answer_and_leaves_no_session(monkeypatch: pytest.Monke
     assert driver.calls[-1] == "nvmlShutdown"
 
 
-def test_without_the_package_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert ask_nvml().error == "not installed"
 
@@ -147,7 +145,7 @@ def runtime_with(tmp_path: Path, line: str) -> tuple[Runtime, Path]:
     return runtime, listed
 
 
-def test_nvml_tells_what_is_free_and_the_runtime_is_not_asked(
+def test_nvml_gives_free_memory_without_a_query(
     cuda_runtime: tuple[Runtime, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Driver([("NVIDIA H200", (143771 * MIB, 1000 * MIB))]).install(monkeypatch)
@@ -157,7 +155,7 @@ def test_nvml_tells_what_is_free_and_the_runtime_is_not_asked(
 
 
 @pytest.mark.parametrize("environ", [{}, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-8930f937/1/0"}])
-def test_where_nvml_does_not_help_the_runtime_is_asked_again(
+def test_runtime_is_queried_if_nvml_does_not_help(
     environ: dict[str, str], cuda_runtime: tuple[Runtime, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime, listed = cuda_runtime
@@ -174,7 +172,7 @@ def test_where_nvml_does_not_help_the_runtime_is_asked_again(
     "line",
     ["Vulkan0: AMD Radeon RX 7900 XTX (24560 MiB, 9 MiB free)", "CUDA0: NVIDIA GB10 (9 MiB, 9 MiB free)"],
 )
-def test_nvml_is_not_asked_about_what_it_does_not_know(
+def test_nvml_is_not_used_for_other_devices(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = Driver([("NVIDIA GB10", None)])
@@ -184,7 +182,7 @@ def test_nvml_is_not_asked_about_what_it_does_not_know(
     assert driver.calls == []
 
 
-def test_a_runtime_without_devices_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runtime_without_devices_is_not_queried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver([])
     driver.install(monkeypatch)
     runtime, _ = runtime_with(tmp_path, "BLAS: OpenBLAS (0 MiB, 0 MiB free)")
@@ -194,7 +192,7 @@ def test_a_runtime_without_devices_costs_nothing(tmp_path: Path, monkeypatch: py
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_runtime_that_is_gone_is_an_error_with_a_remedy(
+def test_missing_runtime_is_an_error_with_a_remedy(
     cuda_runtime: tuple[Runtime, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Driver([]).install(monkeypatch)

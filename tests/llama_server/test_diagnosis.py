@@ -1,4 +1,4 @@
-"""What the end of a child is taken for. The logs are real ones except `*.made.log`."""
+"""The diagnosis of an exit. The logs are real ones except `*.made.log`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "draft-vocab-serves-on.log": ("ready", "killed", False, 75, "SIGKILL"),
     "empty.log": ("starting", "model_corrupt", True, 65, "'/models/empty.gguf' is empty"),
     "grammar-bad.log": ("starting", "aborted", True, 75, "error: failed to parse grammar. Check"),
-    "head-size-q8.log": ("starting", "kv_unsupported", True, 2, "head size 40 is no multiple of 32"),
+    "head-size-q8.log": ("starting", "kv_unsupported", True, 2, "40 is not a multiple of 32"),
     "library-missing.log": ("starting", "library_missing", True, 69, "libllama-server-impl.so"),
-    "lora-bad.log": ("starting", "model_unsupported", True, 65, "no lora adapter"),
+    "lora-bad.log": ("starting", "model_unsupported", True, 65, "as a lora adapter"),
     "lora-missing.log": ("starting", "model_missing", True, 66, "The file 'nope.gguf' cannot be opened"),
     "missing-file.log": ("starting", "model_missing", True, 66, "No such file or directory"),
     "missing-tensor.log": ("starting", "model_corrupt", True, 65, "'blk.2.attn_norm.weight' not found"),
     "missing-value.log": ("starting", "flag_invalid", True, 2, "expected value for argument"),
-    "mmproj-bad.log": ("starting", "model_unsupported", True, 65, "no multimodal model"),
+    "mmproj-bad.log": ("starting", "model_unsupported", True, 65, "as a multimodal model"),
     "mmproj-missing.log": ("starting", "model_missing", True, 66, "'/models/nope.gguf'"),
     "out-of-memory-assertion.log": ("starting", "out_of_memory_host", True, 71, "another 19.73 MB"),
     "out-of-memory-kv.log": ("starting", "out_of_memory_host", True, 71, "another 1024.00 MB"),
@@ -41,7 +41,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "removed-mlock.log": ("starting", "flag_unknown", True, 2, "'--mlock'"),
     "signal-ABRT.log": ("ready", "aborted", False, 75, "abort"),
     "signal-ILL.log": ("ready", "illegal_instruction", False, 69, "another processor"),
-    "signal-KILL.log": ("ready", "killed", False, 75, "killed from outside"),
+    "signal-KILL.log": ("ready", "killed", False, 75, "by another program"),
     "signal-SEGV.log": ("ready", "segfault", False, 75, "segmentation fault"),
     "signal-TERM.log": ("ready", "exited", False, 75, "by itself"),
     "socket-stale.log": ("starting", "port_in_use", False, 71, "/run/s2.sock"),
@@ -50,7 +50,7 @@ EXPECTED: dict[str, tuple[Phase, str, bool, int, str]] = {
     "static-path-missing.log": ("starting", "flag_invalid", True, 2, "'/nope' given to --path"),
     "unknown-device.log": ("starting", "flag_invalid", True, 2, "invalid device: CUDA0"),
     "unknown-flag.log": ("starting", "flag_unknown", True, 2, "'--frobnicate'"),
-    "unreadable.log": ("starting", "model_unreadable", True, 66, "may not be read by this user"),
+    "unreadable.log": ("starting", "model_unreadable", True, 66, "This user may not read"),
     "version1.log": ("starting", "model_unsupported", True, 65, "GGUFv1"),
     "version9.log": ("starting", "model_unsupported", True, 65, "version 9"),
     "xllamacpp-missing-file.log": ("starting", "model_missing", True, 66, "'/models/nope.gguf'"),
@@ -99,47 +99,47 @@ def test_every_recorded_crash_has_an_expected_diagnosis() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_recorded_crash_is_explained(name: str) -> None:
-    _, cause, deterministic, exit_code, words = EXPECTED[name]
+def test_recorded_crash_is_diagnosed(name: str) -> None:
+    _, cause, deterministic, exit_code, excerpt = EXPECTED[name]
     diagnosis = diagnosis_of(name)
     assert (diagnosis.cause, diagnosis.deterministic, diagnosis.exit_code) == (
         cause,
         deterministic,
         exit_code,
     )
-    assert words in f"{diagnosis.message} {diagnosis.remedy}"
+    assert excerpt in f"{diagnosis.message} {diagnosis.remedy}"
     assert diagnosis.remedy
     assert "{" not in diagnosis.message + diagnosis.remedy
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_telling_lines_are_few_and_their_own(name: str) -> None:
+def test_relevant_lines_are_few_and_from_the_log(name: str) -> None:
     _, lines = read(name)
-    told = diagnosis_of(name).lines
-    assert len(told) <= 8
-    assert len(set(told)) == len(told)
-    assert all(any(line.rstrip().endswith(one) for line in lines) for one in told)
-    assert not any(one.startswith("0.0") for one in told)
+    quoted = diagnosis_of(name).lines
+    assert len(quoted) <= 8
+    assert len(set(quoted)) == len(quoted)
+    assert all(any(line.rstrip().endswith(one) for line in lines) for one in quoted)
+    assert not any(one.startswith("0.0") for one in quoted)
 
 
-def test_the_line_that_gave_the_cause_comes_first() -> None:
+def test_line_of_the_cause_comes_first() -> None:
     assert diagnosis_of("missing-file.log").lines[0] == (
         "gguf_init_from_file: failed to open GGUF file '/models/nope.gguf' (No such file or directory)"
     )
 
 
-def test_of_many_telling_lines_the_first_and_the_last_are_kept() -> None:
+def test_first_and_last_of_many_lines_are_quoted() -> None:
     lines = ["error: invalid argument: -x", *(f"error {n}" for n in range(100))]
-    told = diagnose(Exit(1, None), lines, phase="starting").lines
-    assert told == ("error: invalid argument: -x", *(f"error {n}" for n in range(93, 100)))
+    quoted = diagnose(Exit(1, None), lines, phase="starting").lines
+    assert quoted == ("error: invalid argument: -x", *(f"error {n}" for n in range(93, 100)))
 
 
-def test_a_cause_that_no_one_would_call_an_error_is_shown_all_the_same() -> None:
+def test_cause_without_the_word_error_is_quoted() -> None:
     lines = ["srv: draft model and target: vocabs are not compatible", "srv: failed to start"]
     assert diagnose(Exit(1, None), lines, phase="starting").lines == tuple(lines)
 
 
-def test_a_cause_in_an_informing_line_is_put_before_the_errors() -> None:
+def test_cause_is_quoted_before_other_errors() -> None:
     lines = [
         "error: one",
         "llama-server: /lib/libc.so.6: version `GLIBC_2.38' not found (required by llama-server)",
@@ -150,75 +150,74 @@ def test_a_cause_in_an_informing_line_is_put_before_the_errors() -> None:
 @pytest.mark.parametrize(
     "end", [Exit(0, None), Exit(1, None), Exit(None, "SIGTERM"), Exit(None, "SIGKILL")], ids=str
 )
-@pytest.mark.parametrize(("phase", "asked"), [("ready", True), ("starting", True), ("stopping", False)])
-def test_an_end_that_was_asked_for_is_no_failure(end: Exit, phase: Phase, asked: bool) -> None:
-    diagnosis = diagnose(end, ["E something failed"], phase=phase, asked=asked)
+@pytest.mark.parametrize(("phase", "requested"), [("ready", True), ("starting", True), ("stopping", False)])
+def test_requested_exit_is_no_failure(end: Exit, phase: Phase, requested: bool) -> None:
+    diagnosis = diagnose(end, ["E something failed"], phase=phase, requested=requested)
     assert (diagnosis.cause, diagnosis.exit_code, diagnosis.lines) == ("stopped", 0, ())
 
 
-def test_a_crash_while_stopping_is_still_a_crash() -> None:
-    assert diagnose(Exit(None, "SIGSEGV"), [], phase="stopping", asked=True).cause == "segfault"
+def test_crash_while_stopping_is_a_crash() -> None:
+    assert diagnose(Exit(None, "SIGSEGV"), [], phase="stopping", requested=True).cause == "segfault"
 
 
-def test_sigkill_with_the_kernels_evidence_is_want_of_memory() -> None:
+def test_sigkill_with_an_oom_count_is_out_of_memory() -> None:
     starting = diagnose(Exit(None, "SIGKILL"), [], phase="starting", oom_killed=True)
     assert (starting.cause, starting.deterministic, starting.exit_code) == ("out_of_memory_host", True, 71)
     assert not diagnose(Exit(None, "SIGKILL"), [], phase="ready", oom_killed=True).deterministic
 
 
-def test_a_start_that_was_killed_shows_the_errors_before_that() -> None:
+def test_killed_start_quotes_the_errors_before() -> None:
     lines = ["loading", "0.00.001.000 E srv load: failed to warm up", "0.00.002.000 I going on"]
     diagnosis = diagnose(Exit(None, "SIGKILL"), lines, phase="starting")
     assert (diagnosis.cause, diagnosis.lines) == ("killed", ("srv load: failed to warm up",))
 
 
-def test_sigterm_that_we_did_not_send_came_from_outside() -> None:
-    diagnosis = diagnose(Exit(None, "SIGTERM"), [], phase="ready")
-    assert (diagnosis.cause, diagnosis.deterministic) == ("killed", False)
-    assert "SIGTERM" in diagnosis.message
+DRAFT_ERROR = ["0.00.014.280 E spec common_specu: the target and draft vocabs are not compatible"]
+SURVIVED = ["E got exception: std::bad_alloc", *("I srv log_server_r: done request" for _ in range(60))]
 
 
-def test_sigbus_names_the_mapped_file() -> None:
-    assert diagnose(Exit(None, "SIGBUS"), [], phase="ready").cause == "bus_error"
+@pytest.mark.parametrize(
+    ("end", "lines", "phase", "cause", "deterministic"),
+    [
+        (Exit(None, "SIGTERM"), [], "ready", "killed", False),
+        (Exit(None, "SIGBUS"), [], "ready", "bus_error", False),
+        (Exit(None, "SIGILL"), [], "starting", "illegal_instruction", True),
+        (Exit(1, None), DRAFT_ERROR, "ready", "unknown", False),  # an error of the load
+        (Exit(None, "SIGSEGV"), SURVIVED, "ready", "segfault", False),  # an earlier error
+    ],
+    ids=["SIGTERM", "SIGBUS", "SIGILL", "error of the load", "survived error"],
+)
+def test_exit_decides_the_cause(
+    end: Exit, lines: list[str], phase: Phase, cause: str, *, deterministic: bool
+) -> None:
+    diagnosis = diagnose(end, lines, phase=phase)
+    assert (diagnosis.cause, diagnosis.deterministic) == (cause, deterministic)
+    assert cause != "killed" or "SIGTERM" in diagnosis.message
 
 
-def test_an_illegal_instruction_at_start_is_a_binary_for_another_cpu_for_ever() -> None:
-    assert diagnose(Exit(None, "SIGILL"), [], phase="starting").deterministic
-
-
-def test_an_uncaught_error_of_a_ready_server_is_a_crash_and_quotes_no_request() -> None:
+def test_uncaught_exception_of_ready_server_quotes_no_request() -> None:
     lines = ["terminate called after throwing an instance of 'std::runtime_error'", "  what():  my secret"]
     diagnosis = diagnose(Exit(None, "SIGABRT"), lines, phase="ready")
     assert (diagnosis.cause, diagnosis.deterministic) == ("aborted", False)
     assert diagnosis.message == "llama-server ended with an uncaught std::runtime_error."
 
 
-def test_a_ready_server_is_not_explained_by_what_it_said_while_loading() -> None:
-    lines = ["0.00.014.280 E spec common_specu: the target and draft vocabs are not compatible"]
-    assert diagnose(Exit(1, None), lines, phase="ready").cause == "unknown"
-
-
-def test_a_ready_server_is_not_explained_by_an_error_that_it_survived_long_ago() -> None:
-    lines = ["E got exception: std::bad_alloc", *("I srv log_server_r: done request" for _ in range(60))]
-    assert diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").cause == "segfault"
-
-
-def test_colours_do_not_hide_a_cause() -> None:
+def test_colors_do_not_hide_the_cause() -> None:
     diagnosis = diagnose(Exit(1, None), ["\x1b[31merror: invalid argument: --x\x1b[0m"], phase="starting")
     assert diagnosis.message == "This llama-server does not know the argument '--x'."
     assert diagnosis.lines == ("error: invalid argument: --x",)
 
 
-def test_braces_in_a_log_are_only_text() -> None:
+def test_braces_in_a_log_are_not_formatted() -> None:
     diagnosis = diagnose(Exit(1, None), ["error: invalid argument: {model}"], phase="starting")
     assert "'{model}'" in diagnosis.message
 
 
-def test_an_end_reads_as_people_say_it() -> None:
+def test_exit_is_readable_as_text() -> None:
     assert (str(Exit(3, None)), str(Exit(None, "SIGKILL"))) == ("exit code 3", "SIGKILL")
 
 
-def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
+def test_missing_lora_without_gguf_suffix_is_model_missing() -> None:
     line = "E llama_adapter_lora_init: failed to open 'nope': No such file or directory"
     found = diagnose(Exit(1, None), [line], phase="starting")
     assert (found.cause, found.exit_code) == ("model_missing", 66)
@@ -255,6 +254,6 @@ def test_a_lora_without_the_usual_ending_that_is_missing_is_missing() -> None:
         ),
     ],
 )
-def test_the_log_tells_whether_the_weights_were_read(lines: list[str], read: bool) -> None:
+def test_log_shows_whether_weights_were_read(lines: list[str], read: bool) -> None:
     assert diagnose(Exit(None, "SIGSEGV"), lines, phase="starting").weights_read is read
     assert not diagnose(Exit(None, "SIGSEGV"), lines, phase="ready").weights_read

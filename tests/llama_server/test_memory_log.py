@@ -19,14 +19,14 @@ def in_mib(sizes: ServerSizes) -> tuple[float, float, float]:
     return mib(sizes.weights_bytes), mib(sizes.kv_bytes), mib(sizes.compute_bytes)
 
 
-def test_a_model_and_its_draft_model_are_added_up() -> None:
+def test_sizes_of_model_and_draft_model_add_up() -> None:
     sizes = read_sizes((LOGS / "draft.log").read_text().splitlines())
     assert in_mib(sizes) == (2 * 0.63, 2 * 2.00, 2 * 3.58)
     assert sizes.by_device == {"CPU": sizes.total_bytes}
     assert sizes.complete
 
 
-def test_what_fit_tries_before_loading_is_not_counted() -> None:
+def test_sizes_of_fit_attempts_do_not_count() -> None:
     """At -lv 5 it logs a whole load of which nothing is allocated; the end logs one size again."""
     log = (LOGS / "debug.log").read_text()
     assert log.count("compute buffer size =") == 2
@@ -94,7 +94,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("build", OTHERS)
-def test_the_lines_of_other_builds_and_devices(build: str) -> None:
+def test_lines_of_other_builds_and_devices_are_read(build: str) -> None:
     log, expected, by_device = OTHERS[build]
     sizes = read_sizes(log.splitlines())
     assert in_mib(sizes) == pytest.approx(expected, abs=0.01)
@@ -103,19 +103,19 @@ def test_the_lines_of_other_builds_and_devices(build: str) -> None:
     )
 
 
-def test_a_context_that_reserves_again_has_the_buffers_it_reserved_last() -> None:
+def test_last_reservation_of_a_context_counts() -> None:
     """That for multi-token prediction does, beside the target's (b11434)."""
     log = (LOGS / "mtp.log").read_text()
     assert [log.count(f"{mib} MiB") for mib in ("compute buffer size =     3.40", "2.77")] == [1, 2]
     assert in_mib(read_sizes(log.splitlines())) == (1.03, 0.71, 3.40 + 2.77)
 
 
-def test_a_projector_is_counted() -> None:
+def test_projector_is_counted() -> None:
     sizes = read_sizes((LOGS / "projector.log").read_text().splitlines())
     assert in_mib(sizes) == (0.63 + 0.16, 1.00, 3.58 + 0.05)
 
 
-def test_a_projector_is_counted_where_it_is() -> None:
+def test_projector_is_counted_on_its_device() -> None:
     log = """
         clip_ctx: CLIP using CUDA0 backend
         load_hparams: model size:         854.99 MiB
@@ -129,6 +129,6 @@ def test_a_projector_is_counted_where_it_is() -> None:
     assert mib(sizes.device_bytes) == 954.99
 
 
-def test_a_log_without_sizes_is_not_complete() -> None:
+def test_log_without_sizes_is_incomplete() -> None:
     sizes = read_sizes(["0.00.030.184 I srv  llama_server: model loaded"])
     assert (sizes.total_bytes, dict(sizes.by_device), sizes.complete) == (0, {}, False)

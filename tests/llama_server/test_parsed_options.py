@@ -1,4 +1,4 @@
-"""Which options were given: the help texts are real, so are the config file's rules (run with b11434)."""
+"""Parsing options by real help texts; the rules of the config file were tried with b11434."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ NOW = Capabilities("now", parse_help((HELP / "b11434.txt").read_text()), ())
 
 
 def line(*words: str) -> ParsedOptions:
-    return ParsedOptions(NOW, parse_options(words, NOW))
+    return ParsedOptions(parse_options(words, NOW))
 
 
-def test_every_spelling_of_an_option_is_the_same_option() -> None:
-    every = line("-c", "1", "--ctx-size", "2", "--ctx_size", "3")
-    assert [each.value for each in every.all("-c")] == ["1", "2", "3"]
-    assert every.value("--ctx-size") == "3"
+def test_every_spelling_is_the_same_option() -> None:
+    options = line("-c", "1", "--ctx-size", "2", "--ctx_size", "3")
+    assert [given.values[0] for given in options.all("-c")] == ["1", "2", "3"]
+    assert options.value("--ctx-size") == "3"
 
 
-def test_a_value_is_no_option_whatever_it_looks_like() -> None:
-    every = line("--alias", "--port", "--port", "9")
-    assert every.value("--alias") == "--port"
-    assert [each.value for each in every.all("--port")] == ["9"]
+def test_value_that_looks_like_an_option_is_a_value() -> None:
+    options = line("--alias", "--port", "--port", "9")
+    assert options.value("--alias") == "--port"
+    assert [given.values[0] for given in options.all("--port")] == ["9"]
 
 
-def test_a_switch_is_what_was_said_last() -> None:
+def test_last_occurrence_of_a_switch_counts() -> None:
     assert line("--embedding").switch("--embeddings")
     assert line("--no-webui", "--webui").switch("--ui")
     assert not line("--webui", "--no-webui").switch("--ui")
     assert not line().switch("--webui")
 
 
-def test_what_the_build_lacks_and_what_lacks_its_value_is_one_word_each() -> None:
+def test_unknown_words_are_single_options() -> None:
     assert parse_options(("--nonsense", "x", "--port"), NOW) == (
-        ParsedOption("", words=("--nonsense",)),
-        ParsedOption("", words=("x",)),
-        ParsedOption("", words=("--port",)),
+        ParsedOption(None, words=("--nonsense",)),
+        ParsedOption(None, words=("x",)),
+        ParsedOption(None, words=("--port",)),
     )
     assert line().all("--nonsense") == ()
     assert line().value("--nonsense") is None
@@ -60,25 +60,25 @@ _SPELLINGS = sorted(spelling for option in NOW.options for spelling in option.sp
 
 
 @given(st.lists(st.one_of(st.sampled_from(_SPELLINGS), st.text(max_size=5)), max_size=12))
-def test_no_word_is_lost_and_none_is_moved(words: list[str]) -> None:
-    assert [word for each in parse_options(words, NOW) for word in each.words] == words
+def test_all_words_stay_in_order(words: list[str]) -> None:
+    assert [word for given in parse_options(words, NOW) for word in given.words] == words
 
 
-def test_variables_are_those_that_the_help_names() -> None:
+def test_variables_come_from_the_help() -> None:
     environ = {"LLAMA_ARG_PORT": "7", "LLAMA_ARG_EMBEDDINGS": "0", "LLAMA_API_KEY": "k", "PORT": "8"}
-    every = ParsedOptions(NOW, options_in_environ(environ, NOW))
-    assert every.value("--port") == "7"
-    assert every.value("--api-key") == "k"
-    assert not every.switch("--embedding")
-    assert len(every.given) == 3
+    options = ParsedOptions(options_in_environ(environ, NOW))
+    assert options.value("--port") == "7"
+    assert options.value("--api-key") == "k"
+    assert not options.switch("--embedding")
+    assert len(options.options) == 3
 
 
-def test_a_config_file_has_options_without_dashes_and_variables() -> None:
+def test_config_file_has_options_and_variables() -> None:
     config = (("port", "1"), ("to", "5"), ("LLAMA_ARG_HOST", "::1"), ("reuse-port", "true"), ("x", "y"))
-    every = ParsedOptions(NOW, options_in_config(config, NOW))
-    assert (every.value("--port"), every.value("--timeout"), every.value("--host")) == ("1", "5", "::1")
-    assert every.switch("--reuse-port")
-    assert len(every.given) == 4
+    options = ParsedOptions(options_in_config(config, NOW))
+    assert (options.value("--port"), options.value("--timeout"), options.value("--host")) == ("1", "5", "::1")
+    assert options.switch("--reuse-port")
+    assert len(options.options) == 4
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_a_config_file_has_options_without_dashes_and_variables() -> None:
         ("[*]\nport = 1\n[default]\nport = 2\n[a-model]\nport = 3", (("port", "1"), ("port", "2"))),
     ],
 )
-def test_the_lines_of_a_config_file_that_count(text: str, found: tuple[tuple[str, str], ...]) -> None:
+def test_only_default_sections_of_a_config_file_count(text: str, found: tuple[tuple[str, str], ...]) -> None:
     assert read_config(text) == found
 
 
-def test_a_build_says_which_config_files_it_reads() -> None:
-    said = "0.00.001.046 I using config file: /etc/llama.cpp/config.ini\nx\nI using config file: /a b/c.ini\n"
-    assert config_files_in(said) == ("/etc/llama.cpp/config.ini", "/a b/c.ini")
+def test_config_files_are_found_in_the_output() -> None:
+    output = "0.00.001.046 I using config file: /etc/llama.cpp/config.ini\nx\nI using config file: /a b/c.ini"
+    assert config_files_in(output) == ("/etc/llama.cpp/config.ini", "/a b/c.ini")
     assert config_files_in("----- common params -----") == ()

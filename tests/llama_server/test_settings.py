@@ -19,17 +19,17 @@ from llamasup.llama_server.settings import Names, names_of
         ("/models/-00001-of-00002.gguf", "model"),
     ],
 )
-def test_a_file_names_its_model(path: str, name: str) -> None:
+def test_file_name_is_the_model_name(path: str, name: str) -> None:
     assert names_of(path, None) == Names(name)
 
 
-def test_the_first_alias_is_the_name_and_the_others_mean_the_same() -> None:
+def test_first_alias_is_the_name() -> None:
     assert names_of("/models/x.gguf", "gpt") == Names("gpt")
     assert names_of("/models/x.gguf", "gpt, small ,gpt,tiny") == Names("gpt", ("small", "tiny"))
 
 
 @pytest.mark.parametrize("alias", ["", " ", ",", "a,", ",a"])
-def test_an_empty_alias_is_refused(alias: str) -> None:
+def test_empty_alias_is_rejected(alias: str) -> None:
     with pytest.raises(UsageInvalid, match="has an empty name") as refused:
         names_of("/models/x.gguf", alias)
     assert repr(alias) in refused.value.message

@@ -1,10 +1,10 @@
-"""The lines of a start that matter at once; wordings as llama-server b11434 writes them."""
+"""The log lines of a start that llamasup reacts to, as llama-server b11434 writes them."""
 
 from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFailure, Warned, read_line
+from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
 
 
 @pytest.mark.parametrize(
@@ -15,22 +15,19 @@ from llamasup.llama_server.start_log import TELLING, Ready, SizeTold, StartupFai
         "main: server is listening on http://127.0.0.1:8080 - starting the main loop",
     ],
 )
-def test_a_server_that_says_it_listens_is_worth_a_look(line: str) -> None:
+def test_listening_line_is_ready(line: str) -> None:
     assert read_line(line) == Ready()
 
 
-def test_a_failed_fit_is_the_end_of_the_start() -> None:
-    line = (
-        "W cmn  common_fit_params: failed to fit params to free device memory: n_ctx_min is too large, abort"
-    )
-    heard = read_line(line)
-    assert isinstance(heard, StartupFailure)
-    assert heard.diagnosis.cause == "fit_failed"
-    assert "n_ctx_min is too large" in heard.diagnosis.message
-    assert (heard.diagnosis.deterministic, heard.diagnosis.exit_code) == (True, 71)
+def test_failed_fit_is_a_startup_failure() -> None:
+    parsed = read_line("W common_fit: failed to fit params to free device memory: n_ctx_min is too large")
+    assert isinstance(parsed, StartupFailure)
+    assert parsed.diagnosis.cause == "fit_failed"
+    assert "n_ctx_min is too large" in parsed.diagnosis.message
+    assert (parsed.diagnosis.deterministic, parsed.diagnosis.exit_code) == (True, 71)
 
 
-def test_a_fit_that_was_given_up_because_a_person_set_layers_is_none() -> None:
+def test_fit_skipped_for_user_settings_is_no_failure() -> None:
     line = "failed to fit params to free device memory: n_gpu_layers already set by user to 10, abort"
     assert read_line(line) is None
 
@@ -42,15 +39,15 @@ def test_a_fit_that_was_given_up_because_a_person_set_layers_is_none() -> None:
         "E srv  load_model: failed to initialize speculative decoding context: draft vocab",
     ],
 )
-def test_a_draft_that_is_loaded_and_not_used_is_a_warning(line: str) -> None:
-    heard = read_line(line)
-    assert isinstance(heard, Warned)
-    assert "does not use the draft model" in heard.message
-    assert heard.remedy
+def test_unused_draft_model_is_a_warning(line: str) -> None:
+    parsed = read_line(line)
+    assert isinstance(parsed, Warned)
+    assert "does not use the draft model" in parsed.message
+    assert parsed.remedy
 
 
-def test_sizes_are_kept_for_later_and_the_rest_is_nothing() -> None:
-    assert read_line("llama_kv_cache:        CPU KV buffer size =     1.00 MiB") == SizeTold()
+def test_size_lines_are_recognized_and_others_ignored() -> None:
+    assert read_line("llama_kv_cache:        CPU KV buffer size =     1.00 MiB") == SizeLogged()
     assert read_line("0.00.008.857 I llama_model_loader: - kv  13: llama.vocab_size u32 = 554") is None
 
 
@@ -68,6 +65,6 @@ def test_sizes_are_kept_for_later_and_the_rest_is_nothing() -> None:
         "fitting params to device memory ...",
     ],
 )
-def test_the_filter_lets_through_all_that_is_understood(line: str) -> None:
+def test_filter_matches_every_relevant_line(line: str) -> None:
     assert read_line(line) is not None
-    assert TELLING.search(line.encode())
+    assert RELEVANT.search(line.encode())

@@ -6,11 +6,11 @@ import pytest
 
 from llamasup.gguf.header import ModelClass
 from llamasup.llama_server.warmup import (
-    explain_failure,
-    not_answered,
-    use_of_slot,
+    no_response,
+    response_problem,
+    slot_request,
     warm_up_request,
-    what_is_missing,
+    warmup_diagnosis,
 )
 
 TOKEN = warm_up_request(ModelClass.DECODER)
@@ -18,14 +18,14 @@ VECTOR = warm_up_request(ModelClass.ENCODER)
 SCORE = warm_up_request(ModelClass.RERANKER)
 
 
-def test_each_class_is_asked_for_what_it_can_do() -> None:
+def test_each_class_has_its_own_request() -> None:
     assert (TOKEN.path, VECTOR.path, SCORE.path) == ("/completion", "/embedding", "/v1/rerank")
     assert warm_up_request(ModelClass.ENCODER_DECODER) is TOKEN
 
 
-def test_a_slot_is_used_as_a_model_is_proven_but_in_its_own_place() -> None:
-    assert use_of_slot(2).path == TOKEN.path
-    assert use_of_slot(2).body == {**TOKEN.body, "id_slot": 2}
+def test_slot_request_is_the_token_request_with_a_slot_id() -> None:
+    assert slot_request(2).path == TOKEN.path
+    assert slot_request(2).body == {**TOKEN.body, "id_slot": 2}
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def test_a_slot_is_used_as_a_model_is_proven_but_in_its_own_place() -> None:
         (SCORE, {"results": [{"index": 0, "relevance_score": -1.5}]}),
     ],
 )
-def test_a_real_answer_is_proof(request_: object, answer: object) -> None:
-    assert what_is_missing(request_, 200, json.dumps(answer).encode()) is None  # type: ignore[arg-type]
+def test_valid_answer_has_no_problem(request_: object, answer: object) -> None:
+    assert response_problem(request_, 200, json.dumps(answer).encode()) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_a_real_answer_is_proof(request_: object, answer: object) -> None:
         (SCORE, {"results": [{"relevance_score": None}]}),
     ],
 )
-def test_an_answer_without_substance_is_none(request_: object, answer: object) -> None:
-    missing = what_is_missing(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
-    assert missing is not None
-    assert "answered 200 without" in missing
+def test_empty_answer_is_a_problem(request_: object, answer: object) -> None:
+    problem = response_problem(request_, 200, json.dumps(answer).encode())  # type: ignore[arg-type]
+    assert problem is not None
+    assert "answered 200 without" in problem
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "says"),
+    ("status", "body", "quoted"),
     [
         (500, b'{"error":{"message":"Compute error."}}', "500: Compute error."),
         (501, b'{"detail":"no"}', '501: {"detail":"no"}'),
@@ -70,29 +70,29 @@ def test_an_answer_without_substance_is_none(request_: object, answer: object) -
         (200, b"[" * 100_000, "not JSON: [["),
     ],
 )
-def test_a_refusal_is_quoted(status: int, body: bytes, says: str) -> None:
-    missing = what_is_missing(TOKEN, status, body)
-    assert missing is not None
-    assert says in missing
+def test_error_answer_is_quoted(status: int, body: bytes, quoted: str) -> None:
+    problem = response_problem(TOKEN, status, body)
+    assert problem is not None
+    assert quoted in problem
 
 
-def test_what_was_not_answered_says_why_or_at_least_how() -> None:
+def test_missing_response_names_the_error_or_its_type() -> None:
     assert (
-        not_answered(TOKEN, OSError("connection refused"))
+        no_response(TOKEN, OSError("connection refused"))
         == "/completion was not answered: connection refused"
     )
-    assert not_answered(TOKEN, TimeoutError()) == "/completion was not answered: TimeoutError"
+    assert no_response(TOKEN, TimeoutError()) == "/completion was not answered: TimeoutError"
 
 
-def test_a_failure_is_a_crash_that_may_pass_with_the_last_lines_of_the_log() -> None:
+def test_failed_warm_up_is_not_deterministic_and_quotes_the_log() -> None:
     tail = [f"line {number}" for number in range(20)]
-    failure = explain_failure("it was silent", tail, status=500)
+    failure = warmup_diagnosis("it was silent", tail, status=500)
     assert (failure.cause, failure.deterministic, failure.exit_code) == ("warm_up_failed", False, 75)
     assert "it was silent" in failure.message
     assert failure.lines == tuple(tail[-8:])
 
 
-def test_a_key_that_is_not_ours_keeps_us_out_for_good() -> None:
-    failure = explain_failure("/completion answered 401", [], status=401)
+def test_unknown_api_key_is_deterministic() -> None:
+    failure = warmup_diagnosis("/completion answered 401", [], status=401)
     assert (failure.cause, failure.deterministic, failure.exit_code) == ("locked_out", True, 69)
     assert "/etc/llama.cpp/config.ini" in failure.remedy

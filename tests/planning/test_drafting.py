@@ -363,7 +363,7 @@ def test_the_build_fits_the_drafts_layers_to_its_devices() -> None:
 def test_users_layers_for_the_draft_stay() -> None:
     made = drafted(with_device(), extra=("--spec-draft-ngl", "3"))
     assert made.argv[-2:] == ("--spec-draft-ngl", "3")
-    assert "set by hand" in reason(made, "--spec-draft-ngl")
+    assert "set by the user" in reason(made, "--spec-draft-ngl")
 
 
 def test_the_drafts_layers_are_counted_where_they_will_be() -> None:

@@ -648,8 +648,8 @@ def test_arguments_of_the_user_come_last_and_unchanged_and_replace_ours() -> Non
     made = planned(capabilities(NEW, GPU), extra=("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf"))
     assert made.argv[-6:] == ("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf")
     assert "--flash-attn" not in made.argv
-    assert reason(made, "--flash-attn") == "left out: set by hand after --"
-    assert reason(made, "-fa") == "given by hand after --"
+    assert reason(made, "--flash-attn") == "left out: set by the user after --"
+    assert reason(made, "-fa") == "given by the user after --"
     assert made.kv_type == "q8_0/f16"
 
 
@@ -716,8 +716,8 @@ def test_of_repeated_arguments_the_last_counts() -> None:
         (("--api-prefix", "/v2"), "prefix"),
         (("-a", "x"), "llamasup's --alias"),
         (("--alias", "x"), "llamasup's --alias"),
-        (("--models-dir", "x"), "once for each"),
-        (("--version",), "prints and exits"),
+        (("--models-dir", "x"), "use llamasup serve"),
+        (("--version",), "print and exit"),
     ],
 )
 def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
@@ -736,8 +736,8 @@ def test_flags_that_only_llamasup_sets_are_refused_with_an_alternative(
         (("--mlock",), "has no --mlock", "--load-mode"),
         (("--draft-max", "4"), "no longer has --draft-max", "--spec-draft-n-max"),
         (("--zzzz",), "has no --zzzz", "leave --zzzz out"),
-        (("--temp=0.5",), "does not read '--temp=0.5'", "write --temp 0.5"),
-        (("stray",), "'stray' is no option", "start with -"),
+        (("--temp=0.5",), "does not accept '--temp=0.5'", "write --temp 0.5"),
+        (("stray",), "'stray' is not an option", "start with -"),
         (("-np", "2", "stray"), "'stray' after -np", "start with -"),
         (("--temp",), "--temp needs a value (N)", "after the flag"),
         (("-c", "many"), "--ctx-size needs a whole number, not 'many'", "after --"),
@@ -762,7 +762,7 @@ def test_a_setting_asked_for_and_unknown_to_the_build_names_the_nearest_thing() 
     with pytest.raises(UsageInvalid) as refused:
         planned(OLD, gpu_layers=10)
     assert refused.value.message.startswith("this llama-server (0.2.90) has no --gpu-layers")
-    with pytest.raises(UsageInvalid, match=r"--kv-type cannot be honoured: .* has no --cache-type-k"):
+    with pytest.raises(UsageInvalid, match=r"--kv-type is not supported: .* has no --cache-type-k"):
         planned(from_help("--flash-attn  on\n"), kv_type="q8_0")
 
 

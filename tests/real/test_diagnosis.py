@@ -44,7 +44,7 @@ def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> N
 
     refused(
         71,
-        ("memory is too small",),
+        ("ran out of memory",),
         *(runtime, str(tiny_model), "--ctx-size", "1000000", "--parallel", "8", "--kv-type", "f16"),
         "--no-memory-check",  # it would be refused before the start
         limit=limit,

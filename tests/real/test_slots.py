@@ -222,7 +222,8 @@ def test_a_damaged_slot_is_told_of_and_the_rest_restored(
             assert sorted(answer for answer, _ in told) == unswapped
             assert [known > 200 for _, known in told].count(True) == 1
             assert warnings(it) == [
-                "Saved slots could not be restored: 1 of them was damaged. Those conversations are read anew."
+                "Could not restore saved slots: 1 of them was damaged. "
+                "The prompts of those conversations are computed again."
             ]
 
     run(test)
@@ -252,7 +253,7 @@ def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answe
             assert (told[0][1], [answer for answer, _ in told]) == (0, unswapped)
             assert it.runner.instance.generation == 2
             (message,) = warnings(it)
-            assert message.startswith("Saved slots could not be restored: ")
+            assert message.startswith("Could not restore saved slots: ")
             assert message.endswith("It is started again without them.")
             assert slots.names() == set()
 
@@ -277,7 +278,7 @@ def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slot
         assert first.isdisjoint(slots.names())
         it = await one(whole // 3, ctx_size=512)
         assert slots.names() == set()
-        assert "more than may be kept on the disk" in warnings(it)[0]
+        assert "exceed the disk limit" in warnings(it)[0]
 
     run(test)
 
@@ -290,7 +291,7 @@ def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts
             seconds = await talk(it)
             os.kill(it.pid, signal.SIGSTOP)  # it saves nothing
             it.runner.post(StopRequested())
-            await it.runner.until(lambda instance: instance.moves_slots)
+            await it.runner.until(lambda instance: instance.transferring_slots)
             os.kill(it.pid, signal.SIGKILL)
             await it.reaches(State.STOPPED, 1)
             assert not any(isinstance(notice, ServerExited) for notice in it.notices)
@@ -307,7 +308,7 @@ def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, s
             await talk(it)
             os.kill(it.pid, signal.SIGSTOP)
             it.runner.post(StopRequested())
-            await it.runner.until(lambda instance: instance.moves_slots)
+            await it.runner.until(lambda instance: instance.transferring_slots)
             it.runner.post(KillRequested())
             await it.reaches(State.STOPPED, 1)
         assert slots.names() == set()

@@ -1,4 +1,4 @@
-"""The diagram in docs/design.md is drawn from the table, and is the table's."""
+"""The diagram in docs/design.md matches the table that it is drawn from."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_the_diagram_in_the_docs_is_what_the_table_says() -> None:
+def test_diagram_in_docs_matches_table() -> None:
     done = draw("--check")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_a_stale_diagram_is_found_and_drawn_anew(tmp_path: Path) -> None:
+def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
     stale = tmp_path / "design.md"
-    stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Hung", "ready --> stopping: Hum"))
+    stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Kill", "ready --> stopping: Other"))
     done = draw("--check", "--doc", str(stale))
     assert (done.returncode, "is stale" in done.stderr) == (1, True)
     assert draw("--doc", str(stale)).returncode == 0
@@ -34,7 +34,7 @@ def test_a_stale_diagram_is_found_and_drawn_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_document_without_a_place_for_it_is_left_alone(tmp_path: Path) -> None:
+def test_document_without_markers_is_unchanged(tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text("# Something else\n")
     assert draw("--doc", str(other)).returncode == 2

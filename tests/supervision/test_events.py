@@ -41,18 +41,11 @@ EXITED = {
     "restart_in_s": 0.5,
     "generation": 2,
 }
-STEP_JSON = {
-    "step": 1,
-    "most_steps": 3,
-    "changes": [{"setting": "--parallel", "before": "4", "after": "2"}],
-}
+STEP_JSON = {"step": 1, "most_steps": 3, "changes": [{"setting": "--parallel", "before": "4", "after": "2"}]}
 CHANGES = ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed")
 NO_CHANGES: dict[str, list[str]] = {name: [] for name in CHANGES}
 EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
-    (
-        StateChanged("a", State.READY, 2),
-        {"event": "state", "model": "a", "state": "ready", "generation": 2},
-    ),
+    (StateChanged("a", State.READY, 2), {"event": "state", "model": "a", "state": "ready", "generation": 2}),
     (ServerExited("a", 2, Exit(None, "SIGKILL"), CRASH, 0.5), {**EXITED, "code": None, "signal": "SIGKILL"}),
     (
         ServerExited("a", 2, None, replace(CRASH, adjustment=STEP), 0.5),
@@ -110,7 +103,7 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("event", "fields"), EVENTS)
-def test_an_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
+def test_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
     assert as_json(event) == {"protocol": 1, **fields}
 
 
@@ -118,11 +111,11 @@ def test_every_kind_of_event_is_tested() -> None:
     assert {type(event) for event, _ in EVENTS} == set(get_args(PublishedEvent))
 
 
-def test_every_listener_gets_every_event_until_it_is_forgotten() -> None:
+def test_listener_gets_every_event_until_unsubscribed() -> None:
     bus, first, second = Bus(), list[PublishedEvent](), list[PublishedEvent]()
     bus.listen(first.append)
     bus.listen(listener := second.append)
     bus.publish(Stopped())
-    bus.forget(listener)
+    bus.unsubscribe(listener)
     bus.publish(Stopped())
     assert (first, second) == ([Stopped(), Stopped()], [Stopped()])

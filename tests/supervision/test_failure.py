@@ -15,7 +15,7 @@ def failed(*, deterministic: bool) -> Instance:
     return Instance(state=State.FAILED, last=diagnosis, crashes=(1.0, 2.0, 3.0))
 
 
-def test_what_would_fail_again_is_told_with_its_own_exit_code_or_the_childs() -> None:
+def test_deterministic_failure_has_its_own_or_the_childs_exit_code() -> None:
     error = failure_of(failed(deterministic=True))
     assert isinstance(error, ServerFailed)
     assert (error.cause, error.exit_code, error.message) == ("flag_unknown", 2, "It does not know --x.")
@@ -23,14 +23,14 @@ def test_what_would_fail_again_is_told_with_its_own_exit_code_or_the_childs() ->
     assert failure_of(failed(deterministic=True), 139).exit_code == 139
 
 
-def test_a_crash_loop_is_given_up_with_the_last_crash() -> None:
+def test_crash_loop_error_quotes_the_last_crash() -> None:
     error = failure_of(failed(deterministic=False))
     assert isinstance(error, GaveUp)
-    assert error.message == "Gave up after 3 crashes. The last one: It does not know --x."
+    assert error.message == "Gave up after 3 crashes of llama-server. The last one: It does not know --x."
 
 
-def test_a_failure_without_a_diagnosis_is_told_all_the_same() -> None:
-    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed."
+def test_failure_without_diagnosis_has_a_message() -> None:
+    assert failure_of(Instance(state=State.FAILED)).message == "llama-server failed for an unknown reason."
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_a_failure_without_a_diagnosis_is_told_all_the_same() -> None:
         (GaveUp("It crashed too often."), False),
     ],
 )
-def test_what_lacks_memory_may_soon_be_tried_again(error: LlamasupError, *, lacks: bool) -> None:
+def test_lacks_memory_covers_all_memory_causes(error: LlamasupError, *, lacks: bool) -> None:
     assert lacks_memory(error) is lacks

@@ -1,4 +1,4 @@
-"""What the watch takes for life, and what for a hang: looks in, orders out."""
+"""The liveness watch: observations in, actions or a failure out."""
 
 from __future__ import annotations
 
@@ -7,342 +7,344 @@ from dataclasses import replace
 
 import pytest
 
+from llamasup.llama_server.answers import Health, ServerProgress, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.health import Health, Proof
-from llamasup.llama_server.progress import ServerWork
-from llamasup.supervision.liveness import LivenessPolicy, Look, Need, Order, Traffic, Vigil, judge, needs
+from llamasup.supervision.liveness import (
+    Action,
+    Checks,
+    LivenessPolicy,
+    LivenessState,
+    Observation,
+    Traffic,
+    assess,
+    required_checks,
+)
 from llamasup.system.hardware.facts import CpuUsage
 
 POLICY = LivenessPolicy()
-DECODING = ServerWork({"0/7": 100}, prefilling=False)
-PREFILLING = ServerWork({"0/7": 0}, prefilling=True)
-SLOTS_IDLE = ServerWork({}, prefilling=False)
-NOTHING_KNOWN = ServerWork()
+DECODING = ServerProgress({"0/7": 100}, prefilling=False)
+PREFILLING = ServerProgress({"0/7": 0}, prefilling=True)
+SLOTS_IDLE = ServerProgress({}, prefilling=False)
+NOTHING_KNOWN = ServerProgress()
 ONE = Traffic(in_flight=1)
 IDLE = Traffic()
-NO_TOKEN = Proof("/completion was not answered")
+NO_TOKEN = TokenProbe("/completion was not answered")
 
 
 class Watched:
-    """A server under watch: one look every 5 s, as a test says what it sees."""
+    """A watched server: each call is one observation, 5 s after the one before."""
 
     def __init__(self, *, warm_up_s: float = 0.0) -> None:
-        self.vigil = Vigil(1000.0, longest_pause_s=warm_up_s)
+        self.state = LivenessState(1000.0, longest_pause_s=warm_up_s)
         self.cpu_s = 0.0
         self.read_bytes = 0
 
     def __call__(
         self,
         traffic: Traffic = ONE,
-        work: ServerWork | None = None,
+        progress: ServerProgress | None = None,
         *,
         health: Health | None = Health.OK,
         cores: float = 0.0,
         read_bytes_s: float = 0.0,
         cpu_usage: bool = True,
         stopped: bool = False,
-        proof: Proof | None = None,
+        probe: TokenProbe | None = None,
         after_s: float = 5.0,
-    ) -> Order | Diagnosis:
+    ) -> Action | Diagnosis:
         self.cpu_s += cores * after_s
         self.read_bytes += int(read_bytes_s * after_s)
         spent = CpuUsage(self.cpu_s, self.read_bytes, stopped) if cpu_usage else None
-        look = Look(self.vigil.at_s + after_s, traffic, health, work, spent, proof)
-        self.vigil, order = judge(self.vigil, look, POLICY)
-        return order
+        observed = Observation(self.state.at_s + after_s, traffic, health, progress, spent, probe)
+        self.state, action = assess(self.state, observed, POLICY)
+        return action
 
-    def until_suspected(self, traffic: Traffic = ONE, work: ServerWork | None = None, **seen: float) -> float:
-        """Look on until a proof is asked for: for how long nothing had moved then."""
+    def until_probed(
+        self, traffic: Traffic = ONE, progress: ServerProgress | None = None, **seen: float
+    ) -> float:
+        """Observe until a token probe starts; returns how long there was no progress."""
         for _ in range(1000):
-            order = self(traffic, work, **seen)  # type: ignore[arg-type]
-            if order is Order.PROVE:
-                return self.vigil.stalled_s
-            assert order is Order.NOTHING
-        raise AssertionError("never suspected")
+            action = self(traffic, progress, **seen)  # type: ignore[arg-type]
+            if action is Action.PROBE:
+                return self.state.stalled_s
+            assert action is Action.NOTHING
+        raise AssertionError("never probed")
 
 
-def condemned(order: Order | Diagnosis) -> Diagnosis:
-    assert isinstance(order, Diagnosis)
-    assert not order.deterministic
-    return order
+def failed(action: Action | Diagnosis) -> Diagnosis:
+    assert isinstance(action, Diagnosis)
+    assert not action.deterministic
+    return action
 
 
-# --- what is asked --------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "need"),
+    ("before", "now", "checks"),
     [
-        (IDLE, IDLE, Need(health=True, work=False)),
-        (ONE, ONE, Need(health=True, work=True)),
-        (ONE, replace(ONE, bytes_relayed=500), Need(health=False, work=False)),
-        (ONE, replace(ONE, bytes_relayed=8), Need(health=True, work=True)),  # a ping
-        (ONE, Traffic(0, 0, answered=1), Need(health=False, work=False)),
-        (Traffic(8), Traffic(8, bytes_relayed=64), Need(health=True, work=True)),  # eight pings
-        (Traffic(8), Traffic(8, bytes_relayed=500), Need(health=False, work=False)),
+        (IDLE, IDLE, Checks(health=True, progress=False)),
+        (ONE, ONE, Checks(health=True, progress=True)),
+        (ONE, replace(ONE, bytes_relayed=500), Checks(health=False, progress=False)),
+        (ONE, replace(ONE, bytes_relayed=8), Checks(health=True, progress=True)),  # a ping
+        (ONE, Traffic(0, 0, answered=1), Checks(health=False, progress=False)),
+        (Traffic(8), Traffic(8, bytes_relayed=64), Checks(health=True, progress=True)),  # eight pings
+        (Traffic(8), Traffic(8, bytes_relayed=500), Checks(health=False, progress=False)),
     ],
 )
-def test_of_a_server_that_is_seen_to_work_nothing_is_asked(before: Traffic, now: Traffic, need: Need) -> None:
-    assert needs(Vigil(0.0, traffic=before), now, POLICY) == need
+def test_working_server_is_not_checked(before: Traffic, now: Traffic, checks: Checks) -> None:
+    assert required_checks(LivenessState(0.0, traffic=before), now, POLICY) == checks
 
 
 # --- S7: unresponsive -----------------------------------------------------------------------------------
 
 
-def test_three_misses_in_a_row_condemn() -> None:
+def test_three_missed_health_checks_are_a_failure() -> None:
     server = Watched()
-    assert server(IDLE, health=Health.SILENT) is Order.NOTHING
-    assert server(IDLE, health=Health.SILENT) is Order.NOTHING
-    diagnosis = condemned(server(IDLE, health=Health.SILENT))
+    assert server(IDLE, health=Health.SILENT) is Action.NOTHING
+    assert server(IDLE, health=Health.SILENT) is Action.NOTHING
+    diagnosis = failed(server(IDLE, health=Health.SILENT))
     assert diagnosis.cause == "unresponsive"
-    assert "did not answer /health 3 times in a row." in diagnosis.message
+    assert "did not answer 3 /health requests in a row." in diagnosis.message
 
 
 @pytest.mark.parametrize("sign", [Health.OK, Health.LOADING, None])
-def test_any_sign_of_life_starts_the_count_anew(sign: Health | None) -> None:
+def test_any_answer_resets_the_missed_checks(sign: Health | None) -> None:
     """None: not asked, because tokens flowed."""
     server = Watched()
     for _ in range(5):
         server(IDLE, health=Health.SILENT)
         server(IDLE, health=Health.SILENT)
-        assert server(IDLE, health=sign) is Order.NOTHING
+        assert server(IDLE, health=sign) is Action.NOTHING
 
 
-def test_a_stopped_process_is_named() -> None:
+def test_diagnosis_names_a_stopped_process() -> None:
     server = Watched()
     for _ in range(2):
         server(ONE, health=Health.SILENT, stopped=True)
-    diagnosis = condemned(server(ONE, health=Health.SILENT, stopped=True))
-    assert "it is stopped" in diagnosis.message
+    diagnosis = failed(server(ONE, health=Health.SILENT, stopped=True))
+    assert "the process is stopped" in diagnosis.message
     assert "SIGSTOP" in diagnosis.remedy
 
 
-def test_a_server_that_misses_is_judged_by_its_misses_alone() -> None:
+def test_missed_checks_count_before_a_failed_probe() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
-    assert server(ONE, health=Health.SILENT, proof=NO_TOKEN) is Order.NOTHING
-    assert server(ONE, health=Health.SILENT, proof=NO_TOKEN) is Order.NOTHING
-    assert condemned(server(ONE, health=Health.SILENT, proof=NO_TOKEN)).cause == "unresponsive"
+    server.until_probed(ONE, DECODING)
+    assert server(ONE, health=Health.SILENT, probe=NO_TOKEN) is Action.NOTHING
+    assert server(ONE, health=Health.SILENT, probe=NO_TOKEN) is Action.NOTHING
+    assert failed(server(ONE, health=Health.SILENT, probe=NO_TOKEN)).cause == "unresponsive"
 
 
-def test_silence_of_a_server_that_works_hard_is_no_miss() -> None:
-    """Builds of 2024 answer /health between two batches only."""
+def test_silence_of_a_busy_server_with_requests_is_not_a_miss() -> None:
+    """Builds of 2024 answer /health only between two batches."""
     server = Watched()
     server(ONE)
     for _ in range(100):
-        assert server(ONE, health=Health.SILENT, cores=2.0) is Order.NOTHING
+        assert server(ONE, health=Health.SILENT, cores=2.0) is Action.NOTHING
 
 
-def test_silence_of_a_server_that_works_hard_at_nothing_is() -> None:
+def test_silence_of_a_busy_server_without_requests_is_a_miss() -> None:
     server = Watched()
-    orders = [server(IDLE, health=Health.SILENT, cores=2.0) for _ in range(3)]
-    assert condemned(orders[-1]).cause == "unresponsive"
+    actions = [server(IDLE, health=Health.SILENT, cores=2.0) for _ in range(3)]
+    assert failed(actions[-1]).cause == "unresponsive"
 
 
 # --- S8: wedged -----------------------------------------------------------------------------------------
 
 
-def test_nothing_in_flight_is_never_suspicious() -> None:
+def test_idle_server_is_never_probed() -> None:
     server = Watched()
     for _ in range(1000):
-        assert server(IDLE) is Order.NOTHING
+        assert server(IDLE) is Action.NOTHING
 
 
-def test_a_decode_that_does_not_move_for_a_minute_is_suspected_and_without_a_token_condemned() -> None:
+def test_stalled_decode_is_probed_after_a_minute_and_fails_without_a_token() -> None:
     server = Watched()
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING) == 60.0
-    orders = [server(ONE, DECODING) for _ in range(6)]
-    diagnosis = condemned(orders[-1])
-    assert orders[:-1] == [Order.NOTHING] * 5
+    assert server.until_probed(ONE, DECODING) == 60.0
+    actions = [server(ONE, DECODING) for _ in range(6)]
+    diagnosis = failed(actions[-1])
+    assert actions[:-1] == [Action.NOTHING] * 5
     assert diagnosis.cause == "wedged"
-    assert "nothing in flight has moved for 90 s, and one token did not come within 30 s" in diagnosis.message
+    assert (
+        "requests have made no progress for 90 s, and a test request for one token got no answer within 30 s"
+        in diagnosis.message
+    )
 
 
-def test_a_spinning_process_is_wedged_all_the_same() -> None:
-    """CPU time is no progress: a device wait may spin for ever."""
+def test_cpu_time_is_not_progress_of_a_decode() -> None:
+    """A process that waits for a device may spin without end."""
     server = Watched()
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING, cores=8.0) == 60.0
+    assert server.until_probed(ONE, DECODING, cores=8.0) == 60.0
 
 
-def test_a_token_request_that_fails_condemns_at_once() -> None:
+def test_failed_token_probe_is_a_failure_at_once() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
-    assert NO_TOKEN.missing is not None
-    assert NO_TOKEN.missing in condemned(server(ONE, DECODING, proof=NO_TOKEN)).message
+    server.until_probed(ONE, DECODING)
+    assert NO_TOKEN.problem is not None
+    assert NO_TOKEN.problem in failed(server(ONE, DECODING, probe=NO_TOKEN)).message
 
 
-def test_a_token_acquits_and_the_minute_begins_anew() -> None:
-    """One stuck request on a server that works: a client that does not read, for one."""
+def test_successful_token_probe_restarts_the_minute() -> None:
+    """One stuck request on a working server, such as a client that does not read."""
     server = Watched()
     server(ONE, DECODING)
     for _ in range(5):
-        server.until_suspected(ONE, DECODING)
-        assert server(ONE, DECODING, proof=Proof(None)) is Order.NOTHING
-        assert server.vigil.stalled_s == 0.0
+        server.until_probed(ONE, DECODING)
+        assert server(ONE, DECODING, probe=TokenProbe(None)) is Action.NOTHING
+        assert server.state.stalled_s == 0.0
 
 
-def stream(traffic: Traffic, step: int) -> Iterator[tuple[Traffic, ServerWork | None]]:
-    """A stream that gives one token at every ``step``-th look."""
+def stream(traffic: Traffic, step: int) -> Iterator[tuple[Traffic, ServerProgress | None]]:
+    """A stream with one token at every ``step``-th check."""
     tokens = 0
     while True:
         for _ in range(step - 1):
-            yield traffic, ServerWork({"0/7": tokens}, prefilling=False)
+            yield traffic, ServerProgress({"0/7": tokens}, prefilling=False)
         tokens += 1
         traffic = replace(traffic, bytes_relayed=traffic.bytes_relayed + 200)
-        yield traffic, ServerWork({"0/7": tokens}, prefilling=False)
+        yield traffic, ServerProgress({"0/7": tokens}, prefilling=False)
 
 
 @pytest.mark.parametrize("step", [1, 2, 11])
-def test_a_stream_that_progresses_is_never_suspected(step: int) -> None:
+def test_stream_with_progress_is_never_probed(step: int) -> None:
     server = Watched()
     tokens = stream(ONE, step)
     for _ in range(500):
-        assert server(*next(tokens)) is Order.NOTHING
+        assert server(*next(tokens)) is Action.NOTHING
 
 
-def test_a_stream_of_pings_alone_is() -> None:
+def test_stream_of_only_pings_is_probed() -> None:
     server, pinged = Watched(), ONE
-    for look in range(13):
-        if look % 6 == 0:  # every 30 s
+    for observed in range(13):
+        if observed % 6 == 0:  # every 30 s
             pinged = replace(pinged, bytes_relayed=pinged.bytes_relayed + 8)
-        order = server(pinged, DECODING)
-    assert order is Order.PROVE
+        action = server(pinged, DECODING)
+    assert action is Action.PROBE
 
 
-def test_an_answer_that_is_not_streamed_shows_in_its_slot_only() -> None:
+def test_slot_shows_progress_of_an_unstreamed_answer() -> None:
     server = Watched()
     for tokens in range(200):
-        assert server(ONE, ServerWork({"0/7": tokens}, prefilling=False)) is Order.NOTHING
+        assert server(ONE, ServerProgress({"0/7": tokens}, prefilling=False)) is Action.NOTHING
 
 
-def test_the_counters_show_the_progress_of_builds_without_slots() -> None:
+def test_metrics_show_progress_of_builds_without_slots() -> None:
     server = Watched()
     for total in range(200):
-        assert server(ONE, ServerWork(total=float(total))) is Order.NOTHING
+        assert server(ONE, ServerProgress(total=float(total))) is Action.NOTHING
 
 
-def test_requests_that_give_up_one_after_the_other_do_not_hide_a_wedge() -> None:
-    """Clients that wait 20 s each; every one gets a slot and no token."""
-    server, orders = Watched(), []
+def test_disconnecting_clients_do_not_hide_a_wedged_server() -> None:
+    """Each client waits 20 s and gets a slot, but no token."""
+    server, actions = Watched(), []
     for client in range(4):
-        work = ServerWork({f"0/{client}": 0}, prefilling=False)
-        orders += [server(ONE, work) for _ in range(4)]
-        orders.append(server(IDLE, None))
-    assert Order.PROVE in orders
+        progress = ServerProgress({f"0/{client}": 0}, prefilling=False)
+        actions += [server(ONE, progress) for _ in range(4)]
+        actions.append(server(IDLE, None))
+    assert Action.PROBE in actions
 
 
-def test_a_suspect_whose_last_client_left_is_proven_all_the_same() -> None:
+def test_probe_continues_after_the_last_client_disconnects() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
-    assert server(IDLE) is Order.NOTHING
-    assert condemned(server(IDLE, proof=NO_TOKEN)).cause == "wedged"
+    server.until_probed(ONE, DECODING)
+    assert server(IDLE) is Action.NOTHING
+    assert failed(server(IDLE, probe=NO_TOKEN)).cause == "wedged"
 
 
-# --- what is slow and no hang ---------------------------------------------------------------------------
+# --- slow, but not hung ---------------------------------------------------------------------------------
 
 
-def test_a_model_that_takes_minutes_for_a_token_shows_it_in_its_warm_up() -> None:
+def test_slow_warm_up_allows_slow_tokens() -> None:
     server = Watched(warm_up_s=100.0)
     tokens = stream(ONE, 25)  # one in 125 s
     for _ in range(500):
-        assert server(*next(tokens)) is Order.NOTHING
+        assert server(*next(tokens)) is Action.NOTHING
 
 
-def test_and_its_wedge_is_suspected_after_four_times_that() -> None:
+def test_slow_model_is_probed_after_four_times_its_longest_pause() -> None:
     server = Watched(warm_up_s=100.0)
     server(ONE, DECODING)
-    assert server.until_suspected(ONE, DECODING) == 400.0
-    orders = [server(ONE, DECODING) for _ in range(80)]
-    assert orders[:-1] == [Order.NOTHING] * 79
-    assert "within 400 s" in condemned(orders[-1]).message
+    assert server.until_probed(ONE, DECODING) == 400.0
+    actions = [server(ONE, DECODING) for _ in range(80)]
+    assert actions[:-1] == [Action.NOTHING] * 79
+    assert "within 400 s" in failed(actions[-1]).message
 
 
-def test_a_suspect_that_moves_again_is_let_go_and_its_pace_is_remembered() -> None:
+def test_progress_cancels_the_probe_and_sets_a_longer_limit() -> None:
     server = Watched()
     server(ONE, DECODING)
-    server.until_suspected(ONE, DECODING)
+    server.until_probed(ONE, DECODING)
     server(ONE, DECODING)
-    moved = ServerWork({"0/7": 101}, prefilling=False)
-    assert server(ONE, moved) is Order.DROP_PROOF
-    assert server.until_suspected(ONE, moved) == 4 * 70.0
+    moved = ServerProgress({"0/7": 101}, prefilling=False)
+    assert server(ONE, moved) is Action.CANCEL_PROBE
+    assert server.until_probed(ONE, moved) == 4 * 70.0
 
 
-def test_what_the_proof_itself_moves_is_no_progress_of_the_suspect() -> None:
+def test_progress_of_the_probe_itself_does_not_count() -> None:
     server = Watched()
     server(ONE, replace(DECODING, total=10.0))
-    server.until_suspected(ONE, replace(DECODING, total=10.0))
-    after = ServerWork({"0/7": 100, "1/8": 5}, prefilling=True, total=15.0)
-    assert server(ONE, after) is Order.NOTHING
-    assert condemned(server(ONE, after, proof=NO_TOKEN)).cause == "wedged"
+    server.until_probed(ONE, replace(DECODING, total=10.0))
+    after = ServerProgress({"0/7": 100, "1/8": 5}, prefilling=True, total=15.0)
+    assert server(ONE, after) is Action.NOTHING
+    assert failed(server(ONE, after, probe=NO_TOKEN)).cause == "wedged"
 
 
-@pytest.mark.parametrize("work", [PREFILLING, NOTHING_KNOWN, None])
-def test_a_batch_of_a_long_prompt_may_take_half_an_hour_of_work(work: ServerWork | None) -> None:
-    server = Watched()
-    assert server.until_suspected(ONE, work, cores=1.0) == 1800.0
+@pytest.mark.parametrize("progress", [PREFILLING, NOTHING_KNOWN, None])
+@pytest.mark.parametrize(
+    ("seen", "limit_s"),
+    [({"cores": 1.0}, 1800.0), ({"read_bytes_s": 500e6}, 1800.0), ({}, 180.0), ({"cpu_usage": False}, 180.0)],
+    ids=["computes", "reads", "idle", "unknown"],
+)
+def test_limit_of_a_prefill_depends_on_the_process(
+    progress: ServerProgress | None, seen: dict[str, float], limit_s: float
+) -> None:
+    assert Watched().until_probed(ONE, progress, **seen) == limit_s
 
 
-def test_a_model_that_comes_from_the_disk_for_every_batch_works() -> None:
-    server = Watched()
-    assert server.until_suspected(ONE, PREFILLING, read_bytes_s=500e6) == 1800.0
+def test_request_without_a_slot_is_probed_after_a_minute() -> None:
+    """Its task was lost, or a client does not read: the token probe shows which."""
+    assert Watched().until_probed(ONE, SLOTS_IDLE) == 60.0
 
 
-@pytest.mark.parametrize("work", [PREFILLING, NOTHING_KNOWN, None])
-def test_a_prompt_at_which_nothing_works_is_suspected_after_minutes(work: ServerWork | None) -> None:
-    server = Watched()
-    assert server.until_suspected(ONE, work) == 180.0
-
-
-def test_a_process_that_catches_its_breath_works_on() -> None:
-    """On a machine with too much to do it may get no core between two looks."""
+def test_short_idle_times_do_not_count_as_stalled() -> None:
+    """On a busy machine the process may get no core between two checks."""
     server = Watched()
     for _ in range(50):
-        assert server(ONE, PREFILLING, cores=1.0) is Order.NOTHING
-        assert server(ONE, PREFILLING) is Order.NOTHING
+        assert server(ONE, PREFILLING, cores=1.0) is Action.NOTHING
+        assert server(ONE, PREFILLING) is Action.NOTHING
 
 
-def test_a_process_that_stops_working_is_suspected_after_minutes_of_that() -> None:
+def test_idle_time_counts_from_the_end_of_the_work() -> None:
     server = Watched()
     for _ in range(200):
         server(ONE, PREFILLING, cores=1.0)
-    assert server.until_suspected(ONE, PREFILLING) == 1000.0 + 180.0
+    assert server.until_probed(ONE, PREFILLING) == 1000.0 + 180.0
 
 
-def test_a_process_that_may_not_be_looked_at_is_taken_for_idle() -> None:
-    server = Watched()
-    assert server.until_suspected(ONE, PREFILLING, cpu_usage=False) == 180.0
-
-
-def test_a_prefill_that_shows_its_batches_takes_as_long_as_it_takes() -> None:
+def test_prefill_with_progress_has_no_limit() -> None:
     server = Watched()
     for batch in range(20):
         for _ in range(30):  # 150 s each
-            work = ServerWork({"0/7": 2048 * batch}, prefilling=True)
-            assert server(ONE, work) is Order.NOTHING
-    assert server.vigil.longest_pause_s == 0.0  # a batch says nothing of the pace of tokens
+            progress = ServerProgress({"0/7": 2048 * batch}, prefilling=True)
+            assert server(ONE, progress) is Action.NOTHING
+    assert server.state.longest_pause_s == 0.0  # a batch does not count as a pause
 
 
-def test_a_prompt_in_another_slot_holds_up_a_stream() -> None:
+def test_prefill_in_another_slot_delays_the_limit() -> None:
     server = Watched()
-    both = ServerWork({"0/7": 100, "1/8": 0}, prefilling=True)
+    both = ServerProgress({"0/7": 100, "1/8": 0}, prefilling=True)
     server(Traffic(2), both)
-    assert server.until_suspected(Traffic(2), both, cores=2.0) == 1800.0
+    assert server.until_probed(Traffic(2), both, cores=2.0) == 1800.0
 
 
-def test_a_request_that_no_slot_works_at_is_suspicious() -> None:
-    """Its task was lost, or a client does not read: a token tells which."""
+def test_two_checks_at_the_same_time_are_valid() -> None:
     server = Watched()
-    assert server.until_suspected(ONE, SLOTS_IDLE) == 60.0
-
-
-def test_a_look_at_the_same_moment_is_no_measure_of_work() -> None:
-    server = Watched()
-    assert server(ONE, PREFILLING, after_s=0.0) is Order.NOTHING
+    assert server(ONE, PREFILLING, after_s=0.0) is Action.NOTHING
 
 
 # --- answers that are errors ----------------------------------------------------------------------------
@@ -352,43 +354,43 @@ def failures(count: int) -> Traffic:
     return Traffic(in_flight=0, bytes_relayed=100 * count, answered=count, failures=count)
 
 
-def test_three_errors_in_a_row_ask_for_a_token_and_without_it_condemn() -> None:
+def test_three_errors_start_a_probe_which_decides() -> None:
     server = Watched()
-    assert server(failures(2), health=None) is Order.NOTHING
-    assert server(failures(3), health=None) is Order.PROVE
-    assert server(failures(9), health=None) is Order.NOTHING  # more errors are no progress
-    diagnosis = condemned(server(failures(9), proof=NO_TOKEN))
+    assert server(failures(2), health=None) is Action.NOTHING
+    assert server(failures(3), health=None) is Action.PROBE
+    assert server(failures(9), health=None) is Action.NOTHING  # more errors are no progress
+    diagnosis = failed(server(failures(9), probe=NO_TOKEN))
     assert diagnosis.cause == "wedged"
     assert "its last 9 answers were errors" in diagnosis.message
 
 
-def test_errors_of_a_server_that_gives_a_token_are_the_clients_own() -> None:
-    """501 for what this model cannot do; whoever asks for it asks again and again."""
-    server, proofs = Watched(), 0
+def test_each_successful_probe_doubles_the_error_limit() -> None:
+    """A client may repeat an unsupported request (501) again and again."""
+    server, probes = Watched(), 0
     for count in range(1, 101):
-        if server(failures(count), health=None) is Order.PROVE:
-            proofs += 1
-            assert server(failures(count), proof=Proof(None)) is Order.NOTHING
-    assert proofs == 6  # at 3, 6, 12, 24, 48 and 96
+        if server(failures(count), health=None) is Action.PROBE:
+            probes += 1
+            assert server(failures(count), probe=TokenProbe(None)) is Action.NOTHING
+    assert probes == 6  # at 3, 6, 12, 24, 48 and 96
 
 
-def test_after_a_good_answer_three_errors_count_again() -> None:
+def test_good_answer_resets_the_error_limit() -> None:
     server = Watched()
     server(failures(3), health=None)
-    server(failures(3), proof=Proof(None))
+    server(failures(3), probe=TokenProbe(None))
     server(replace(failures(4), failures=0), health=None)
-    assert server(replace(failures(7), failures=3), health=None) is Order.PROVE
+    assert server(replace(failures(7), failures=3), health=None) is Action.PROBE
 
 
-def test_a_good_answer_clears_a_server_suspected_for_its_errors() -> None:
+def test_good_answer_cancels_the_probe() -> None:
     server = Watched()
     server(failures(3), health=None)
-    assert server(replace(failures(4), failures=0), health=None) is Order.DROP_PROOF
+    assert server(replace(failures(4), failures=0), health=None) is Action.CANCEL_PROBE
 
 
 # --- the policy -----------------------------------------------------------------------------------------
 
 
-def test_the_numbers_are_those_that_are_promised() -> None:
-    assert (POLICY.interval_s, POLICY.health_timeout_s, POLICY.most_misses) == (5.0, 2.0, 3)
-    assert (POLICY.stall_s, POLICY.most_failures) == (60.0, 3)
+def test_default_limits_match_the_docs() -> None:
+    assert (POLICY.interval_s, POLICY.health_timeout_s, POLICY.max_missed_checks) == (5.0, 2.0, 3)
+    assert (POLICY.stall_s, POLICY.max_failures) == (60.0, 3)

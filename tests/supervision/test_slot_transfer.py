@@ -1,4 +1,4 @@
-"""Slots that are saved and restored by a server that is slow at it, refuses it or dies of it."""
+"""Saving and restoring slots with servers that are slow, reject the request or crash."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ pytestmark = pytest.mark.slow
 
 KEEP = Settings(keep_slots=True, parallel=2, ctx_size=1024)
 SLOW = ("slots_s=600",)
-# The end is no kill: a server that is still asked for something would wait for whoever asks.
+# The stop timeout is so long that a kill does not end the server, which waits for a running request.
 SHORT: dict[str, Any] = {"slots_timeout_s": 0.2, "stop_timeout_s": 1000.0}
 WORDS = "What is said here has more than thirty-two characters, which are tokens to the fake."
 
 
 @pytest.fixture
 def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of this test alone."""
+    """A slot folder for this test alone."""
     cache = own_folders / "cache"
     cache.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -45,12 +45,12 @@ def sets(folder: Path) -> list[SavedSet]:
     return list(SlotStore(folder)._sets())
 
 
-def told(it: Serving) -> list[str]:
-    return [notice.message for notice in it.notices if isinstance(notice, ServerWarned)]
+def warnings(it: Serving) -> list[str]:
+    return [event.message for event in it.notices if isinstance(event, ServerWarned)]
 
 
 class Stage:
-    """One model that is served again and again, by servers with the faults of the moment."""
+    """One model that several servers with different faults serve in turn."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self._model = model
@@ -58,7 +58,7 @@ class Stage:
 
     @asynccontextmanager
     async def served(self, *faults: str, generation: int = 1, **options: Any) -> AsyncIterator[Serving]:
-        # The same path, and a version that names its commit: the slots stay usable, whatever the fault.
+        # The same path and a version with a commit: the slots stay usable with every fault.
         install(self._program, *faults)
         async with serving(self._model, runtime=str(self._program), settings=KEEP, **options) as it:
             await it.reaches(State.READY, generation)
@@ -75,58 +75,58 @@ def stage(tiny_model: Path, tmp_path: Path) -> Stage:
     return Stage(tiny_model, tmp_path)
 
 
-def test_only_slots_that_hold_something_are_kept(stage: Stage, slots: Path) -> None:
+def test_only_slots_with_a_conversation_are_saved(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         (saved,) = sets(slots)
         assert [slot.tokens for slot in saved.slots] == [len(WORDS)]  # the warm-up's is none
         async with stage.served() as it:
             assert names(slots) == []
-            assert told(it) == []
+            assert warnings(it) == []
         assert [slot.tokens for slot in sets(slots)[0].slots] == [len(WORDS)]  # unused, and kept again
 
     asyncio.run(test())
 
 
-def test_a_disk_that_is_full_is_no_error_of_the_stop(stage: Stage, slots: Path) -> None:
+def test_failed_save_does_not_fail_the_stop(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         async with stage.served("slots_fail=save") as it:
             await it.complete(prompt=WORDS)
             it.runner.post(StopRequested())
             await it.reaches(State.STOPPED, 1)
-            assert told(it) == ["Not all slots could be saved: Unable to save slot."]
+            assert warnings(it) == ["Could not save all slots: Unable to save slot."]
         assert names(slots) == []  # not even the part
 
     asyncio.run(test())
 
 
-def test_a_slot_that_is_refused_is_told_and_a_fresh_server_serves(stage: Stage, slots: Path) -> None:
+def test_rejected_slot_is_a_warning_and_a_new_server_serves(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served("slots_fail=restore", generation=2) as it:
             assert (await it.complete(prompt=WORDS)).status_code == 200
             assert it.runner.instance.generation == 2
             assert it.runner.instance.crashes == ()
-            (message,) = told(it)
-            assert message.startswith("Saved slots could not be restored: Unable to restore slot")
-            assert message.endswith("It is started again without them.")
+            (message,) = warnings(it)
+            assert message.startswith("Could not restore saved slots: Unable to restore slot")
+            assert message.endswith("llama-server is started again without them.")
             assert names(slots) == []
 
     asyncio.run(test())
 
 
-def test_a_server_that_dies_of_a_slot_is_no_crash(stage: Stage, slots: Path) -> None:
+def test_exit_during_restore_is_not_a_crash(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served("slots_fail=die", generation=2) as it:
             assert (await it.complete(prompt=WORDS)).status_code == 200
             assert it.runner.instance.crashes == ()
-            assert told(it)[0].endswith("It is started again without them.")
+            assert warnings(it)[0].endswith("llama-server is started again without them.")
 
     asyncio.run(test())
 
 
-def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Path) -> None:
+def test_slow_restore_does_not_delay_serving(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
         async with stage.served(*SLOW, **SHORT) as it:
@@ -136,21 +136,21 @@ def test_a_restore_that_takes_too_long_is_not_waited_for(stage: Stage, slots: Pa
     asyncio.run(test())
 
 
-def test_a_save_that_takes_too_long_is_broken_off_and_leaves_nothing(stage: Stage, slots: Path) -> None:
+def test_slow_save_is_cancelled_and_leaves_no_files(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         async with stage.served(*SLOW, **SHORT) as it:
             await it.complete(prompt=WORDS)
             it.runner.post(StopRequested())
             await it.reaches(State.STOPPED, 1)
-            assert not any(isinstance(notice, ServerExited) for notice in it.notices)
+            assert not any(isinstance(event, ServerExited) for event in it.notices)
         assert names(slots) == []
 
     asyncio.run(test())
 
 
-def test_the_list_says_what_is_kept_and_nothing_of_what_was_said(stage: Stage, slots: Path) -> None:
+def test_slot_list_contains_no_conversation(stage: Stage, slots: Path) -> None:
     asyncio.run(stage.talk(slots))
     (listed,) = slots.glob("*.json")
-    said = json.loads(listed.read_text())
-    assert set(said) == {"key", "token", "saved_ns", "files", "slots"}
+    listed_fields = json.loads(listed.read_text())
+    assert set(listed_fields) == {"key", "token", "saved_ns", "files", "slots"}
     assert "more than thirty-two" not in listed.read_text()

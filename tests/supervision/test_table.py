@@ -1,4 +1,4 @@
-"""The table of ``core.lifecycle``: transcripts of events and the effects that they call for."""
+"""The supervision table: sequences of events, with the effects and states that they lead to."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def ready(policy: Policy = POLICY) -> Life:
     return life
 
 
-def keeping(*events: Event, policy: Policy = POLICY) -> Life:
-    """A server whose slots are kept."""
+def with_slots(*events: Event, policy: Policy = POLICY) -> Life:
+    """A warming server whose slots are saved."""
     life = Life(policy)
     life(lc.StartRequested(), lc.Spawned(1, 42, keeps_slots=True), lc.Loading(1), lc.Healthy(1), *events)
     return life
@@ -76,7 +76,7 @@ def keeping(*events: Event, policy: Policy = POLICY) -> Life:
 # --- transcripts ----------------------------------------------------------------------------------------
 
 
-def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
+def test_start_goes_through_loading_and_warming_to_ready() -> None:
     life = Life()
     assert life(lc.StartRequested()) == (lc.Spawn(1), lc.WakeAt(1, 1120.0))
     assert life(lc.Spawned(1, 42)) == (lc.Probe(1),)
@@ -88,13 +88,13 @@ def test_a_start_goes_through_loading_and_warming_to_ready() -> None:
     assert life.state() is State.READY
 
 
-def test_without_warm_up_a_healthy_server_is_ready() -> None:
+def test_healthy_server_is_ready_without_warm_up() -> None:
     life = Life(Policy(warm_up=False))
     assert life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1)) == (lc.Watch(1),)
     assert life.state() is State.READY
 
 
-def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
+def test_start_with_progress_has_no_limit() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42))
     for minute in range(1, 30):
@@ -104,7 +104,7 @@ def test_a_start_may_take_as_long_as_it_likes_while_it_progresses() -> None:
     assert life.state() is State.STARTING
 
 
-def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
+def test_start_without_progress_is_killed_and_counts_as_crash() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
     life.now_s = 1120.0
@@ -116,7 +116,7 @@ def test_a_start_without_progress_is_killed_and_counts_as_a_crash() -> None:
     assert life.state() is State.BACKOFF
 
 
-def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
+def test_start_deadline_does_not_affect_a_ready_server() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
     old_ticket = life.instance.timer_id
@@ -125,7 +125,7 @@ def test_the_start_deadline_does_not_strike_a_server_that_serves() -> None:
     assert life.state() is State.READY
 
 
-def test_a_stop_drains_then_terminates() -> None:
+def test_stop_drains_then_terminates() -> None:
     life = ready()
     assert life(lc.StopRequested())[0] == lc.AwaitIdle(1)
     assert life.state() is State.DRAINING
@@ -136,13 +136,13 @@ def test_a_stop_drains_then_terminates() -> None:
     assert life.state() is State.STOPPED
 
 
-def test_a_drain_that_takes_too_long_ends_in_a_terminate() -> None:
+def test_drain_timeout_terminates() -> None:
     life = ready()
     life(lc.StopRequested())
     assert lc.Terminate(1) in life.wake()
 
 
-def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None:
+def test_child_that_ignores_sigterm_is_killed_repeatedly() -> None:
     life = ready()
     life(lc.StopRequested())
     assert life(lc.Drained(1))[-1] == lc.WakeAt(life.instance.timer_id, 1010.0)
@@ -152,8 +152,8 @@ def test_a_child_that_ignores_the_terminate_is_killed_and_killed_again() -> None
     assert life.state() is State.STOPPED
 
 
-def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
-    """b11434 loses a SIGTERM that comes right at its ready line."""
+def test_child_that_is_becoming_ready_gets_sigterm_twice() -> None:
+    """b11434 can lose a SIGTERM right at its ready line."""
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
     assert life(lc.StopRequested())[-1] == lc.WakeAt(life.instance.timer_id, 1000.5)
@@ -163,7 +163,7 @@ def test_a_child_that_is_just_becoming_ready_is_told_twice() -> None:
 
 
 @pytest.mark.parametrize("before", [(), (lc.StopRequested(),), (lc.StopRequested(), lc.Drained(1))])
-def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -> None:
+def test_second_ctrl_c_kills_during_any_stop(before: tuple[Event, ...]) -> None:
     life = ready()
     life(*before)
     assert lc.Kill(1) in life(lc.KillRequested())
@@ -171,7 +171,7 @@ def test_a_second_ctrl_c_kills_wherever_the_stop_is(before: tuple[Event, ...]) -
     assert life.state() is State.STOPPED
 
 
-def test_a_stop_while_loading_does_not_wait_for_the_load() -> None:
+def test_stop_while_loading_terminates_at_once() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
     assert lc.Terminate(1) in life(lc.StopRequested())
@@ -179,7 +179,7 @@ def test_a_stop_while_loading_does_not_wait_for_the_load() -> None:
     assert life.state() is State.STOPPED
 
 
-def test_a_crash_of_a_ready_server_restarts_it_at_once() -> None:
+def test_crash_of_ready_server_restarts_at_once() -> None:
     life = ready()
     close, report, spawn, _wake = life(lc.Exited(1, CRASH))
     assert isinstance(close, lc.CloseEndpoint)
@@ -188,7 +188,7 @@ def test_a_crash_of_a_ready_server_restarts_it_at_once() -> None:
     assert life.instance.restarts == 1
 
 
-def test_the_next_crashes_wait_longer_and_the_sixth_is_one_too_many() -> None:
+def test_backoff_grows_until_the_sixth_crash_gives_up() -> None:
     life = ready()
     life(lc.Exited(1, CRASH))
     waits = []
@@ -205,7 +205,7 @@ def test_the_next_crashes_wait_longer_and_the_sixth_is_one_too_many() -> None:
     assert life.state() is State.FAILED
 
 
-def test_crashes_far_apart_are_never_a_crash_loop() -> None:
+def test_crashes_far_apart_are_no_crash_loop() -> None:
     life = ready()
     for generation in range(1, 20):
         life(lc.Exited(generation, CRASH), at_s=life.now_s + 601)
@@ -214,7 +214,7 @@ def test_crashes_far_apart_are_never_a_crash_loop() -> None:
     assert life.state() is State.READY
 
 
-def test_a_deterministic_failure_is_never_tried_again() -> None:
+def test_deterministic_failure_is_not_restarted() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42))
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
@@ -222,14 +222,14 @@ def test_a_deterministic_failure_is_never_tried_again() -> None:
     assert life.instance.last == BAD_FLAG
 
 
-def test_a_spawn_that_fails_is_a_failure_like_any_other() -> None:
+def test_failed_spawn_is_reported_like_a_crash() -> None:
     life = Life()
     life(lc.StartRequested())
     assert life(lc.SpawnFailed(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.state() is State.FAILED
 
 
-def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
+def test_failed_warm_up_kills_the_server_and_is_reported() -> None:
     no_token = replace(CRASH, cause="warm_up_failed")
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
@@ -237,7 +237,7 @@ def test_a_server_without_a_token_is_killed_and_reported_as_that() -> None:
     assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, no_token, 0.5, by_us=True)
 
 
-def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
+def test_restart_drains_the_old_child_first() -> None:
     life = ready()
     life(lc.RestartRequested())
     assert life.state() is State.DRAINING
@@ -245,13 +245,13 @@ def test_a_restart_drains_the_old_child_before_the_new_one_starts() -> None:
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
-def test_a_stop_takes_back_a_restart() -> None:
+def test_stop_cancels_a_restart() -> None:
     life = ready()
     life(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))
     assert life.state() is State.STOPPED
 
 
-def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
+def test_exit_while_draining_is_not_a_crash() -> None:
     life = ready()
     life(lc.StopRequested())
     (close,) = life(lc.Exited(1, CRASH))
@@ -259,21 +259,21 @@ def test_a_child_that_dies_while_draining_is_not_a_crash() -> None:
     assert (life.state(), life.instance.crashes) == (State.STOPPED, ())
 
 
-def test_a_start_during_backoff_does_not_wait() -> None:
+def test_start_request_during_backoff_starts_at_once() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
     assert lc.Spawn(2) in life(lc.StartRequested())
 
 
-def test_a_start_by_hand_forgets_the_crashes() -> None:
+def test_start_request_resets_the_crash_count() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Exited(1, BAD_FLAG))
     assert lc.Spawn(2) in life(lc.StartRequested())
     assert life.instance.crashes == ()
 
 
-def test_news_of_an_earlier_generation_is_dropped() -> None:
+def test_events_of_an_earlier_generation_are_dropped() -> None:
     life = ready()
     life(lc.Exited(1, CRASH))
     before = life.instance
@@ -282,14 +282,14 @@ def test_news_of_an_earlier_generation_is_dropped() -> None:
     assert life.instance == before
 
 
-def test_news_of_a_reaped_child_is_dropped() -> None:
+def test_events_of_a_reaped_child_are_dropped() -> None:
     life = ready()
     life(lc.KillRequested(), lc.Exited(1, CRASH))
     assert life(lc.Healthy(1)) == ()
     assert life.state() is State.STOPPED
 
 
-def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
+def test_event_without_a_row_raises() -> None:
     life = ready()
     with pytest.raises(InvalidTransition, match=r"WarmupSucceeded in state ready"):
         life(lc.WarmupSucceeded(1))
@@ -298,18 +298,18 @@ def test_an_event_without_a_row_is_a_bug_and_says_so() -> None:
 # --- hangs ----------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_hangs_is_killed_at_once_and_started_again() -> None:
+def test_hung_server_is_killed_and_restarted_at_once() -> None:
     life = ready()
     effects = life(lc.LivenessFailed(1, WEDGED))
     assert lc.Kill(1) in effects
-    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not hear it
+    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not react to it
     report, spawn, _wake = life(lc.Exited(1, CRASH))
     assert report == lc.Report(1, WEDGED, 0.0, by_us=True)
     assert spawn == lc.Spawn(2)
     assert len(life.instance.crashes) == 1
 
 
-def test_a_server_that_hangs_again_and_again_is_a_crash_loop() -> None:
+def test_repeated_hangs_are_a_crash_loop() -> None:
     life = ready()
     for generation in itertools.count(1):
         life(lc.LivenessFailed(generation, WEDGED), lc.Exited(generation, CRASH))
@@ -321,7 +321,7 @@ def test_a_server_that_hangs_again_and_again_is_a_crash_loop() -> None:
     assert (life.instance.generation, life.instance.last) == (6, WEDGED)
 
 
-def test_a_stop_while_a_server_that_hangs_is_killed_stops() -> None:
+def test_stop_while_killing_a_hung_server_stops() -> None:
     life = ready()
     life(lc.LivenessFailed(1, WEDGED), lc.StopRequested())
     assert life(lc.Exited(1, CRASH)) == ()
@@ -331,7 +331,7 @@ def test_a_stop_while_a_server_that_hangs_is_killed_stops() -> None:
 @pytest.mark.parametrize(
     ("asked", "after"), [(lc.StopRequested(), State.STOPPED), (lc.RestartRequested(), State.STARTING)]
 )
-def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: State) -> None:
+def test_hang_while_draining_kills_and_keeps_the_request(asked: Event, after: State) -> None:
     life = ready()
     life(asked)
     assert lc.Kill(1) in life(lc.LivenessFailed(1, WEDGED))
@@ -339,7 +339,7 @@ def test_a_hang_ends_the_drain_and_not_what_it_was_for(asked: Event, after: Stat
     assert (life.state(), life.instance.crashes) == (after, ())
 
 
-def test_news_of_a_hang_that_comes_while_it_ends_is_no_news() -> None:
+def test_hang_while_stopping_is_ignored() -> None:
     life = ready()
     life(lc.StopRequested(), lc.Drained(1))
     assert life(lc.LivenessFailed(1, WEDGED)) == ()
@@ -361,13 +361,13 @@ def crash_loop(policy: Policy) -> Life:
     raise AssertionError("counted to infinity")
 
 
-def test_without_half_open_a_crash_loop_is_the_end() -> None:
+def test_crash_loop_without_half_open_is_final() -> None:
     life = crash_loop(POLICY)
     assert not any(isinstance(effect, lc.WakeAt) for effect in life.effects)
     assert life.instance.is_settled
 
 
-def test_half_open_tries_once_and_a_failure_leads_back() -> None:
+def test_half_open_start_that_crashes_leads_back_to_failed() -> None:
     life = crash_loop(KEEP_TRYING)
     for trial in range(1, 5):  # much longer than the window in which crashes count
         assert life.next_start_s() == 1000.0 + 300 * trial
@@ -381,7 +381,7 @@ def test_half_open_tries_once_and_a_failure_leads_back() -> None:
         assert life.state() is State.FAILED
 
 
-def test_half_open_leaves_failed_when_the_try_lives() -> None:
+def test_half_open_start_that_survives_is_ready() -> None:
     life = crash_loop(KEEP_TRYING)
     life.now_s = 1300.0
     life.wake()
@@ -392,14 +392,14 @@ def test_half_open_leaves_failed_when_the_try_lives() -> None:
     assert life.instance.half_open_since_s is None
 
 
-def test_half_open_is_never_for_what_would_fail_again() -> None:
+def test_deterministic_failure_is_never_half_open() -> None:
     life = Life(KEEP_TRYING)
     life(lc.StartRequested(), lc.Spawned(1, 42))
     assert life(lc.Exited(1, BAD_FLAG))[1:] == (lc.Report(1, BAD_FLAG, None),)
     assert life.instance.is_settled
 
 
-def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
+def test_deterministic_failure_ends_half_open_starts() -> None:
     life = crash_loop(KEEP_TRYING)
     life.now_s = 1300.0
     life.wake()
@@ -408,7 +408,7 @@ def test_a_half_open_try_that_fails_for_good_ends_the_trying() -> None:
 
 
 @pytest.mark.parametrize("asked", [lc.StopRequested(), lc.KillRequested()])
-def test_a_stop_ends_the_trying(asked: Event) -> None:
+def test_stop_ends_half_open_starts(asked: Event) -> None:
     life = crash_loop(KEEP_TRYING)
     timer_id = life.instance.timer_id
     life(asked)
@@ -416,18 +416,18 @@ def test_a_stop_ends_the_trying(asked: Event) -> None:
     assert (life.state(), life.instance.is_settled) == (State.STOPPED, True)
 
 
-def test_a_start_by_hand_does_not_wait_for_the_try_and_is_none() -> None:
+def test_start_request_in_failed_is_not_half_open() -> None:
     life = crash_loop(KEEP_TRYING)
     assert lc.Spawn(7) in life(lc.StartRequested())
     life(lc.Spawned(7, 42), lc.Exited(7, CRASH))
     assert life.state() is State.BACKOFF
 
 
-# --- slots that outlive their server ------------------------------------------------------------------
+# --- saved slots --------------------------------------------------------------------------------------
 
 
-def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> None:
-    life = keeping()
+def test_slots_are_restored_after_warm_up_and_before_ready() -> None:
+    life = with_slots()
     assert life.state() is State.WARMING
     assert life(lc.WarmupSucceeded(1)) == (lc.RestoreSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.WARMING
@@ -435,38 +435,38 @@ def test_slots_are_restored_after_the_proof_and_before_the_first_request() -> No
     assert life.state() is State.READY
 
 
-def test_without_a_proof_slots_are_restored_all_the_same() -> None:
-    life = keeping(policy=Policy(warm_up=False))
+def test_slots_are_restored_without_warm_up() -> None:
+    life = with_slots(policy=Policy(warm_up=False))
     assert life.effects[0] == lc.RestoreSlots(1)
     life(lc.SlotsRestored(1))
     assert life.state() is State.READY
 
 
-def test_a_restore_that_takes_too_long_is_not_waited_for_and_progress_does_not_prolong_it() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_restore_timeout_is_fixed_and_leads_to_ready() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     assert life(lc.Progressed(1), at_s=1009.0) == ()
     assert life.wake() == (lc.Watch(1),)
     assert life.state() is State.READY
     assert life(lc.SlotsRestored(1)) == ()
 
 
-def test_a_server_with_a_part_of_a_slot_is_replaced_and_that_is_no_crash() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_corrupted_restore_replaces_the_server_without_a_crash() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     assert lc.Kill(1) in life(lc.SlotRestoreCorrupted(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
     assert life.instance.crashes == ()
 
 
-def test_one_that_already_serves_when_that_shows_is_drained_and_its_slots_are_not_saved() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_corrupted_restore_of_ready_server_drains_and_saves_nothing() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     assert life(lc.SlotRestoreCorrupted(1))[0] == lc.AwaitIdle(1)
     assert lc.Terminate(1) in life(lc.Drained(1))
     assert life(lc.Exited(1, CRASH))[0] == lc.Spawn(2)
 
 
-def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_corrupted_restore_while_draining_saves_nothing() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     life(lc.StopRequested())
     assert life(lc.SlotRestoreCorrupted(1)) == ()
@@ -475,8 +475,8 @@ def test_one_that_is_drained_already_when_that_shows_is_not_saved_either() -> No
     assert life.state() is State.STOPPED
 
 
-def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_corrupted_restore_while_saving_discards_the_slots() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     life.wake()
     life(lc.StopRequested())
     assert lc.SaveSlots(1) in life(lc.Drained(1))
@@ -485,38 +485,38 @@ def test_what_is_being_saved_when_that_shows_is_not_kept() -> None:
     assert life.state() is State.STOPPING
 
 
-def test_an_idle_server_saves_its_slots_before_it_is_told_to_end() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
+def test_drained_server_saves_its_slots_before_sigterm() -> None:
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert life(lc.Drained(1)) == (lc.SaveSlots(1), lc.WakeAt(life.instance.timer_id, 1010.0))
     assert life.state() is State.DRAINING
     assert lc.Terminate(1) in life(lc.SlotsSaved(1))
     assert life.state() is State.STOPPING
 
 
-def test_a_save_that_takes_too_long_is_not_waited_for() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+def test_save_timeout_terminates() -> None:
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Terminate(1) in life.wake()
     assert life(lc.SlotsSaved(1)) == ()
 
 
-def test_a_second_stop_skips_the_saving() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+def test_kill_skips_the_save() -> None:
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert lc.Kill(1) in life(lc.KillRequested())
 
 
-def test_a_drain_that_ends_with_requests_in_flight_saves_nothing() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
+def test_drain_timeout_saves_nothing() -> None:
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
     assert lc.Terminate(1) in life.wake()
 
 
-def test_a_server_that_dies_while_its_slots_are_saved_has_ended_as_it_was_asked_to() -> None:
-    life = keeping(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
+def test_exit_while_saving_is_not_a_crash() -> None:
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)
     assert life.state() is State.STOPPED
 
 
-def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
-    life = keeping(lc.WarmupSucceeded(1))
+def test_exit_while_restoring_is_a_crash() -> None:
+    life = with_slots(lc.WarmupSucceeded(1))
     life(lc.Exited(1, CRASH))
     assert life.state() is State.BACKOFF
     assert len(life.instance.crashes) == 1
@@ -525,7 +525,7 @@ def test_one_that_dies_while_its_slots_are_restored_has_crashed() -> None:
 # --- sweeps ---------------------------------------------------------------------------------------------
 
 
-def test_every_state_has_a_row_and_every_row_answers_what_people_ask() -> None:
+def test_every_state_handles_every_request() -> None:
     assert set(TABLE) == set(State)
     asked = {lc.StartRequested, lc.StopRequested, lc.KillRequested, lc.RestartRequested}
     for state, row in TABLE.items():
@@ -533,7 +533,7 @@ def test_every_state_has_a_row_and_every_row_answers_what_people_ask() -> None:
         assert set(row) <= set(get_args(Event)), state
 
 
-def test_every_live_state_has_a_row_for_the_exit() -> None:
+def test_every_live_state_handles_the_exit() -> None:
     assert all(lc.Exited in TABLE[state] for state in LIVE)
 
 
@@ -553,7 +553,7 @@ def _events_of(generation: int, timer_id: int) -> st.SearchStrategy[Event]:
 
 
 class AnyLife(RuleBasedStateMachine):
-    """Whatever happens in whatever order: never two children, every spawn reaped, always a way out."""
+    """Any events in any order: never two children, every child is reaped, and every state can be left."""
 
     policy = POLICY
 
@@ -569,7 +569,7 @@ class AnyLife(RuleBasedStateMachine):
     def feed(self, event: Event) -> None:
         stale = table._is_stale(self.instance, event)
         if not stale and type(event) not in TABLE[self.instance.state]:
-            return  # the runner cannot produce it: e.g. WarmupSucceeded before WarmUp was ordered
+            return  # impossible in the runner, such as WarmupSucceeded before WarmUp
         self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
         if not stale and isinstance(event, lc.Exited | lc.SpawnFailed):
             self.reaped.append(event.generation)
@@ -596,7 +596,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
     def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
-        """However the child takes it: the timers alone lead to a kill, and a kill to its exit."""
+        """Even without any reaction of the child, the timers lead to a kill, and that to its exit."""
         self.feed(lc.StopRequested())
         for _ in range(4):
             if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
@@ -629,7 +629,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @invariant()
     def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:
-        """A child's own end, or a timer, leads out of every other one."""
+        """Every other state has a live child or a timer."""
         timed = self.instance.timer_id in self.timers
         assert self.instance.is_settled or self.instance.alive or timed
         assert (self.instance.next_start_s is not None) == (timed and not self.instance.alive)
@@ -645,10 +645,10 @@ TestAnyLife = AnyLife.TestCase
 TestAnyLifeThatIsTriedAgain = AnyLifeThatIsTriedAgain.TestCase
 
 
-# --- the ladder -----------------------------------------------------------------------------------------
+# --- fallback steps -------------------------------------------------------------------------------------
 
 
-def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> None:
+def test_start_that_ran_out_of_memory_is_followed_by_a_smaller_one() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
     effects = life(lc.Exited(1, TOO_MUCH))
@@ -658,7 +658,7 @@ def test_a_start_that_was_too_much_is_followed_at_once_by_a_smaller_one() -> Non
     assert life.instance.last == TOO_MUCH
 
 
-def test_smaller_starts_are_no_crash_loop_and_the_last_one_fails_for_good() -> None:
+def test_fallback_steps_are_no_crash_loop_and_end_in_failed() -> None:
     life = Life()
     life(lc.StartRequested())
     for generation in range(1, 9):  # more than a crash loop would be given
@@ -669,9 +669,7 @@ def test_smaller_starts_are_no_crash_loop_and_the_last_one_fails_for_good() -> N
 
 
 @pytest.mark.parametrize("loading", [True, False])
-def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_out_of_memory(
-    loading: bool,
-) -> None:
+def test_logged_startup_failure_kills_the_child(loading: bool) -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), *([lc.Loading(1)] if loading else []))
     assert lc.Kill(1) in life(lc.StartupFailureLogged(1, TOO_MUCH))
@@ -680,13 +678,13 @@ def test_a_child_that_says_itself_that_it_does_not_fit_is_ended_before_it_runs_o
     assert lc.Spawn(2) in effects
 
 
-def test_a_warning_that_comes_late_ends_nothing() -> None:
+def test_logged_startup_failure_of_ready_server_is_ignored() -> None:
     life = ready()
     assert life(lc.StartupFailureLogged(1, TOO_MUCH)) == ()
     assert life.state() is State.READY
 
 
-def test_a_stop_while_a_smaller_start_is_due_stops() -> None:
+def test_stop_before_a_fallback_step_stops() -> None:
     life = Life()
     life(
         lc.StartRequested(),
@@ -697,3 +695,25 @@ def test_a_stop_while_a_smaller_start_is_due_stops() -> None:
     )
     assert life(lc.Exited(1, CRASH)) == ()
     assert life.state() is State.STOPPED
+
+
+# --- permits --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "slots", "max_concurrent"),
+    [
+        (Policy(), 4, 4),
+        (Policy(), None, None),
+        (Policy(max_concurrent=2), 4, 2),
+        (Policy(max_concurrent=2), None, 2),
+        (Policy(limits_to_slots=False), 4, None),
+        (Policy(limits_to_slots=False, max_concurrent=3), 4, 3),
+        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues, as it did before
+        (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
+    ],
+)
+def test_permits_are_the_slots_unless_configured(
+    policy: Policy, slots: int | None, max_concurrent: int | None
+) -> None:
+    assert policy.permits(slots) == max_concurrent

@@ -72,7 +72,7 @@ def wrap(
         from llamasup.supervision.wrap.planner import parse_command
 
         wrapping = parse_command(command, os.environ)
-        if wrapping.line.asks:
+        if wrapping.line.prints_and_exits:
             _exec(command)
         from llamasup.service.run import Service, WrapOptions
 

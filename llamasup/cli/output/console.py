@@ -32,7 +32,7 @@ from llamasup.supervision.events import (
 )
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.states import State
-from llamasup.supervision.wrap.command_line import shown_program
+from llamasup.supervision.wrap.command_line import redacted_program
 from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.text import memory_text
 
@@ -319,7 +319,7 @@ class ConsoleReporter:
             return []
         if isinstance(launch, Wrapping):
             # Without its arguments, which may contain a key (X13).
-            facts = [("server", f"{shown_program(launch.line.program)} ({launch.capabilities.version})")]
+            facts = [("server", f"{redacted_program(launch.line.program)} ({launch.capabilities.version})")]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:

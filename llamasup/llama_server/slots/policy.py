@@ -1,10 +1,9 @@
-"""Slots kept on disk while their model is not loaded: what fits which plan, and which go first (pure).
+"""Slots saved on disk while their model is not loaded: which plan may restore them, and which go first.
 
-A saved slot is a conversation as llama-server holds it: its tokens, and what the model made of them. Between
-two loads it is good for exactly one thing: the same model, started the same way. llama-server (b11434, and
-the embedded runtime of October 2026) refuses most of what does not fit, and takes the rest: another model of
-the same shape, or a file with wrong bytes in it, answers nonsense; a file that was cut off ends the server
-(SIGABRT). So what may be restored is decided here.
+A saved slot contains the tokens of a conversation and their KV cache. Only the same model, started with the
+same flags, can use it. llama-server (b11434, and the embedded runtime of October 2026) does not reject all
+other files: with those of a model of the same shape, or with wrong bytes, it answers nonsense, and a
+truncated file ends it (SIGABRT). So this module decides what may be restored.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from llamasup.llama_server.flags import Reason
+from llamasup.gguf.facts import ModelClass
+from llamasup.llama_server.flags import CommandLine, Reason
+from llamasup.llama_server.settings import Settings
 
 __all__ = [
     "MAX_BYTES",
@@ -27,40 +27,51 @@ __all__ = [
     "KeptSlots",
     "SavedSet",
     "SavedSlot",
+    "SlotHome",
     "file_name",
+    "give_slot_folder",
     "is_current",
-    "is_ours",
+    "is_slot_file",
+    "kept_slots",
     "list_name",
+    "sets_to_remove",
     "slot_key",
-    "to_drop",
 ]
 
 FileState = tuple[str, int, int]
 """Path, size in bytes, time of modification in nanoseconds."""
 
 MAX_BYTES: Final = 10 << 30
-"""Of all saved slots together, unless something else is asked for: ten conversations of 8,192 tokens with a
-model of 8 billion parameters (128 KiB a token in f16).
+"""The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
+parameters (128 KiB per token in f16).
 """
-# A folder of tiny ones is bounded too: each is looked at before the next is saved.
+# Each save reads the lists of all sets, so their number is limited, too.
 _MAX_SETS = 256
 MIN_TOKENS: Final = 32
-"""Fewer are read again in less time than a file takes; the prompt of a warm-up is none to keep."""
+"""Shorter prompts, such as the warm-up's, are computed again faster than a file is read."""
 STRAY_AFTER_S: Final = 600.0
-"""A file that no list names belongs to a save or a restore that still runs, for so long at most."""
+"""A younger file that is in no list may belong to a save or a restore that still runs."""
 
-# What changes from start to start, or only how fast it goes: not what a slot holds.
-_NO_MATTER = frozenset(
+# Flags that do not change the content of a slot.
+_IRRELEVANT_FLAGS = frozenset(
     {"--host", "--port", "--api-key-file", "--alias", "--metrics", "--slots", "--slot-save-path"}
     | {"--verbosity", "--threads", "--threads-batch", "--prio", "--cache-ram", "--load-mode", "--mlock"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class KeptSlots:
-    """Where the slots of one plan are kept, and which saved ones it may take up.
+class SlotHome:
+    """The folder for saved slots, and the current state of the files that the server is started from."""
 
-    ``count`` is how many there are. ``files`` are those that the server is started from, as they were then.
+    folder: str
+    files: tuple[FileState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSlots:
+    """Where the slots of one plan are saved, and which saved ones it may restore.
+
+    ``count``: the number of slots. ``files``: the state of the files that the server was started from.
     """
 
     folder: str
@@ -80,7 +91,7 @@ class SavedSlot:
 
 @dataclass(frozen=True, slots=True)
 class SavedSet:
-    """What one server left behind when it ended: its list on the disk, and the files that are named there."""
+    """The slots that one server saved when it ended, as listed in a file on the disk."""
 
     key: str
     token: str
@@ -97,17 +108,68 @@ class SavedSet:
         return sum(slot.tokens for slot in self.slots)
 
 
-def slot_key(runtime: str, files: Iterable[FileState], reasons: Iterable[Reason]) -> str:
-    """What has to be the same for a saved slot to mean the same: build, files, and the flags that count.
+def give_slot_folder(
+    line: CommandLine,
+    settings: Settings,
+    serves: ModelClass,
+    home: SlotHome | None,
+    *,
+    unified: bool,
+    adapts: bool = False,
+) -> bool:
+    """Pass the flags and return True if the slots are to be saved. Only if the user wants it: slots contain
+    conversations. ``adapts``: requests choose among LoRA adapters.
+    """
+    if not settings.keep_slots:
+        return False
+    if adapts:
+        why = "a slot depends on the adapters of its last request, which llama-server does not report"
+        line.leave_out("--slot-save-path", why)
+        return False
+    if serves is not ModelClass.DECODER:
+        line.leave_out("--slot-save-path", f"{serves} models have no conversations to save")
+        return False
+    if home is None:
+        line.leave_out("--slot-save-path", "there is no usable cache folder for conversations")
+        return False
+    passed = line.give(
+        "--slot-save-path",
+        home.folder,
+        "conversations are saved on disk while the model is not loaded",
+        otherwise="this build cannot save slots",
+        essential=True,
+    )
+    if passed and unified:
+        # b11434 moves idle slots to its prompt cache in memory and clears them: one of four could be saved.
+        why = "idle slots that share their cells keep their conversations, so that all of them can be saved"
+        line.give(
+            "--no-cache-idle-slots",
+            None,
+            why,
+            otherwise="this build does not clear idle slots",
+            essential=True,
+        )
+    return passed
 
-    The context's size is among them although llama-server would take slots over into a larger one: models
-    with long-context factors turn their keys by it.
+
+def kept_slots(line: CommandLine, home: SlotHome, runtime: str, count: int) -> KeptSlots:
+    """Where the slots of this command line are saved. Call it after the last flag."""
+    return KeptSlots(home.folder, slot_key(runtime, home.files, line.reasons), count, home.files)
+
+
+def slot_key(runtime: str, files: Iterable[FileState], reasons: Iterable[Reason]) -> str:
+    """A digest of all that a saved slot depends on: build, files and flags.
+
+    The context size is among them, although llama-server accepts slots in a larger context: in models with
+    long-context factors, the keys depend on it.
     """
     flags = sorted(
-        (each.flag, each.value or "") for each in reasons if each.passed and each.flag not in _NO_MATTER
+        (reason.flag, reason.value or "")
+        for reason in reasons
+        if reason.passed and reason.flag not in _IRRELEVANT_FLAGS
     )
-    said = json.dumps([runtime, sorted(files), flags], ensure_ascii=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:32]
+    identity = json.dumps([runtime, sorted(files), flags], ensure_ascii=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
 
 def file_name(key: str, token: str, number: int) -> str:
@@ -118,26 +180,26 @@ def list_name(key: str, token: str) -> str:
     return f"{key}-{token}.json"
 
 
-_OURS = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}(?:-\d{1,4}\.kv|\.json)")
+_FILE_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{16}(?:-\d{1,4}\.kv|\.json)")
 
 
-def is_ours(name: str) -> bool:
-    """Whether a file of this name in the folder may be removed: nothing else there is touched."""
-    return _OURS.fullmatch(name) is not None
+def is_slot_file(name: str) -> bool:
+    """Whether this is the name of a saved slot or list. Other files in the folder are never removed."""
+    return _FILE_NAME.fullmatch(name) is not None
 
 
 def is_current(saved: SavedSet, state_of: Callable[[str], FileState | None]) -> bool:
-    """Whether the files of its model are still those that it was made with. ``None``: there is none."""
+    """Whether the model's files have not changed since. ``state_of`` returns None for a missing file."""
     return all(state_of(path) == (path, size, mtime) for path, size, mtime in saved.files)
 
 
-def to_drop(sets: Sequence[SavedSet], most_bytes: int) -> tuple[SavedSet, ...]:
-    """Those that have to go for the rest to fit: the longest unused first."""
-    newest_first = sorted(sets, key=lambda each: each.saved_ns, reverse=True)
-    left, kept = most_bytes, 0
-    for each in newest_first:
-        left -= each.size_bytes
-        if left < 0 or kept == _MAX_SETS:
+def sets_to_remove(sets: Sequence[SavedSet], most_bytes: int) -> tuple[SavedSet, ...]:
+    """The oldest sets that must be removed so that the rest fits."""
+    newest_first = sorted(sets, key=lambda saved: saved.saved_ns, reverse=True)
+    free_bytes, count = most_bytes, 0
+    for saved in newest_first:
+        free_bytes -= saved.size_bytes
+        if free_bytes < 0 or count == _MAX_SETS:
             break
-        kept += 1
-    return tuple(newest_first[kept:])
+        count += 1
+    return tuple(newest_first[count:])

@@ -1,8 +1,8 @@
-"""Saved slots on the disk: files that llama-server writes and reads, and a list for each set of them.
+"""Saved slots on the disk: files that llama-server writes and reads, and a list file for each set.
 
-They hold conversations: the folder is 0700, each file 0600, nothing is kept longer than its model's files
-stay as they are, and what is taken up is removed. A set counts once its list is there, which is written last.
-Nothing is synced: after a power cut a checksum fails, and the slot starts empty. All of it blocks.
+They contain conversations: the folder has mode 0700 and each file 0600, a set is removed once its model's
+files change, and a restored set is removed. A set is valid once its list is written, which is the last step.
+Nothing is synced: after a power cut a checksum fails, and the slot starts empty. All functions block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import msgspec
 
 from llamasup.errors import FolderUnusable
 from llamasup.gguf.files import split_name, split_paths
-from llamasup.llama_server.slots.flags import SlotHome
 from llamasup.llama_server.slots.policy import (
     MAX_BYTES,
     STRAY_AFTER_S,
@@ -29,11 +28,12 @@ from llamasup.llama_server.slots.policy import (
     KeptSlots,
     SavedSet,
     SavedSlot,
+    SlotHome,
     file_name,
     is_current,
-    is_ours,
+    is_slot_file,
     list_name,
-    to_drop,
+    sets_to_remove,
 )
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder
@@ -42,15 +42,15 @@ from llamasup.system.text import INVALID_JSON
 __all__ = ["SlotStore", "Taken", "slot_home", "sweep_slots"]
 
 _LIST = msgspec.json.Decoder(SavedSet)
-# Of a few hundred slots; a longer one is not ours.
+# Enough for a few hundred slots.
 _MAX_LIST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
 
 
 def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | None:
-    """Where slots of a server of ``model`` are kept, and what it is started from: its parts, and each file
-    that its other ``words`` name. ``make``: llama-server (b11434) does not start where the folder is missing.
-    None: nowhere.
+    """The slot folder, with the files that a server of ``model`` is started from: its parts, and each file in
+    the ``words`` of its command line. None if there is no usable folder. ``make``: create the folder, without
+    which llama-server (b11434) does not start.
     """
     try:
         folder = cache_folder() / "slots"
@@ -64,7 +64,7 @@ def slot_home(model: Path, words: Iterable[str], *, make: bool) -> SlotHome | No
 
 
 def _paths_in(word: str) -> list[str]:
-    """Also ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as LoRAs are given."""
+    """Also the paths in ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as in LoRA options."""
     pieces = [word, *word.split(",")]
     pieces += [piece.rpartition(":")[0] for piece in pieces]
     return [piece for piece in pieces if Path(piece).is_absolute()]
@@ -79,7 +79,7 @@ def _parts_of(model: Path) -> list[str]:
 
 
 def sweep_slots() -> None:
-    """Remove what no model can take up any more: call it where model files were removed."""
+    """Remove sets whose model is gone. Call it after model files were removed."""
     with contextlib.suppress(FolderUnusable):
         folder = cache_folder() / "slots"
         if folder.exists():
@@ -96,102 +96,102 @@ def _state_of(path: str) -> FileState | None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """``damaged``: how many slots of the set were not as they had been saved."""
+    """A set to restore. ``damaged``: how many of its slots had changed and were removed."""
 
     saved: SavedSet
     damaged: int
 
 
 class SlotStore:
-    """``most_bytes``: of all sets together. It may be exceeded by files that are being written."""
+    """``most_bytes``: the limit for all sets. Files that are being written may exceed it."""
 
     def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
         self._folder = folder
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
 
     # --- saving -----------------------------------------------------------------------------------
 
     def new_set(self, kept: KeptSlots) -> SavedSet:
-        """A set without slots. Raises FolderUnusable."""
+        """Begin a set without slots. Raises FolderUnusable."""
         private_folder(self._folder)
         self.sweep()
-        self._make_room(0)  # for less than before, maybe
+        self._make_room(0)  # the limit may be lower than before
         return SavedSet(kept.key, secrets.token_hex(8), time.time_ns(), kept.files, ())
 
-    def added(self, saved: SavedSet, number: int, tokens: int) -> SavedSet | None:
-        """The set with the slot whose file has just been written; None where there is no room for it.
+    def add(self, saved: SavedSet, number: int, tokens: int) -> SavedSet | None:
+        """Add the slot whose file llama-server has just written; None if it exceeds the limit.
 
-        Raises OSError, or ValueError for what is no file of ours; the file is gone then, as without room.
+        Raises OSError, or ValueError if it is not a regular file of this user. The file is removed in both
+        cases.
         """
         name = file_name(saved.key, saved.token, number)
         try:
             with self._opened(name) as fd:
                 if hasattr(os, "fchmod"):
-                    os.fchmod(fd, 0o600)  # llama-server leaves that to its umask
+                    os.fchmod(fd, 0o600)  # llama-server's umask may allow more
                 size_bytes, crc32 = _checksum(fd)
         except (OSError, ValueError):
             self._remove(name)
             raise
-        more = replace(saved, slots=(*saved.slots, SavedSlot(number, name, tokens, size_bytes, crc32)))
-        if more.size_bytes > self._most_bytes:
+        larger = replace(saved, slots=(*saved.slots, SavedSlot(number, name, tokens, size_bytes, crc32)))
+        if larger.size_bytes > self.most_bytes:
             self._remove(name)
             return None
-        self._make_room(more.size_bytes)
-        return more
+        self._make_room(larger.size_bytes)
+        return larger
 
-    def keep(self, saved: SavedSet) -> None:
-        """From now on it can be taken up. Raises OSError; its files are gone then."""
+    def commit(self, saved: SavedSet) -> None:
+        """Write the list, which makes the set valid. Raises OSError after removing the set's files."""
         try:
             content = msgspec.json.encode(saved)
             atomic_write(self._folder / list_name(saved.key, saved.token), content)
         except OSError:
             self.discard(saved)
             raise
-        self._make_room(0)  # another model's may have come meanwhile
+        self._make_room(0)  # another model may have saved slots meanwhile
 
     def remove_unfinished(self, saved: SavedSet, number: int) -> None:
-        """The file of a slot that was not saved, or not to its end."""
+        """Remove the file of a slot that was not saved completely."""
         self._remove(file_name(saved.key, saved.token, number))
 
-    # --- taking up --------------------------------------------------------------------------------
+    # --- restoring --------------------------------------------------------------------------------
 
     def take(self, key: str) -> Taken | None:
-        """The newest set for this plan, which then is nobody else's, now or later: whatever comes of it.
-
-        A server that it crashes is so started without it the next time.
+        """Take the newest set for this plan. It cannot be taken again, so if it crashes the server, the next
+        start is without it.
         """
         self.sweep()
-        fitting = [saved for saved in self._sets() if saved.key == key]
-        for saved in sorted(fitting, key=lambda each: each.saved_ns, reverse=True):
+        matching = [saved for saved in self._sets() if saved.key == key]
+        for saved in sorted(matching, key=lambda saved: saved.saved_ns, reverse=True):
             try:
                 (self._folder / list_name(saved.key, saved.token)).unlink()
             except OSError:
-                continue  # another one was quicker
-            sound = tuple(slot for slot in saved.slots if self._is_sound(slot))
-            for slot in set(saved.slots) - set(sound):
+                continue  # another process has taken it
+            intact = tuple(slot for slot in saved.slots if self._is_intact(slot))
+            for slot in set(saved.slots) - set(intact):
                 self._remove(slot.name)
-            return Taken(replace(saved, slots=sound), len(saved.slots) - len(sound))
+            return Taken(replace(saved, slots=intact), len(saved.slots) - len(intact))
         return None
 
     def discard(self, saved: SavedSet) -> None:
         for slot in saved.slots:
             self._remove(slot.name)
 
-    def _is_sound(self, slot: SavedSlot) -> bool:
+    def _is_intact(self, slot: SavedSlot) -> bool:
         try:
             with self._opened(slot.name) as fd:
-                os.utime(fd if os.utime in os.supports_fd else self._folder / slot.name)  # no stray one now
+                os.utime(fd if os.utime in os.supports_fd else self._folder / slot.name)  # not stray
                 return _checksum(fd) == (slot.size_bytes, slot.crc32)
         except (OSError, ValueError):
             return False
 
-    # --- tidying ----------------------------------------------------------------------------------
+    # --- removing ---------------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Remove sets whose model's files have changed or gone, and files that no list names."""
+        """Remove sets whose model's files have changed or are gone, and old files that are in no list."""
         sets = list(self._sets())
-        gone = [saved for saved in sets if not is_current(saved, _state_of)]
-        self._drop(gone)
+        outdated = [saved for saved in sets if not is_current(saved, _state_of)]
+        self._remove_sets(outdated)
         named = {slot.name for saved in sets for slot in saved.slots}
         named |= {list_name(saved.key, saved.token) for saved in sets}
         for path in self._entries():
@@ -201,11 +201,11 @@ class SlotStore:
                         path.unlink()
 
     def _make_room(self, size_bytes: int) -> None:
-        self._drop(to_drop(list(self._sets()), self._most_bytes - size_bytes))
+        self._remove_sets(sets_to_remove(list(self._sets()), self.most_bytes - size_bytes))
 
-    def _drop(self, sets: Sequence[SavedSet]) -> None:
+    def _remove_sets(self, sets: Sequence[SavedSet]) -> None:
         for saved in sets:
-            # The list first: files without one are nothing, a list without files is a disappointment.
+            # The list first: without it the files are invalid.
             self._remove(list_name(saved.key, saved.token))
             self.discard(saved)
 
@@ -222,26 +222,26 @@ class SlotStore:
                     saved = _LIST.decode(os.read(fd, _MAX_LIST_BYTES))
             except (OSError, *INVALID_JSON):
                 continue
-            # What is to be removed or read is named in it: nothing but files of ours.
+            # The list names files to read and remove: accept only names of saved slots.
             names = {list_name(saved.key, saved.token), *(slot.name for slot in saved.slots)}
-            if path.name in names and all(map(is_ours, names)):
+            if path.name in names and all(map(is_slot_file, names)):
                 yield saved
 
     def _entries(self) -> list[Path]:
         try:
-            return [path for path in self._folder.iterdir() if is_ours(path.name)]
+            return [path for path in self._folder.iterdir() if is_slot_file(path.name)]
         except OSError:
             return []
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
-        """A file of this user; a symbolic link is not followed (X13). Raises OSError or ValueError."""
+        """Open a regular file of this user, never a symbolic link (X13). Raises OSError or ValueError."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
         fd = os.open(self._folder / name, flags)
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{name} is no file")
+                raise ValueError(f"{name} is not a regular file")
             if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
                 raise ValueError(f"{name} belongs to user {status.st_uid}")
             yield fd
@@ -250,7 +250,7 @@ class SlotStore:
 
 
 def _checksum(fd: int) -> tuple[int, int]:
-    """Length and CRC-32 of all that is in it: 7 GB/s, and it need not stand up to anybody."""
+    """Length and CRC-32 (7 GB/s), against damage but not against an attacker."""
     size_bytes = crc32 = 0
     while piece := os.read(fd, _PIECE_BYTES):
         size_bytes += len(piece)

@@ -114,7 +114,7 @@ class ReplicaSet:
         """Use these limits for new requests."""
         self.queue.set_limits(timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued)
         for runner in self.runners:
-            runner.allow(policy)
+            runner.set_policy(policy)
         self.queue.changed()
 
     @property
@@ -155,7 +155,7 @@ class ReplicaSet:
 
     def _unavailable(self) -> Unavailable:
         """The reason of the process that is likely to serve first."""
-        staying = [runner.unavailable() for runner in self.runners if not runner.leaves]
+        staying = [runner.unavailable() for runner in self.runners if not runner.is_ending]
         if staying:
             return min(staying, key=_retry_priority)
         if self._unavailable_reason is not None:

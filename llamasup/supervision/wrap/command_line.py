@@ -1,8 +1,8 @@
-"""Reads an existing llama-server command line: what the front takes over, and what is left for the child.
+"""Parses an existing llama-server command line: the address for llamasup, and the arguments for the child.
 
-Taken over is the address alone: ``--host``, ``--port``, ``--reuse-port`` and TLS (``--ssl-*``), wherever they
-are set. Everything else stays as it is and where it is. Keys, ``--api-prefix`` and ``--timeout`` are only
-understood: the child goes on judging keys and serving below its prefix, so that what clients see is its own.
+llamasup takes over only the address: ``--host``, ``--port``, ``--reuse-port`` and TLS (``--ssl-*``), wherever
+they are set. All other arguments stay unchanged and in order. Keys, ``--api-prefix`` and ``--timeout`` are
+read but also left to the child, so that clients see its own answers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ __all__ = [
     "WrappedLine",
     "child_argv",
     "child_environ",
+    "parse_line",
     "program_of",
-    "question_environ",
+    "query_environ",
     "read_key_file",
-    "read_line",
-    "shown_program",
+    "redacted_program",
 ]
 
-_TAKEN = ("--host", "--port", "--reuse-port", "--ssl-key-file", "--ssl-cert-file")
-_QUESTIONS = ("--help", "--version", "--list-devices", "--cache-list", "--completion-bash")
+_ADDRESS_OPTIONS = ("--host", "--port", "--reuse-port", "--ssl-key-file", "--ssl-cert-file")
+_INFO_OPTIONS = ("--help", "--version", "--list-devices", "--cache-list", "--completion-bash")
 _OTHER_SOURCES = ("--model-url", "--hf-repo", "--hf-file", "--docker-repo")
-# Options that name a model also set a port (b11434) [run]; --help does not say so.
+# Options that name a model also set a port (b11434) [run]; --help does not mention it.
 _PRESET_PORTS = (
     ("--embd-gemma-", 8011),
     ("--fim-qwen-", 8012),
@@ -50,8 +50,8 @@ _PRESET_PORTS = (
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _PLAIN_PREFIX = re.compile(r"(?:/[A-Za-z0-9_~-]+)*")
 _SERVER_NAME = re.compile(r"(?:.*[/\\])?llama-server(?:[-_.][^/\\]*)?")
-# What the service manager says to the process that it started: us.
-_TO_US = frozenset(
+# Set by systemd for llamasup itself.
+_OWN_VARIABLES = frozenset(
     {"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"}
 )
 
@@ -64,34 +64,33 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class WrappedLine:
-    """A command line, understood.
+    """A parsed command line.
 
-    ``program`` is what comes before llama-server's own options; ``kept`` are those that the child keeps, and
-    ``place`` is where among them its own address goes. ``hosts`` are addresses, and paths that end in
-    ``.sock``. ``asks``: it is a question (``--help``), which llama-server answers before it ends.
-    ``tls_elsewhere``: the child must be told not to do what its config file, or a word before the program
-    (``env LLAMA_ARG_SSL_KEY_FILE=…``), says about TLS.
-    ``taken_variables``: those of the environment that the child must not see.
-    ``name`` is for people, events and metrics: what clients call the model is llama-server's to say.
+    ``program``: the words before llama-server's own options. ``child_args``: the options of the child.
+    ``address_index``: where its private address is inserted. ``hosts``: addresses, and paths that end in
+    ``.sock``. ``prints_and_exits``: an option such as ``--help`` is given. ``override_tls``: TLS is set in a
+    config file or before the program (``env LLAMA_ARG_SSL_KEY_FILE=…``), and the child needs empty options
+    against it. ``removed_variables``: environment variables that the child does not get. ``name``: for
+    messages, events and metrics; llama-server decides the name that clients use.
     """
 
     program: tuple[str, ...]
-    kept: tuple[str, ...]
-    place: int
+    child_args: tuple[str, ...]
+    address_index: int
     hosts: tuple[str, ...]
     port: int
     reuse_port: bool
     tls: Tls | None
-    tls_elsewhere: bool
+    override_tls: bool
     api_keys: tuple[str, ...]
     api_key_files: tuple[str, ...]
     api_prefix: str
     timeout_s: float | None
-    model: str | None  # the path, where it is known which file will be loaded
-    serves: ModelClass | None  # where the command line itself says so
+    model: str | None  # its path, if the file is known
+    serves: ModelClass | None  # if the command line determines it
     name: str
-    asks: bool
-    taken_variables: frozenset[str]
+    prints_and_exits: bool
+    removed_variables: frozenset[str]
 
     @property
     def has_plain_prefix(self) -> bool:
@@ -102,112 +101,117 @@ class WrappedLine:
 def program_of(command: Sequence[str]) -> tuple[str, ...]:
     """The words of ``command`` that come before llama-server's own options.
 
-    ``env X=1 llama-server -m m.gguf``: the first three. Where no word is called llama-server the first one is
-    taken for it; whether it is one, its ``--help`` will show.
+    ``env X=1 llama-server -m m.gguf``: the first three. If no word is named llama-server, the first word is
+    the program, and its ``--help`` shows whether it is a llama-server.
     """
-    for place, word in enumerate(command):
-        if _SERVER_NAME.fullmatch(word):
-            return tuple(command[: place + 1])
-        if word == "llamasup.embedded" and place and command[place - 1] == "-m":
-            return tuple(command[: place + 1])
+    for index, word in enumerate(command):
+        is_embedded = word == "llamasup.embedded" and index and command[index - 1] == "-m"
+        if is_embedded or _SERVER_NAME.fullmatch(word):
+            return tuple(command[: index + 1])
     return tuple(command[:1])
 
 
-def shown_program(program: Sequence[str]) -> str:
-    """For people and logs: of what ``env`` sets only the names, since there may be a key among it (X13)."""
+def redacted_program(program: Sequence[str]) -> str:
+    """For messages and logs: without the values that ``env`` sets, which may be keys (X13)."""
     return shlex.join(_ASSIGNMENT.sub(r"\1=***", word) for word in program)
 
 
 def _assigned(program: Sequence[str]) -> dict[str, str]:
     """What ``env NAME=VALUE … llama-server`` (or sudo, or systemd-run) sets for the program."""
-    found = (_ASSIGNMENT.fullmatch(word) for word in program[1:-1])
-    return {each[1]: each[2] for each in found if each is not None}
+    assignments = (_ASSIGNMENT.fullmatch(word) for word in program[1:-1])
+    return {match[1]: match[2] for match in assignments if match is not None}
 
 
-def read_line(
+def parse_line(
     command: Sequence[str],
     program: Sequence[str],
     capabilities: Capabilities,
     environ: Mapping[str, str],
     config: Sequence[tuple[str, str]] = (),
 ) -> WrappedLine:
-    """What ``command`` means. ``config`` is what llama-server's config files say.
+    """Parse ``command``. ``config``: the names and values in llama-server's config files.
 
-    The later of config files, environment and command line wins, except that keys add up [run, b11434].
-    Raises UsageInvalid.
+    Config files come first, then the environment, then the command line; the last value wins, but keys add up
+    [run, b11434]. Raises UsageInvalid.
     """
     on_line = parse_options(command[len(program) :], capabilities)
     in_config = options_in_config(config, capabilities)
     assigned = _assigned(program)
     in_environ = options_in_environ({**environ, **assigned}, capabilities)
-    every = ParsedOptions(capabilities, (*in_config, *in_environ, *on_line))
-    taken = {each for flag in _TAKEN for each in every.all(flag)}
-    kept: list[str] = []
-    place: int | None = None
-    for each in on_line:
-        if each not in taken:
-            kept += each.words
-        elif place is None:
-            place = len(kept)
-    key_file, cert_file = every.value("--ssl-key-file"), every.value("--ssl-cert-file")
-    downloads = any(every.value(flag) for flag in _OTHER_SOURCES) or any(map(_preset_port, every.given))
-    model = None if downloads else every.value("--model")
-    named = model or every.value("--hf-repo") or every.value("--model-url")
-    variables = {option.env for flag in _TAKEN if (option := capabilities.find(flag)) and option.env}
+    options = ParsedOptions((*in_config, *in_environ, *on_line))
+    taken = {given for flag in _ADDRESS_OPTIONS for given in options.all(flag)}
+    child_args: list[str] = []
+    address_index: int | None = None
+    for given in on_line:
+        if given not in taken:
+            child_args += given.words
+        elif address_index is None:
+            address_index = len(child_args)
+    key_file, cert_file = options.value("--ssl-key-file"), options.value("--ssl-cert-file")
+    downloads = any(options.value(flag) for flag in _OTHER_SOURCES) or any(map(_preset_port, options.options))
+    model = None if downloads else options.value("--model")
+    source = model or options.value("--hf-repo") or options.value("--model-url")
+    known = [option for flag in _ADDRESS_OPTIONS if (option := capabilities.find(flag))]
     return WrappedLine(
         program=tuple(program),
-        kept=tuple(kept),
-        place=place or 0,
-        hosts=_hosts(every),
-        port=_port(every),
-        reuse_port=every.switch("--reuse-port"),
-        # One without the other is no TLS to llama-server either (b11434) [run].
+        child_args=tuple(child_args),
+        address_index=address_index or 0,
+        hosts=_hosts(options, capabilities),
+        port=_port(options, capabilities),
+        reuse_port=options.switch("--reuse-port"),
+        # With only one of the two, llama-server does not use TLS either (b11434) [run].
         tls=Tls(key_file, cert_file) if key_file and cert_file else None,
-        tls_elsewhere=any(
-            each in taken and each.name.startswith("--ssl-")
-            for each in (*in_config, *options_in_environ(assigned, capabilities))
+        override_tls=any(
+            given in taken and given.named("--ssl-")
+            for given in (*in_config, *options_in_environ(assigned, capabilities))
         ),
-        api_keys=tuple(key for each in every.all("--api-key") for key in each.value.split(",") if key),
-        api_key_files=tuple(dict.fromkeys(each.value for each in every.all("--api-key-file"))),
-        api_prefix=every.value("--api-prefix") or "",
-        timeout_s=_seconds(every.value("--timeout")),
+        api_keys=tuple(
+            key for given in options.all("--api-key") for key in given.values[0].split(",") if key
+        ),
+        api_key_files=tuple(dict.fromkeys(given.values[0] for given in options.all("--api-key-file"))),
+        api_prefix=options.value("--api-prefix") or "",
+        timeout_s=_seconds(options.value("--timeout")),
         model=model,
-        serves=_serves(every),
-        name=_name(every.value("--alias"), named),
-        asks=any(each in on_line for flag in _QUESTIONS for each in every.all(flag)),
-        taken_variables=frozenset(variables),
+        serves=_serves(options),
+        name=_name(options.value("--alias"), source),
+        prints_and_exits=any(given in on_line for flag in _INFO_OPTIONS for given in options.all(flag)),
+        removed_variables=frozenset(option.env for option in known if option.env),
     )
 
 
-def _hosts(every: ParsedOptions) -> tuple[str, ...]:
-    value, default = every.value("--host"), every.capabilities.find("--host")
+def _hosts(options: ParsedOptions, capabilities: Capabilities) -> tuple[str, ...]:
+    value, default = options.value("--host"), capabilities.find("--host")
     if value is None:
         value = (default and default.default) or "127.0.0.1"
     hosts = tuple(dict.fromkeys(host for part in value.split(",") if (host := part.strip())))
     if not hosts:
-        raise UsageInvalid(f"--host {value!r} names no address.", remedy="Give one, or the path of a *.sock.")
+        raise UsageInvalid(
+            f"--host {value!r} contains no address.", remedy="Give an address, or the path of a *.sock."
+        )
     return hosts
 
 
-def _port(every: ParsedOptions) -> int:
-    default = every.capabilities.find("--port")
+def _port(options: ParsedOptions, capabilities: Capabilities) -> int:
+    default = capabilities.find("--port")
     value = (default and default.default) or "8080"
-    for each in every.given:
-        if each.name == "--port":
-            value = each.value
-        elif (preset := _preset_port(each)) is not None:
+    for given in options.options:
+        if given.option is not None and "--port" in given.option.spellings:
+            value = given.values[0]
+        elif (preset := _preset_port(given)) is not None:
             value = str(preset)
     if not re.fullmatch(r"\s*\d{1,5}", value) or int(value) > 65535:
-        raise UsageInvalid(f"--port {value!r} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
+        raise UsageInvalid(
+            f"--port {value!r} is not a port.", remedy="Give 1 to 65535, or 0 for any free port."
+        )
     return int(value)
 
 
 def _preset_port(given: ParsedOption) -> int | None:
-    return next((port for start, port in _PRESET_PORTS if given.on and given.name.startswith(start)), None)
+    return next((port for start, port in _PRESET_PORTS if given.on and given.named(start)), None)
 
 
 def _seconds(value: str | None) -> float | None:
-    """None too for what is no number: the child will say what is wrong with it."""
+    """None also for an invalid number, which the child will report."""
     return float(value) if value is not None and re.fullmatch(r"\d{1,9}", value) else None
 
 
@@ -215,20 +219,20 @@ def _name(alias: str | None, model: str | None) -> str:
     first = next((name for part in (alias or "").split(",") if (name := part.strip())), None)
     if first is not None:
         return first
-    # org/repo:quant is repo
+    # The name of org/repo:quant is repo.
     return "llama-server" if model is None else names_of(re.sub(r":[\w.-]+$", "", model), None).name
 
 
-def _serves(every: ParsedOptions) -> ModelClass | None:
-    if every.switch("--rerank"):
+def _serves(options: ParsedOptions) -> ModelClass | None:
+    if options.switch("--rerank"):
         return ModelClass.RERANKER
-    if every.switch("--embedding"):
-        return ModelClass.RERANKER if every.value("--pooling") == "rank" else ModelClass.ENCODER
+    if options.switch("--embedding"):
+        return ModelClass.RERANKER if options.value("--pooling") == "rank" else ModelClass.ENCODER
     return None
 
 
 def read_key_file(text: str) -> tuple[str, ...]:
-    """The keys of an ``--api-key-file``: one a line, blanks and all; a hash begins a comment (b11434)."""
+    """The keys of an ``--api-key-file``: one per line, including blanks; ``#`` begins a comment (b11434)."""
     return tuple(line for line in text.split("\n") if line and not line.startswith("#"))
 
 
@@ -236,24 +240,25 @@ def read_key_file(text: str) -> tuple[str, ...]:
 
 
 def child_argv(line: WrappedLine, address: Address, *, api_key_file: str | None = None) -> tuple[str, ...]:
-    """The user's own words, with the private address where the public one was."""
+    """The user's command line, with the child's private address in place of the public one."""
     if isinstance(address, UnixAddress):
-        own = ["--host", address.path]
+        address_args = ["--host", address.path]
     else:
-        own = ["--host", address.host, "--port", str(address.port)]
-    if line.tls_elsewhere:
-        own += ["--ssl-key-file", "", "--ssl-cert-file", ""]
+        address_args = ["--host", address.host, "--port", str(address.port)]
+    if line.override_tls:
+        address_args += ["--ssl-key-file", "", "--ssl-cert-file", ""]
     if api_key_file is not None:
-        own += ["--api-key-file", api_key_file]
-    return (*line.program, *line.kept[: line.place], *own, *line.kept[line.place :])
+        address_args += ["--api-key-file", api_key_file]
+    before, after = line.child_args[: line.address_index], line.child_args[line.address_index :]
+    return (*line.program, *before, *address_args, *after)
 
 
 def child_environ(
     line: WrappedLine, environ: Mapping[str, str], *, api_key: str | None = None
 ) -> dict[str, str]:
-    """The user's own environment, less what was taken over and what is said to us."""
-    gone = line.taken_variables | _TO_US
-    env = {name: value for name, value in environ.items() if name not in gone}
+    """The user's environment, without the variables for the address and for llamasup itself."""
+    removed = line.removed_variables | _OWN_VARIABLES
+    env = {name: value for name, value in environ.items() if name not in removed}
     # ggml's abort handler would start a debugger and wait for it without limit (b11434).
     env.setdefault("GGML_NO_BACKTRACE", "1")
     if api_key is not None:
@@ -261,10 +266,10 @@ def child_environ(
     return env
 
 
-def question_environ(environ: Mapping[str, str], *, config_home: str | None = None) -> dict[str, str]:
-    """For asking what the program can do: the variable of a removed option is fatal even to ``--help``.
+def query_environ(environ: Mapping[str, str], *, config_home: str | None = None) -> dict[str, str]:
+    """The environment for ``--help``, which fails if a variable belongs to a removed option.
 
-    ``config_home`` hides the user's config file, in which a bad value is just as fatal.
+    ``config_home`` hides the user's config file, in which an invalid value would have the same effect.
     """
     env = {name: value for name, value in environ.items() if not name.startswith("LLAMA_ARG_")}
     if config_home is not None:

@@ -1,4 +1,4 @@
-"""Starts a llama-server as a given command line says, with nothing but its address changed."""
+"""The planner of ``wrap``: the user's own llama-server command line, with only its address changed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from llamasup.supervision.wrap.command_line import (
     WrappedLine,
     child_argv,
     child_environ,
+    parse_line,
     program_of,
-    question_environ,
+    query_environ,
     read_key_file,
-    read_line,
-    shown_program,
+    redacted_program,
 )
 from llamasup.system.process.platform import free_loopback_port
 from llamasup.system.process.run_once import Answer, ask
@@ -47,16 +47,16 @@ __all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober
 
 _ASK_TIMEOUT_S = 20.0
 _KEY_BYTES = 24
-# Classes that a plain command line serves; an embedding model without --embedding answers 501 to all.
+# Classes that a plain command line serves; an embedding model without --embedding answers 501.
 _GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """A command line that is understood, and all that is needed to run it.
+    """A parsed command line with everything that is needed to run it.
 
-    ``api_keys``: those that clients may use, as far as they are known; ``unknown_keys``: there is a key file
-    that only the child can read. ``model_class``: None where nobody knows (a router, a download to come).
+    ``api_keys``: the known keys of clients. ``has_unreadable_keys``: only the child can read a key file.
+    ``model_class``: None if unknown (a router, or a model that llama-server will download).
     """
 
     line: WrappedLine
@@ -64,37 +64,37 @@ class Wrapping:
     environ: Mapping[str, str]
     cwd: Path
     api_keys: tuple[str, ...]
-    unknown_keys: bool
+    has_unreadable_keys: bool
     model_class: ModelClass | None
 
     @property
     def has_keys(self) -> bool:
-        """An empty key file is none to llama-server either (b11434)."""
-        return bool(self.api_keys) or self.unknown_keys
+        """llama-server ignores an empty key file (b11434)."""
+        return bool(self.api_keys) or self.has_unreadable_keys
 
     @property
     def usable_key(self) -> str | None:
-        """One that a header can carry: llama-server takes the lines of a key file with their blanks."""
+        """A key that a header can carry: llama-server keeps the blanks in the lines of a key file."""
         return next((key for key in reversed(self.api_keys) if re.fullmatch(r"[!-~]+", key)), None)
 
     @property
     def probe_class(self) -> ModelClass | None:
-        """What decides on a first request; None where there is none that could be made."""
+        """The class that decides on the warm-up request; None if no warm-up is possible."""
         return None if self.has_keys and self.usable_key is None else self.model_class
 
     @property
-    def on_socket(self) -> bool:
+    def uses_socket(self) -> bool:
         return child_address_kind(self.capabilities, platform=sys.platform) == "unix"
 
     @property
     def needs_own_key(self) -> bool:
-        """Whether every user of this machine could reach the child; clients need not know the key then."""
-        return not self.on_socket and not self.has_keys
+        """Whether the child needs a private key, because every user of this machine could reach it."""
+        return not self.uses_socket and not self.has_keys
 
 
 @dataclass(frozen=True, slots=True)
 class WrappedPlan:
-    """How one generation is started; ``runtime.plans.ChildPlan`` says what for."""
+    """How to start one generation (a ``ChildPlan``)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -109,17 +109,17 @@ class WrappedPlan:
 
 
 def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
-    """Read a command line with the help of the program itself. Starts no server.
+    """Parse a command line by the program's own ``--help``. Starts no server.
 
-    Raises UsageInvalid, RuntimeMissing (no such program) and BrokenRuntime (no llama-server).
+    Raises UsageInvalid, RuntimeMissing (no such program) and BrokenRuntime (not a llama-server).
     """
     if not command:
         raise UsageInvalid(
-            "wrap was given no command.", remedy="Write it after --: llamasup wrap -- llama-server -m FILE …"
+            "wrap needs a command.", remedy="Write it after --: llamasup wrap -- llama-server -m FILE …"
         )
     program = program_of(command)
-    capabilities, config = _asked(program, environ)
-    line = read_line(command, program, capabilities, environ, config)
+    capabilities, config = _query(program, environ)
+    line = parse_line(command, program, capabilities, environ, config)
     in_files = [_keys_in(path) for path in line.api_key_files]
     return Wrapping(
         line=line,
@@ -127,16 +127,13 @@ def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrappin
         environ=dict(environ),
         cwd=Path.cwd(),
         api_keys=line.api_keys + tuple(key for keys in in_files for key in keys or ()),
-        unknown_keys=None in in_files,
+        has_unreadable_keys=None in in_files,
         model_class=line.serves or _class_of(line.model),
     )
 
 
 class WrappedPlanner:
-    """Gives every generation the same command line, each with an address of its own. Learns nothing.
-
-    ``folder`` is where the private files of this run are.
-    """
+    """Plans every generation with the same command line and a new address. ``folder``: the run folder."""
 
     def __init__(self, wrapping: Wrapping, folder: Path) -> None:
         self._wrapping = wrapping
@@ -146,7 +143,7 @@ class WrappedPlanner:
         wrapping = self._wrapping
         line = wrapping.line
         address: Address
-        if wrapping.on_socket:
+        if wrapping.uses_socket:
             address = UnixAddress(str(self._folder / f"{generation}.sock"))
         else:
             address = TcpAddress("127.0.0.1", free_loopback_port())
@@ -165,52 +162,52 @@ class WrappedPlanner:
         )
 
     def step_down(self, made: WrappedPlan, diagnosis: Diagnosis) -> Adjustment | None:
-        """Never: the command line is the user's."""
+        """None: the command line belongs to the user."""
         return None
 
     def served(
         self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
     ) -> None:
-        pass
+        """Record nothing: there is nothing to plan."""
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
-    """Asks as a client of the user's would: below the prefix, with one of the keys."""
+    """A client of the child, with its path prefix and one of the keys."""
     return Prober(plan.address, plan.api_key or wrapping.usable_key, prefix=wrapping.line.api_prefix)
 
 
 # --- asking the program ----------------------------------------------------------------------------
 
 
-def _asked(
+def _query(
     program: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Capabilities, tuple[tuple[str, str], ...]]:
-    """What the program can do, and what its config files say; it tells which it reads (b11434) [run]."""
-    answer, version = _answers(program, question_environ(environ))
+    """The program's capabilities, and the content of the config files that it names (b11434) [run]."""
+    answer, version = _run(program, query_environ(environ))
     options = parse_help(answer.stdout) or parse_help(answer.stderr)
-    said = f"{answer.stderr}\n{answer.stdout}"
+    output = f"{answer.stderr}\n{answer.stdout}"
     if answer.exit_code != 0:
-        # A config file with a bad value in it, perhaps. The child will say so.
+        # Perhaps a config file has an invalid value, which the child will report.
         with tempfile.TemporaryDirectory(prefix="llamasup-") as empty:
-            answer, version = _answers(program, question_environ(environ, config_home=empty))
+            answer, version = _run(program, query_environ(environ, config_home=empty))
         options = parse_help(answer.stdout) or parse_help(answer.stderr)
     if not looks_like_llama_server(options):
-        raise _no_server(program, answer)
+        raise _not_llama_server(program, answer)
     capabilities = Capabilities(parse_version(f"{version.stderr}\n{version.stdout}"), options, ())
     config: list[tuple[str, str]] = []
-    for path in dict.fromkeys(config_files_in(said)):
+    for path in dict.fromkeys(config_files_in(output)):
         with suppress(OSError):
             config += read_config(Path(path).read_text("utf-8", errors="replace"))
     return capabilities, tuple(config)
 
 
-def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
+def _run(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
     commands = [(*program, flag) for flag in ("--help", "--version")]
     try:
-        return ask(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - as it is
+        return ask(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - unresolved
     except FileNotFoundError as error:
         raise RuntimeMissing(
-            f"There is no program {program[0]!r}.", remedy="Give its path, or a name that is on PATH."
+            f"The program {program[0]!r} does not exist.", remedy="Give its path, or a name that is on PATH."
         ) from error
     except OSError as error:
         raise BrokenRuntime(
@@ -219,20 +216,20 @@ def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ..
         ) from error
 
 
-def _no_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
-    shown = shown_program(program)
+def _not_llama_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
+    command = redacted_program(program)
     lines = tuple(line for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip())[-4:]
-    how = f"not within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"
+    how = f"no answer within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"
     return BrokenRuntime(
-        f"`{shown} --help` does not answer as a llama-server does ({how}).",
-        remedy="COMMAND must pass the words behind it on to llama-server: flags that llamasup adds have to "
-        'reach it. A script does that with "$@"; a container\'s own network and folders are out of reach.',
+        f"`{command} --help` does not answer as a llama-server does ({how}).",
+        remedy="The command must pass the arguments that llamasup adds on to llama-server; in a script, "
+        'use "$@". A container does not work, because it has its own network and folders.',
         lines=lines,
     )
 
 
 def _keys_in(path: str) -> tuple[str, ...] | None:
-    """None where it cannot be read: the child will say so. What a pipe holds is the child's to take."""
+    """None if it cannot be read, which the child will report, or is a pipe, which only the child may read."""
     try:
         content = Path(path).read_bytes() if Path(path).is_file() else None
     except OSError:
@@ -246,5 +243,5 @@ def _class_of(model: str | None) -> ModelClass | None:
     try:
         found = read_model(model).model_class
     except LlamasupError:
-        return None  # the child will say what is wrong with it
+        return None  # the child will report the error
     return found if found in _GENERATING else None

@@ -1,4 +1,4 @@
-"""Saved slots on the disk: private, whole, used once, bounded, and gone with their model."""
+"""Saved slots on the disk: private, checked, used once, limited, and removed with their model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.llama_server.slots.policy import STRAY_AFTER_S, KeptSlots, SavedSet, file_name, list_name
-from llamasup.llama_server.slots.store import SlotStore, slot_home, sweep_slots
+from llamasup.llama_server.slots.store import SlotStore, Taken, slot_home, sweep_slots
 from llamasup.system.storage.folders import cache_folder
 from llamasup.testing.models import write_split_decoder
 
@@ -21,7 +21,7 @@ LONG_AGO_S = STRAY_AFTER_S + 60
 
 
 class Disk:
-    """A model, a folder for what it held, and somebody who writes there as llama-server does."""
+    """A model and a slot folder, with methods that write there like llama-server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "slots"
@@ -48,11 +48,16 @@ class Disk:
         saved = store.new_set(self.kept(key))
         for number, content in enumerate(contents):
             self.writes(saved, number, content)
-            more = store.added(saved, number, 100)
+            more = store.add(saved, number, 100)
             assert more is not None
             saved = more
-        store.keep(saved)
+        store.commit(saved)
         return saved
+
+    def take(self, key: str = KEY) -> Taken:
+        taken = self.store().take(key)
+        assert taken is not None
+        return taken
 
     def names(self) -> set[str]:
         return {path.name for path in self.folder.iterdir()}
@@ -70,10 +75,9 @@ def disk(tmp_path: Path) -> Disk:
 # --- once and only once -----------------------------------------------------------------------------
 
 
-def test_what_was_saved_is_taken_up_once(disk: Disk) -> None:
+def test_saved_set_is_taken_once(disk: Disk) -> None:
     saved = disk.saves(b"one", b"two")
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert (taken.saved, taken.damaged) == (saved, 0)
     assert disk.store().take(KEY) is None
     assert disk.names() == {slot.name for slot in saved.slots}  # llama-server has yet to read them
@@ -81,20 +85,16 @@ def test_what_was_saved_is_taken_up_once(disk: Disk) -> None:
     assert disk.names() == set()
 
 
-def test_of_several_the_newest_is_taken_and_of_other_plans_none(disk: Disk) -> None:
+def test_newest_set_of_the_same_plan_is_taken(disk: Disk) -> None:
     older, newer = disk.saves(b"older"), disk.saves(b"newer")
     disk.saves(b"other", key=OTHER_KEY)
     for expected in (newer, older):
-        taken = disk.store().take(KEY)
-        assert taken is not None
-        assert taken.saved == expected
+        assert disk.take().saved == expected
     assert disk.store().take(KEY) is None
     assert disk.store().take(OTHER_KEY) is not None
 
 
-def test_a_set_that_another_process_took_meanwhile_is_let_go(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_set_taken_by_another_process_is_skipped(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = disk.saves(b"one")
     store = disk.store()
     monkeypatch.setattr(store, "_sets", lambda: [saved])
@@ -102,7 +102,7 @@ def test_a_set_that_another_process_took_meanwhile_is_let_go(
     assert store.take(KEY) is None
 
 
-def test_without_its_list_a_set_is_none(disk: Disk) -> None:
+def test_set_without_list_is_invalid(disk: Disk) -> None:
     saved = disk.saves(b"one")
     (disk.folder / list_name(saved.key, saved.token)).unlink()
     assert disk.store().take(KEY) is None
@@ -111,13 +111,13 @@ def test_without_its_list_a_set_is_none(disk: Disk) -> None:
 # --- private ----------------------------------------------------------------------------------------
 
 
-def test_folder_and_files_are_for_their_owner_alone(disk: Disk) -> None:
+def test_folder_and_files_are_private(disk: Disk) -> None:
     disk.saves(b"one", b"two")
     assert stat.S_IMODE(disk.folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in disk.folder.iterdir()} == {0o600}
 
 
-def test_a_list_that_names_other_files_is_none(disk: Disk, tmp_path: Path) -> None:
+def test_list_with_other_file_names_is_invalid(disk: Disk, tmp_path: Path) -> None:
     saved = disk.saves(b"one")
     path = disk.folder / list_name(saved.key, saved.token)
     path.write_text(path.read_text().replace(saved.slots[0].name, "../tiny.gguf"))
@@ -127,13 +127,13 @@ def test_a_list_that_names_other_files_is_none(disk: Disk, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 5000, b"\xff", b'{"key":1}'])
-def test_a_list_that_says_nothing_is_passed_over_and_goes_in_time(disk: Disk, content: bytes) -> None:
+def test_invalid_list_is_ignored_and_removed_later(disk: Disk, content: bytes) -> None:
     saved = disk.saves(b"one")
     name = list_name(saved.key, saved.token)
     (disk.folder / name).write_bytes(content)
     assert disk.store().take(KEY) is None
-    for each in disk.names():
-        disk.age(each, LONG_AGO_S)
+    for path in disk.names():
+        disk.age(path, LONG_AGO_S)
     disk.store().sweep()
     assert disk.names() == set()
 
@@ -141,7 +141,7 @@ def test_a_list_that_says_nothing_is_passed_over_and_goes_in_time(disk: Disk, co
 # --- whole ------------------------------------------------------------------------------------------
 
 
-def test_a_slot_that_is_not_as_it_was_saved_is_left_out(disk: Disk) -> None:
+def test_changed_slot_is_removed_from_the_set(disk: Disk) -> None:
     saved = disk.saves(b"one", b"two", b"three", b"four", b"five")
     paths = [disk.folder / slot.name for slot in saved.slots]
     paths[0].write_bytes(b"on")
@@ -149,50 +149,48 @@ def test_a_slot_that_is_not_as_it_was_saved_is_left_out(disk: Disk) -> None:
     paths[2].unlink()
     paths[3].rename(disk.folder / "elsewhere")
     paths[3].symlink_to(disk.folder / "elsewhere")
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert (taken.damaged, [slot.number for slot in taken.saved.slots]) == (4, [4])
     assert disk.names() == {saved.slots[4].name, "elsewhere"}
 
 
-def test_a_folder_in_the_place_of_a_file_is_no_slot(disk: Disk) -> None:
+def test_folder_in_place_of_a_file_is_damaged(disk: Disk) -> None:
     saved = disk.saves(b"one")
     path = disk.folder / saved.slots[0].name
     path.unlink()
     path.mkdir()
-    taken = disk.store().take(KEY)
-    assert taken is not None
+    taken = disk.take()
     assert taken.damaged == 1
 
 
-def test_a_slot_whose_file_did_not_come_is_an_error_and_nothing_stays_of_it(disk: Disk) -> None:
+def test_missing_slot_file_raises_and_leaves_nothing(disk: Disk) -> None:
     store = disk.store()
     saved = store.new_set(disk.kept())
     with pytest.raises(FileNotFoundError):
-        store.added(saved, 0, 100)
+        store.add(saved, 0, 100)
     path = disk.writes(saved, 1, b"one")
     path.rename(disk.folder / "elsewhere")
     path.symlink_to(disk.folder / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):
-        store.added(saved, 1, 100)
+        store.add(saved, 1, 100)
     assert disk.names() == {"elsewhere"}
 
 
-def test_a_set_that_cannot_be_listed_leaves_nothing_behind(disk: Disk) -> None:
+def test_failed_commit_leaves_no_files(disk: Disk) -> None:
     store = disk.store()
     saved = store.new_set(disk.kept())
     disk.writes(saved, 0, b"one")
-    more = store.added(saved, 0, 100)
+    more = store.add(saved, 0, 100)
     assert more is not None
     shutil.rmtree(disk.folder)
     with pytest.raises(FileNotFoundError):
-        store.keep(more)
+        store.commit(more)
 
 
 # --- bounded ----------------------------------------------------------------------------------------
 
 
-def test_the_longest_unused_makes_room(disk: Disk) -> None:
+def test_oldest_set_is_removed_for_a_new_one(disk: Disk) -> None:
     first, second = disk.saves(b"x" * 400, most_bytes=1000), disk.saves(b"x" * 400, most_bytes=1000)
     third = disk.saves(b"x" * 400, most_bytes=1000)
     names = {name for saved in (second, third) for name in (saved.slots[0].name, list_name(KEY, saved.token))}
@@ -200,29 +198,30 @@ def test_the_longest_unused_makes_room(disk: Disk) -> None:
     assert first.slots[0].name not in names
 
 
-def test_a_slot_for_which_there_is_no_room_at_all_is_not_kept_and_costs_nobody_his(disk: Disk) -> None:
+def test_slot_over_the_limit_is_not_saved_and_removes_nothing(disk: Disk) -> None:
     other = disk.saves(b"x" * 600, most_bytes=1000)
     store = disk.store(1000)
     saved = store.new_set(disk.kept())
     disk.writes(saved, 0, b"x" * 1001)
-    assert store.added(saved, 0, 100) is None
+    assert store.add(saved, 0, 100) is None
     assert disk.names() == {other.slots[0].name, list_name(KEY, other.token)}
 
 
-def test_two_that_are_saved_at_the_same_time_stay_within_the_bound_together(disk: Disk) -> None:
+def test_concurrent_saves_stay_within_the_limit(disk: Disk) -> None:
     store = disk.store(1000)
     both = [store.new_set(disk.kept(key)) for key in (KEY, OTHER_KEY)]
     for saved in both:
         disk.writes(saved, 0, b"x" * 600)
-    listed = [store.added(saved, 0, 100) for saved in both]
-    for each in listed:
-        assert each is not None
-        store.keep(each)
-    newest = max((each for each in listed if each is not None), key=lambda each: each.saved_ns)
+    listed = [store.add(saved, 0, 100) for saved in both]
+    complete = [larger for larger in listed if larger is not None]
+    assert len(complete) == 2
+    for larger in complete:
+        store.commit(larger)
+    newest = max(complete, key=lambda larger: larger.saved_ns)
     assert disk.names() == {newest.slots[0].name, list_name(newest.key, newest.token)}
 
 
-def test_a_bound_that_became_smaller_holds_from_the_next_save_on(disk: Disk) -> None:
+def test_lower_limit_applies_at_the_next_save(disk: Disk) -> None:
     disk.saves(b"x" * 600)
     disk.store(500).new_set(disk.kept())
     assert disk.names() == set()
@@ -231,7 +230,7 @@ def test_a_bound_that_became_smaller_holds_from_the_next_save_on(disk: Disk) -> 
 # --- gone with their model --------------------------------------------------------------------------
 
 
-def test_what_a_model_held_goes_when_its_file_changes_or_goes(disk: Disk) -> None:
+def test_set_is_removed_when_its_model_changes(disk: Disk) -> None:
     disk.saves(b"one")
     disk.store().sweep()
     assert disk.names()
@@ -240,7 +239,7 @@ def test_what_a_model_held_goes_when_its_file_changes_or_goes(disk: Disk) -> Non
     assert disk.names() == set()
 
 
-def test_files_that_no_list_names_go_in_time_and_those_of_others_never(disk: Disk) -> None:
+def test_stray_slot_files_are_removed_and_other_files_kept(disk: Disk) -> None:
     saved = disk.saves(b"one")
     young, old, foreign = file_name(KEY, "a" * 16, 0), file_name(KEY, "b" * 16, 0), "notes.txt"
     for name in (young, old, foreign):
@@ -251,7 +250,7 @@ def test_files_that_no_list_names_go_in_time_and_those_of_others_never(disk: Dis
     assert disk.names() == {young, foreign, saved.slots[0].name, list_name(KEY, saved.token)}
 
 
-def test_a_set_that_is_being_taken_up_is_no_stray_however_old_it_is(disk: Disk) -> None:
+def test_files_of_a_taken_set_are_not_stray(disk: Disk) -> None:
     saved = disk.saves(b"one")
     disk.age(saved.slots[0].name, LONG_AGO_S)
     assert disk.store().take(KEY) is not None
@@ -259,7 +258,7 @@ def test_a_set_that_is_being_taken_up_is_no_stray_however_old_it_is(disk: Disk) 
     assert disk.names() == {saved.slots[0].name}
 
 
-def test_who_removes_a_model_can_have_it_forgotten_at_once(
+def test_sweep_removes_sets_of_a_removed_model(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", str(tmp_path / "cache"))
@@ -277,7 +276,7 @@ def test_who_removes_a_model_can_have_it_forgotten_at_once(
 # --- what a server is started from ------------------------------------------------------------------
 
 
-def test_every_part_of_a_model_counts_and_what_is_beside_it(tmp_path: Path) -> None:
+def test_slot_home_lists_every_model_file(tmp_path: Path) -> None:
     parts = write_split_decoder(tmp_path)
     loras = [tmp_path / name for name in ("mmproj.gguf", "one.gguf", "two.gguf")]
     for number, path in enumerate(loras):
@@ -298,7 +297,7 @@ def test_every_part_of_a_model_counts_and_what_is_beside_it(tmp_path: Path) -> N
     assert slot_home(parts[0], words, make=False) != home
 
 
-def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_slot_home_without_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = tmp_path / "file"
     blocked.write_bytes(b"")
     monkeypatch.setenv("CACHE_DIRECTORY", str(blocked))
@@ -306,11 +305,11 @@ def test_without_a_cache_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pyt
     sweep_slots()
 
 
-def test_a_time_that_went_backwards_only_changes_who_is_the_newest(disk: Disk) -> None:
+def test_clock_that_went_backwards_is_harmless(disk: Disk) -> None:
     saved = disk.saves(b"one")
     store = disk.store()
     early = replace(saved, saved_ns=-1)
-    store.keep(early)
+    store.commit(early)
     taken = store.take(KEY)
     assert taken is not None
     assert taken.saved == early

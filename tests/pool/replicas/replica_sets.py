@@ -60,7 +60,7 @@ class Replica(InstanceRunner):
         return self.serves
 
     @property
-    def leaves(self) -> bool:
+    def is_ending(self) -> bool:
         return self.is_leaving
 
     def unavailable(self) -> Unavailable:

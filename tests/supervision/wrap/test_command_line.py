@@ -1,4 +1,4 @@
-"""What a command line means, and what becomes of it. Builds of 2024, 2025 and 2026 by their real help."""
+"""Parsing a wrapped command line and building the child's, with the real help of builds from 2024 to 2026."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from llamasup.supervision.wrap.command_line import (
     WrappedLine,
     child_argv,
     child_environ,
+    parse_line,
     program_of,
-    question_environ,
+    query_environ,
     read_key_file,
-    read_line,
-    shown_program,
+    redacted_program,
 )
 from tests.paths import FIXTURES
 
@@ -36,7 +36,7 @@ def read(
     *words: str, environ: Mapping[str, str] | None = None, config: Sequence[tuple[str, str]] = (), **more: Any
 ) -> WrappedLine:
     build = more.get("build", NOW)
-    return read_line(("llama-server", *words), ("llama-server",), build, environ or {}, config)
+    return parse_line(("llama-server", *words), ("llama-server",), build, environ or {}, config)
 
 
 # --- the program -----------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def read(
         ("./serve.sh --alias llamasup.embedded", "./serve.sh"),
     ],
 )
-def test_where_the_program_ends(command: str, program: str) -> None:
+def test_program_ends_before_the_options_of_llama_server(command: str, program: str) -> None:
     assert program_of(command.split()) == tuple(program.split())
 
 
@@ -64,12 +64,12 @@ def test_where_the_program_ends(command: str, program: str) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-def test_without_a_word_about_it_the_address_is_the_builds_own_default(build: str) -> None:
+def test_address_defaults_to_that_of_the_build(build: str) -> None:
     line = read("-m", "m.gguf", build=BUILDS[build])
     assert (line.hosts, line.port, line.tls, line.reuse_port) == (("127.0.0.1",), 8080, None, False)
 
 
-def test_a_build_with_another_default_port_is_believed() -> None:
+def test_default_port_comes_from_the_help() -> None:
     text = (HELP / "b11434.txt").read_text().replace("(default: 8080)", "(default: 9931)")
     assert read(build=Capabilities("later", parse_help(text), ())).port == 9931
 
@@ -90,7 +90,7 @@ def test_a_build_with_another_default_port_is_believed() -> None:
         (["--gpt-oss-20b-default", "--port", "5"], {}, [], ("127.0.0.1",), 5),
     ],
 )
-def test_the_address_is_the_last_word_on_it(
+def test_last_source_decides_the_address(
     words: list[str],
     environ: dict[str, str],
     config: list[tuple[str, str]],
@@ -104,21 +104,21 @@ def test_the_address_is_the_last_word_on_it(
 @pytest.mark.parametrize(
     "words", [("--port", "http"), ("--port", "65536"), ("--port", "-1"), ("--host", ""), ("--host", " ,")]
 )
-def test_an_address_that_cannot_be_meant_is_the_users_mistake(words: tuple[str, ...]) -> None:
+def test_invalid_address_is_a_usage_error(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageInvalid, match=words[0]):
         read(*words)
 
 
-def test_tls_takes_a_key_and_a_certificate_from_wherever_they_are() -> None:
+def test_tls_key_and_certificate_may_come_from_different_sources() -> None:
     line = read("--ssl-key-file", "k", environ={"LLAMA_ARG_SSL_CERT_FILE": "c"})
-    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), False)
+    assert (line.tls, line.override_tls) == (Tls("k", "c"), False)
     assert read("--ssl-key-file", "k").tls is None
     line = read(config=[("ssl-key-file", "k"), ("ssl-cert-file", "c")])
-    assert (line.tls, line.tls_elsewhere) == (Tls("k", "c"), True)
+    assert (line.tls, line.override_tls) == (Tls("k", "c"), True)
     assert child_argv(line, SOCKET)[-4:] == ("--ssl-key-file", "", "--ssl-cert-file", "")
 
 
-def test_words_before_the_program_set_variables_too_and_win_over_the_environment() -> None:
+def test_assignments_before_the_program_override_the_environment() -> None:
     program = (
         "env",
         "-i",
@@ -128,19 +128,19 @@ def test_words_before_the_program_set_variables_too_and_win_over_the_environment
         "LLAMA_ARG_SSL_CERT_FILE=c",
         "llama-server",
     )
-    line = read_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
+    line = parse_line((*program, "-m", "m.gguf"), program, NOW, {"LLAMA_ARG_PORT": "2"})
     assert (line.port, line.api_keys, line.tls) == (3, ("s3cret",), Tls("k", "c"))
     assert child_argv(line, SOCKET)[-6:-2] == ("--ssl-key-file", "", "--ssl-cert-file", "")
-    assert shown_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
-    assert "s3cret" not in shown_program(program)
+    assert redacted_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
+    assert "s3cret" not in redacted_program(program)
     # A file's name is no assignment.
-    assert read_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
+    assert parse_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
 
 
-# --- what is only understood -----------------------------------------------------------------------
+# --- options that stay with the child --------------------------------------------------------------
 
 
-def test_keys_add_up_and_the_last_one_is_of_the_command_line() -> None:
+def test_keys_of_all_sources_add_up_in_order() -> None:
     line = read(
         "--api-key", "a,b", "--api-key", "c,", environ={"LLAMA_API_KEY": "e"}, config=[("api-key", "f")]
     )
@@ -155,11 +155,11 @@ def test_keys_add_up_and_the_last_one_is_of_the_command_line() -> None:
     [("", True), ("/x", True), ("/llm/v2~a-b_c", True), ("/a.b", False), ("/(a|b)", False), ("/a+", False),
      ("a", False), ("/a/", False), ("/", False), ("/a\n", False), ("/\u00e4", False)],
 )  # fmt: skip
-def test_a_plain_prefix_matches_only_itself(prefix: str, *, plain: bool) -> None:
+def test_plain_prefix_has_no_regex_characters(prefix: str, *, plain: bool) -> None:
     assert read("--api-prefix", prefix).has_plain_prefix is plain
 
 
-def test_prefix_and_time_out_are_understood() -> None:
+def test_prefix_and_timeout_are_parsed() -> None:
     line = read("--api-prefix", "/x", "-to", "7")
     assert (line.api_prefix, line.timeout_s) == ("/x", 7.0)
     assert (read().api_prefix, read().timeout_s) == ("", None)
@@ -178,7 +178,7 @@ def test_prefix_and_time_out_are_understood() -> None:
         (("--alias", ","), None, "llama-server"),
     ],
 )
-def test_which_model_it_is_and_what_it_is_called(
+def test_model_and_name_come_from_the_command_line(
     words: tuple[str, ...], model: str | None, name: str
 ) -> None:
     line = read(*words)
@@ -194,27 +194,27 @@ def test_which_model_it_is_and_what_it_is_called(
         (("--reranking",), ModelClass.RERANKER),
     ],
 )
-def test_what_it_serves_where_the_line_says_so(words: tuple[str, ...], serves: ModelClass | None) -> None:
+def test_model_class_comes_from_the_flags(words: tuple[str, ...], serves: ModelClass | None) -> None:
     assert read(*words).serves is serves
 
 
 @pytest.mark.parametrize("word", ["-h", "--help", "--usage", "--version", "--list-devices", "-cl"])
-def test_questions_are_for_llama_server_to_answer(word: str) -> None:
-    assert read("-m", "m.gguf", word).asks
-    assert not read("--alias", word).asks
+def test_options_that_print_and_exit_are_recognized(word: str) -> None:
+    assert read("-m", "m.gguf", word).prints_and_exits
+    assert not read("--alias", word).prints_and_exits
 
 
 # --- the child -------------------------------------------------------------------------------------
 
 
-def test_the_private_address_stands_where_the_public_one_was() -> None:
+def test_private_address_replaces_the_public_one_in_place() -> None:
     line = read("-m", "m.gguf", "--host", "::", "-c", "512", "--port", "1", "--nonsense", "--host")
     assert child_argv(line, SOCKET) == (
         *("llama-server", "-m", "m.gguf", "--host", SOCKET.path, "-c", "512", "--nonsense", "--host"),
     )
 
 
-def test_without_an_address_it_stands_right_behind_the_program() -> None:
+def test_private_address_follows_the_program_if_there_was_none() -> None:
     """A value that is missing at the end must stay missing."""
     argv = child_argv(read("-c", "512", "-m"), TcpAddress("127.0.0.1", 9), api_key_file="/k")
     own = ("--host", "127.0.0.1", "--port", "9", "--api-key-file", "/k")
@@ -243,17 +243,17 @@ _TAKEN = [
 
 
 @given(st.lists(st.sampled_from([*_OTHERS, *_TAKEN]), max_size=12))
-def test_nothing_but_the_address_changes_and_nothing_changes_its_place(options: list[list[str]]) -> None:
+def test_only_the_address_changes_and_the_order_stays(options: list[list[str]]) -> None:
     line = read(*(word for option in options for word in option))
     others = [word for option in options if option in _OTHERS for word in option]
     argv = list(child_argv(line, SOCKET))
-    place = argv.index(SOCKET.path)
-    assert argv[:1] + argv[1 : place - 1] + argv[place + 1 :] == ["llama-server", *others]
+    index = argv.index(SOCKET.path)
+    assert argv[:1] + argv[1 : index - 1] + argv[index + 1 :] == ["llama-server", *others]
     before = next((n for n, option in enumerate(options) if option in _TAKEN), 0)
-    assert argv[1 : place - 1] == [word for option in options[:before] for word in option]
+    assert argv[1 : index - 1] == [word for option in options[:before] for word in option]
 
 
-def test_the_environment_goes_on_less_what_was_taken_over_and_what_is_ours() -> None:
+def test_child_environment_lacks_address_and_llamasup_variables() -> None:
     environ = {
         "PATH": "/bin",
         "HF_TOKEN": "t",
@@ -266,12 +266,12 @@ def test_the_environment_goes_on_less_what_was_taken_over_and_what_is_ours() -> 
         "GGML_NO_BACKTRACE": "0",
     }
     line = read(environ=environ)
-    kept = {name: environ[name] for name in ("PATH", "HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY")}
-    assert child_environ(line, environ) == {**kept, "GGML_NO_BACKTRACE": "0"}
+    child_args = {name: environ[name] for name in ("PATH", "HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY")}
+    assert child_environ(line, environ) == {**child_args, "GGML_NO_BACKTRACE": "0"}
     assert child_environ(line, {}, api_key="own") == {"GGML_NO_BACKTRACE": "1", "LLAMA_API_KEY": "own"}
 
 
-def test_a_question_is_not_asked_with_what_could_be_fatal_to_it() -> None:
+def test_query_environment_lacks_variables_that_break_help() -> None:
     environ = {"LLAMA_ARG_DRAFT_MAX": "8", "PATH": "/bin"}
-    assert question_environ(environ) == {"PATH": "/bin"}
-    assert question_environ(environ, config_home="/e") == {"PATH": "/bin", "XDG_CONFIG_HOME": "/e"}
+    assert query_environ(environ) == {"PATH": "/bin"}
+    assert query_environ(environ, config_home="/e") == {"PATH": "/bin", "XDG_CONFIG_HOME": "/e"}

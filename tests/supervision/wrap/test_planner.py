@@ -1,4 +1,4 @@
-"""Understanding a command line: programs that are asked here are scripts that answer as a build does."""
+"""Parsing a command line by the program's help; the programs are scripts that answer like a build."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def script(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path) -> None:
+def test_each_generation_has_its_own_address(server: str, tmp_path: Path) -> None:
     wrapping = parse_command([server, "-m", "m.gguf", "--port", "1"], os.environ)
     assert wrapping.capabilities.version == "7"
     planner = WrappedPlanner(wrapping, tmp_path)
@@ -46,7 +46,7 @@ def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("words", "tried_as"),
+    ("words", "probe_class"),
     [
         (["-m", "tiny.gguf"], ModelClass.DECODER),
         (["-m", "tiny.gguf", "--embedding"], ModelClass.ENCODER),
@@ -55,7 +55,7 @@ def test_every_generation_has_an_address_of_its_own(server: str, tmp_path: Path)
         (["--models-dir", "."], None),
     ],
 )
-def test_what_a_first_request_can_be(
+def test_warm_up_follows_the_model_class(
     server: str,
     tiny_model: Path,
     words: list[str],
@@ -72,7 +72,7 @@ def test_what_a_first_request_can_be(
 @pytest.mark.parametrize(
     ("asked", "timeout_s", "waits"), [(False, 9, False), (True, 9, True), (True, 0, False)]
 )
-def test_the_first_load_is_waited_for_where_somebody_asked_for_a_wait(
+def test_requests_wait_for_first_load_only_with_a_wait_timeout(
     server: str, asked: bool, timeout_s: float, waits: bool
 ) -> None:
     wrapping = parse_command([server], os.environ)
@@ -87,7 +87,7 @@ def test_the_first_load_is_waited_for_where_somebody_asked_for_a_wait(
     ("keys", "usable", "known"),
     [("k1\n k2 \n", "k1", 2), (" k2 \n", None, 1), ("k3\r\n", None, 1), (None, None, 0)],
 )
-def test_a_key_that_no_header_can_carry_is_not_tried(
+def test_key_that_no_header_can_carry_is_not_used(
     server: str, tiny_model: Path, tmp_path: Path, keys: str | None, usable: str | None, known: int
 ) -> None:
     """llama-server takes the lines of its key file blanks and all (b11434)."""
@@ -100,7 +100,7 @@ def test_a_key_that_no_header_can_carry_is_not_tried(
     assert (wrapping.probe_class is None) == (usable is None)
 
 
-def test_a_config_file_with_a_bad_value_hides_nothing_of_what_the_build_can_do(
+def test_capabilities_are_found_despite_an_invalid_config_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = script(
@@ -112,7 +112,7 @@ def test_a_config_file_with_a_bad_value_hides_nothing_of_what_the_build_can_do(
     assert parse_command([server, "--port", "5"], os.environ).line.port == 5
 
 
-def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Path) -> None:
+def test_errors_for_no_command_no_program_and_no_llama_server_differ(tmp_path: Path) -> None:
     with pytest.raises(UsageInvalid):
         parse_command([], os.environ)
     with pytest.raises(RuntimeMissing):
@@ -127,7 +127,7 @@ def test_nothing_and_no_program_and_no_llama_server_are_told_apart(tmp_path: Pat
 
 @pytest.mark.check("X7", "refused with exit code 2: llama-server reads the prefix as a regular expression")
 @pytest.mark.parametrize("prefix", ["/a.b", "/(a|b)", "/a+", "/a/"])
-def test_strict_refuses_a_prefix_that_opens_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
+def test_strict_rejects_a_prefix_that_matches_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
     wrapping = parse_command([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
     with pytest.raises(UsageInvalid, match="regular expression") as refused:
         wrap_job(WrapOptions(wrapping, strict=True))
@@ -135,7 +135,7 @@ def test_strict_refuses_a_prefix_that_opens_other_paths(server: str, tiny_model:
     wrap_job(WrapOptions(wrapping))
 
 
-def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tmp_path: Path) -> None:
     """llama-server starts without keys then, so --strict must not take it for a lock (X1)."""
     keys = tmp_path / "keys"
     keys.write_text("# none yet\n")
@@ -151,7 +151,7 @@ def test_an_empty_key_file_keeps_nobody_out(server: str, tiny_model: Path, tmp_p
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
-def test_keys_in_a_pipe_are_left_for_the_child(server: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_key_pipe_is_not_read(server: str, tiny_model: Path, tmp_path: Path) -> None:
     """Whoever reads them first has taken them away from the other."""
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)

@@ -1,4 +1,4 @@
-"""What is read of ``/slots`` and ``/metrics``, in the shapes of builds old and new."""
+"""Reading ``/slots`` and ``/metrics`` of old and new builds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.progress import ServerWork, read_server_work
+from llamasup.llama_server.answers import ServerProgress, read_progress
 
 # As b11434 answers in the middle of a prompt of 3,962 tokens, after its first batch; parameters left out.
 PREFILLING: dict[str, Any] = {
@@ -28,49 +28,49 @@ llamacpp:requests_processing 1
 """
 
 
-def read(*slots: dict[str, Any]) -> ServerWork:
-    return read_server_work(json.dumps(slots).encode(), None)
+def read(*slots: dict[str, Any]) -> ServerProgress:
+    return read_progress(json.dumps(slots).encode(), None)
 
 
-def test_a_slot_at_its_prompt_shows_how_far_it_is() -> None:
-    assert read(IDLE, PREFILLING) == ServerWork({"1/7": 2048}, prefilling=True)
+def test_slot_at_its_prompt_shows_processed_tokens() -> None:
+    assert read(IDLE, PREFILLING) == ServerProgress({"1/7": 2048}, prefilling=True)
 
 
-def test_a_slot_that_generates_counts_prompt_and_answer() -> None:
+def test_generating_slot_counts_prompt_and_answer() -> None:
     generating = {**PREFILLING, "n_prompt_tokens_processed": 3962, "next_token": [{"n_decoded": 5}]}
-    assert read(IDLE, generating) == ServerWork({"1/7": 3967}, prefilling=False)
+    assert read(IDLE, generating) == ServerProgress({"1/7": 3967}, prefilling=False)
 
 
-def test_one_slot_at_its_prompt_is_enough_for_a_prefill() -> None:
-    """All slots are computed in one batch: nobody moves before it is done."""
+def test_one_slot_at_its_prompt_is_a_prefill() -> None:
+    """All slots are computed in one batch, so none makes progress before it is done."""
     generating = {**PREFILLING, "id": 2, "next_token": [{"n_decoded": 5}]}
     assert read(PREFILLING, generating).prefilling
 
 
-def test_idle_slots_do_nothing() -> None:
-    assert read(IDLE, {**PREFILLING, "is_processing": False}) == ServerWork({}, prefilling=False)
+def test_idle_slots_are_ignored() -> None:
+    assert read(IDLE, {**PREFILLING, "is_processing": False}) == ServerProgress({}, prefilling=False)
 
 
-def test_builds_of_2025_have_no_prompt_progress_and_an_object() -> None:
+def test_build_of_2025_is_read() -> None:
     slot = {
         "id": 0,
         "id_task": 3,
         "is_processing": True,
         "next_token": {"n_decoded": 9, "stopped_eos": False},
     }
-    assert read(slot) == ServerWork({"0/3": 9}, prefilling=False)
+    assert read(slot) == ServerProgress({"0/3": 9}, prefilling=False)
 
 
-def test_builds_of_2024_number_the_state() -> None:
+def test_build_of_2024_is_read() -> None:
     slots = [
         {"id": number, "id_task": 4 + number, "state": number, "next_token": {"n_decoded": 2}}
         for number in (0, 1)
     ]
-    assert read(*slots) == ServerWork({"1/5": 2}, prefilling=False)
+    assert read(*slots) == ServerProgress({"1/5": 2}, prefilling=False)
 
 
-def test_the_counters_of_metrics_are_summed_and_its_gauges_left_out() -> None:
-    work = read_server_work(None, METRICS)
+def test_metrics_counters_are_summed_without_gauges() -> None:
+    work = read_progress(None, METRICS)
     assert work.total == pytest.approx(12 + 3962 + 14.4589)
     assert (work.tokens, work.prefilling) == ({}, None)
 
@@ -81,10 +81,10 @@ def test_the_counters_of_metrics_are_summed_and_its_gauges_left_out() -> None:
 @pytest.mark.parametrize(
     "metrics", [None, b"", b"\x00\xff", b"llamacpp:n_decode_total many\n", b"llamacpp:n_decode_total 1e\n"]
 )
-def test_nonsense_is_nothing(slots: bytes | None, metrics: bytes | None) -> None:
-    assert read_server_work(slots, metrics) == ServerWork()
+def test_invalid_bodies_are_ignored(slots: bytes | None, metrics: bytes | None) -> None:
+    assert read_progress(slots, metrics) == ServerProgress()
 
 
-def test_brackets_without_end_are_nothing_and_end_nobody() -> None:
+def test_deeply_nested_brackets_are_ignored() -> None:
     """A skipped field of the decoder raises RecursionError, which is no DecodeError."""
-    assert read_server_work(b'[{"params":' + b"[" * 100_000, None) == ServerWork()
+    assert read_progress(b'[{"params":' + b"[" * 100_000, None) == ServerProgress()

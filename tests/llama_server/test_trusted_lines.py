@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.llama_server.last_words import last_words, own_lines
 from llamasup.llama_server.start_log import read_line
+from llamasup.llama_server.trusted_lines import trusted_head, trusted_tail
 from llamasup.system.process.exit import Exit
 
 ABORT = Exit(None, "SIGABRT")
@@ -76,7 +76,7 @@ QUOTED |= {
 
 @pytest.mark.parametrize("quoted", QUOTED.values(), ids=QUOTED)
 @pytest.mark.parametrize("end", [ABORT, Exit(1, None), Exit(None, "SIGSEGV")], ids=str)
-def test_text_of_a_client_is_neither_judged_nor_quoted(quoted: tuple[str, ...], end: Exit) -> None:
+def test_text_of_a_client_neither_decides_nor_is_quoted(quoted: tuple[str, ...], end: Exit) -> None:
     diagnosis = diagnose(end, [SERVING, *quoted], phase="ready")
     assert diagnosis.cause in ("aborted", "segfault", "unknown")
     assert all(line.endswith(("'std::runtime_error'", "type std::runtime_error")) for line in diagnosis.lines)
@@ -85,7 +85,7 @@ def test_text_of_a_client_is_neither_judged_nor_quoted(quoted: tuple[str, ...], 
         assert "memory" not in text
 
 
-def test_a_segmentation_fault_says_nothing_itself() -> None:
+def test_segmentation_fault_quotes_no_lines() -> None:
     diagnosis = diagnose(Exit(None, "SIGSEGV"), [SERVING, OUT_OF_MEMORY], phase="ready")
     assert (diagnosis.cause, diagnosis.lines) == ("segfault", ())
 
@@ -184,7 +184,7 @@ CAUSES = {
 
 @pytest.mark.parametrize("quoted", ["a grammar", "an exception before an error of its own"])
 @pytest.mark.parametrize("which", ENDS)
-def test_what_an_aborting_server_says_is_its_diagnosis(which: str, quoted: str) -> None:
+def test_last_lines_of_an_abort_give_the_diagnosis(which: str, quoted: str) -> None:
     diagnosis = diagnose(ABORT, [SERVING, *QUOTED[quoted], *ENDS[which]], phase="ready")
     assert diagnosis.cause == CAUSES[which]
     assert diagnosis.lines
@@ -192,21 +192,21 @@ def test_what_an_aborting_server_says_is_its_diagnosis(which: str, quoted: str) 
 
 
 @pytest.mark.parametrize("line", ["  what():  secret", "libc++abi: terminating due to secret"])
-def test_an_exception_of_an_unknown_type_is_not_quoted(line: str) -> None:
+def test_exception_of_unknown_type_is_not_quoted(line: str) -> None:
     for lines in ([line], ["terminate called after throwing an instance of 'secret'", line]):
-        assert last_words([*lines, OUT_OF_MEMORY]) == []
+        assert trusted_tail([*lines, OUT_OF_MEMORY]) == []
 
 
-def test_the_text_of_an_abort_is_cut_where_it_may_quote() -> None:
+def test_abort_message_is_cut_before_a_quotation() -> None:
     where = "/build/llama.cpp/src/x.cpp:12: "
-    assert last_words([f"{where}no such name: 'secret'"]) == [f"{where}no such name"]
+    assert trusted_tail([f"{where}no such name: 'secret'"]) == [f"{where}no such name"]
     assert diagnose(ABORT, [f"{where}bad 'secret'"], phase="ready").lines == (f"{where}bad",)
 
 
-def test_an_error_that_the_server_survived_is_not_its_end() -> None:
+def test_survived_error_is_not_trusted() -> None:
     lines = ["E got exception: std::bad_alloc", "I slot print_timing: id  0 | task 3 | 5 tokens"]
-    assert last_words(lines) == []
-    assert last_words(lines[:1]) == ["E got exception: std::bad_alloc"]
+    assert trusted_tail(lines) == []
+    assert trusted_tail(lines[:1]) == ["E got exception: std::bad_alloc"]
 
 
 @pytest.mark.parametrize(
@@ -216,19 +216,19 @@ def test_an_error_that_the_server_survived_is_not_its_end() -> None:
         "0.01.000.000 I srv  log_server_r: request: GET /",
     ],
 )
-def test_a_server_that_loads_is_not_judged_by_the_requests_that_it_quotes(line: str) -> None:
+def test_quoted_requests_of_a_loading_server_are_ignored(line: str) -> None:
     """`wrap` passes requests on while the first load lasts."""
     before = "0.00.500.000 I srv    load_model: loading model '/m.gguf'"
     lines = [before, f"{line}{OUT_OF_MEMORY}", OUT_OF_MEMORY, "0.02.000.000 I something else"]
     diagnosis = diagnose(ABORT, lines, phase="starting")
     assert diagnosis.cause == "aborted"
     assert not any(OUT_OF_MEMORY in text for text in diagnosis.lines)
-    assert own_lines(lines) == [before]
+    assert trusted_head(lines) == [before]
     for text in ("listening on", "the target and draft vocabs are not compatible"):
         assert read_line(line + text) is None
 
 
-def test_a_load_that_fails_behind_such_a_request_says_why_all_the_same() -> None:
+def test_load_failure_after_a_quoted_request_is_diagnosed() -> None:
     lines = [
         "0.01.000.000 W srv    operator(): (CORS) skip non-localhost origin: http://a",
         "0.02.000.000 I srv    load_model: loading",

@@ -17,13 +17,13 @@ import re
 from collections.abc import Sequence
 from itertools import takewhile
 
-__all__ = ["STAMP", "last_words", "own_lines", "quotes_client"]
+__all__ = ["STAMP", "quotes_client", "trusted_head", "trusted_tail"]
 
 # `0.00.004.111 E cmn  common_init_: …`: minutes.seconds.ms.us and a level, since about b6000. The level is
-# missing if another thread wrote a line of its own behind the time.
+# missing if another thread wrote its own line after the time.
 STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} (?:(?P<level>[A-Z]) +)?")
 
-# The lines that a loading server writes about a request: the path (builds before 2026), and the Origin.
+# A loading server logs the path of a request (builds before 2026), and its Origin.
 _QUOTES = re.compile(r"\(CORS\) skip|log_server_r\w*: |done request: ")
 
 
@@ -32,7 +32,7 @@ def quotes_client(line: str) -> bool:
     return _QUOTES.search(line) is not None
 
 
-def own_lines(lines: Sequence[str]) -> list[str]:
+def trusted_head(lines: Sequence[str]) -> list[str]:
     """The trusted lines of a server that was not ready yet: those before the first quoted request.
 
     Only `wrap` forwards requests to a loading server.
@@ -44,7 +44,7 @@ def own_lines(lines: Sequence[str]) -> list[str]:
 # and allow only the characters that the source code puts there: digits, names, words.
 _DEVICE = r"(?:CUDA|HIP|ROCm|MUSA|SYCL|Vulkan|Metal)"
 _VULKAN = r"vk::[\w:]{1,60}: Error[A-Za-z]{1,40}"
-_SAYS_WHY = "|".join(
+_ERRORS = "|".join(
     (
         _DEVICE + r" error: [A-Za-z][\w ,.'()/-]{0,120}",
         r"allocating [\d.]{1,20} MiB on device \d{1,3}: \w{1,40} failed: out of memory",
@@ -64,7 +64,7 @@ _SAYS_WHY = "|".join(
 )
 # A source file may be in a folder with a blank in its name, or on a drive of Windows.
 _FILE_LINE = r"(?:[A-Za-z]:)?[\w./\\+@ -]{1,300}\.(?:c|cc|cpp|cu|cuh|h|hpp|m|metal):\d{1,6}: "
-# A list: a shape would allow words of a client. Without `std::bad_alloc`, because it decides a cause.
+# A list, because a pattern could match text of a client. Without `std::bad_alloc`, which decides a cause.
 _TYPE = "|".join(
     (
         r"std::(?:exception|runtime_error|logic_error|out_of_range|invalid_argument|length_error|domain_error)",
@@ -80,25 +80,27 @@ _TYPE = "|".join(
 )
 # The text of an uncaught exception may quote a client, line feeds included: only its type is trusted.
 _THROWN = re.compile(rf"terminate called after throwing an instance of '(?:{_TYPE})'")
-_LIBCXX_SAYS = r"libc\+\+abi: terminating (?:due to|with) uncaught exception of type "
-_LIBCXX = re.compile(rf"{_LIBCXX_SAYS}(?:{_TYPE})(?=:|$)")
+_LIBCXX_PREFIX = r"libc\+\+abi: terminating (?:due to|with) uncaught exception of type "
+_LIBCXX = re.compile(rf"{_LIBCXX_PREFIX}(?:{_TYPE})(?=:|$)")
 _SHAPES = re.compile(
-    rf"(?:[EWI] +)?(?:(?:srv|slot|cmn|que|res|spec) +)?(?:[\w~<>-]{{1,80}}: +){{0,3}}(?:{_SAYS_WHY})"
+    rf"(?:[EWI] +)?(?:(?:srv|slot|cmn|que|res|spec) +)?(?:[\w~<>-]{{1,80}}: +){{0,3}}(?:{_ERRORS})"
     rf"|{_FILE_LINE}GGML_ASSERT\([^\"`]{{1,300}}\) failed"
     rf"|{_THROWN.pattern}"
     r"|terminate called (?:without an active exception|recursively)"
     rf"|  what\(\):  (?:std::bad_alloc|{_VULKAN})"
-    rf"|{_LIBCXX_SAYS}std::bad_alloc: std::bad_alloc"
+    rf"|{_LIBCXX_PREFIX}std::bad_alloc: std::bad_alloc"
 )
 # The message of an abort is cut at the first character that may begin a quotation.
 _ABORT = re.compile(rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}")
 _WHAT = re.compile(r"  what\(\):")
 # Lines about other requests: of other threads, or still in llama-server's queue when it aborted. Not those
 # that come after a quotation because llama-server goes on with that request.
-_OTHER = re.compile(r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))")
-_OTHERS = 4
+_OTHER_REQUEST = re.compile(
+    r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))"
+)
+_MAX_OTHER_LINES = 4
 # A line that llama-server was writing when it ended.
-_BEGUN = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ?(?:[A-Z] *)?")
+_INCOMPLETE = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ?(?:[A-Z] *)?")
 # Lines between such a message and the end of the log: the location of a CUDA error, and a backtrace.
 _SKIPPED = re.compile(
     r"\s*"
@@ -116,39 +118,39 @@ _SKIPPED = re.compile(
 )
 
 
-def last_words(lines: Sequence[str]) -> list[str]:
+def trusted_tail(lines: Sequence[str]) -> list[str]:
     """The trusted lines at the end of the log of a server that was ready, without time stamps."""
-    words: list[str] = []
+    tail: list[str] = []
     others = 0
-    is_quotation = False  # behind a line of unknown origin, which may be the text of an exception
-    if lines and _BEGUN.fullmatch(lines[-1]):
+    is_quotation = False  # after a line of unknown origin, which may be the text of an exception
+    if lines and _INCOMPLETE.fullmatch(lines[-1]):
         lines = lines[:-1]
     for number, line in reversed(list(enumerate(lines))):
         stamp = STAMP.match(line)
         text = line[stamp.end() :] if stamp else line
-        known = _known(text)
+        trusted = _trusted_text(text)
         if stamp and stamp["level"]:
             if is_quotation:
                 break
-            if not known and not _SKIPPED.fullmatch(text):
+            if not trusted and not _SKIPPED.fullmatch(text):
                 others += 1
-                if others > _OTHERS or stamp["level"] != "I" or not _OTHER.match(text):
+                if others > _MAX_OTHER_LINES or stamp["level"] != "I" or not _OTHER_REQUEST.match(text):
                     break
-        elif _WHAT.match(text) and not known:
+        elif _WHAT.match(text) and not trusted:
             found = _THROWN.fullmatch(STAMP.sub("", lines[number - 1])) if number else None
             return [found[0]] if found else []
-        elif text.startswith("libc++abi: ") and not known:
+        elif text.startswith("libc++abi: ") and not trusted:
             found = _LIBCXX.match(text)
             return [found[0]] if found else []
-        elif not known and not _SKIPPED.fullmatch(text):
+        elif not trusted and not _SKIPPED.fullmatch(text):
             is_quotation = True
-        if known and not is_quotation:
-            words.append(known)
-    words.reverse()
-    return words
+        if trusted and not is_quotation:
+            tail.append(trusted)
+    tail.reverse()
+    return tail
 
 
-def _known(line: str) -> str:
+def _trusted_text(line: str) -> str:
     if _SHAPES.fullmatch(line):
         return line
     found = _ABORT.match(line)
