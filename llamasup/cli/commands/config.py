@@ -22,7 +22,7 @@ from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
     from llamasup.config.issues import Issue
-    from llamasup.config.starter import GenerationContext
+    from llamasup.config.starter import StarterFacts
     from llamasup.config.values import Config
 
 __all__ = ["check", "commands", "init", "schema"]
@@ -162,9 +162,9 @@ def _written(path: Path, text: str, *, force: bool) -> Path:
 # --- this machine ------------------------------------------------------------------------------------
 
 
-def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
+def _surroundings(environ: Mapping[str, str]) -> StarterFacts:
     from llamasup.auth.key_store import default_key_file
-    from llamasup.config.starter import GenerationContext
+    from llamasup.config.starter import StarterFacts
     from llamasup.config.values import Cache
     from llamasup.llama_server.inspect import find_runtime
     from llamasup.models.search import cache_folders
@@ -180,7 +180,7 @@ def _surroundings(environ: Mapping[str, str]) -> GenerationContext:
         runtime = f"{found.path} ({found.version})"
         devices = [(device.name, device.description) for device in found.capabilities.devices]
     keys = default_key_file()
-    return GenerationContext(
+    return StarterFacts(
         ram_bytes=machine.memory_total_bytes,
         cores=machine.physical_cores,
         devices=devices,
