@@ -78,6 +78,7 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("caches", "[ollama]", "caches[0]: invalid value 'ollama'; expected huggingface or llama.cpp"),
         ("models", "[a]", "found a list; expected names, each with keys or values"),
         ("models", "a", "'a'; expected names"),
+        ("groups", "{g: a}", "groups.g: invalid value 'a'; expected a list, each a name"),
         ("memory", "80%", "'80%'; expected keys such as ram, vram"),
         (
             "memory",
