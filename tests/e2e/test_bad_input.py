@@ -125,7 +125,7 @@ def test_a_name_reaches_the_terminal_as_letters_alone(
 
 
 def test_a_model_that_must_not_be_downloaded_is_told() -> None:
-    refused(78, "127.0.0.1, no public one", "run", "https://127.0.0.1:9/m.gguf")
+    refused(78, "the private address 127.0.0.1", "run", "https://127.0.0.1:9/m.gguf")
 
 
 # --- the address ----------------------------------------------------------------------------------------
