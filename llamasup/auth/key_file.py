@@ -167,7 +167,7 @@ def _attributes(words: list[str]) -> dict[str, str]:
         if name not in _READERS:
             # The word is shown only if it resembles an attribute: it may be a part of a key with blanks.
             if similar := did_you_mean(name.lower(), _READERS):
-                raise _InvalidLine(f"unknown attribute {name[:20]}=; {similar}", _ALLOWED)
+                raise _InvalidLine(f"unknown attribute {name[:20]}= ({similar})", _ALLOWED)
             raise _InvalidLine(f"word {number} is an unknown attribute", _ALLOWED)
         if name in found:
             raise _InvalidLine(f"{name}= occurs twice", "Write each attribute once")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
@@ -94,7 +95,7 @@ def _refused(file: str, line: int, what: str, place: Place = ()) -> ConfigIssues
     return ConfigIssues(file, (Issue(line, place_text(place), what),))
 
 
-def _line(mark: yaml.Mark | None) -> int:
+def _line(mark: Any) -> int:
     return mark.line + 1 if mark is not None else 0
 
 
@@ -125,7 +126,7 @@ class _Parser:
                 root = self._node(event, ())
         return root
 
-    def _node(self, event: yaml.Event, place: Place) -> Node:
+    def _node(self, event: Any, place: Place) -> Node:
         line = _line(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             what = f"invalid alias *{event.anchor}: aliases are not supported"

@@ -33,7 +33,7 @@ def model_entry(source: Source, location: str, options: Mapping[str, Any]) -> Mo
     issues: list[str] = []
     for name, value in options.items():
         if name not in keys:
-            issues.append(f"{name}: unknown option; {_similar(name, keys)}")
+            issues.append(f"{name}: unknown option ({_similar(name, keys)})")
         elif value is not None:
             kind = keys[name].kind
             try:

@@ -96,7 +96,7 @@ def test_a_mistake_in_the_file_is_told_before_anything_is_started(
     path.write_text("# team\nsecret-of-alice nmae=alice\n")
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--api-key-file", str(path))
     assert done.returncode == 78
-    assert f"{str(path)!r}, line 2: unknown attribute nmae=; did you mean name?." in done.stderr
+    assert f"{str(path)!r}, line 2: unknown attribute nmae= (did you mean name?)." in done.stderr
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
 
