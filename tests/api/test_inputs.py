@@ -123,7 +123,10 @@ def test_none_says_nothing_and_never_is_infinite() -> None:
             {"draft_model": "~nobody-has-this-name/x"},
             "(Could not determine",
         ),
-        ({"aliases": ["a b"]}, "aliases: invalid value ['a b']; expected a list, each a name of letters"),
+        (
+            {"aliases": ["a b"]},
+            "aliases: invalid value ['a b'] (it has ' ' in it); expected a list, each a name of letters",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_what_can(options: dict[str, Any], says: str) -> None:
@@ -200,12 +203,12 @@ def refused_to_serve(*arguments: Any, **options: Any) -> llamasup.LlamasupError:
 
 def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
     assert refused_to_serve().message == "No models to serve."
-    assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size: said of no model."
-    assert refused_to_serve(name="x", models_dir="/m").message == "name: said of no model."
-    assert refused_to_serve("").message == "'' is no model."
-    assert refused_to_serve("a\0b").message == "'a\\x00b' is no model."
-    assert refused_to_serve("demo", port="80").message == "port='80' is no port."
-    assert refused_to_serve("demo", port=True).message == "port=True is no port."
+    assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size was given without a model."
+    assert refused_to_serve(name="x", models_dir="/m").message == "name was given without a model."
+    assert refused_to_serve("").message == "'' is not a model."
+    assert refused_to_serve("a\0b").message == "'a\\x00b' is not a model."
+    assert refused_to_serve("demo", port="80").message == "port='80' is not a valid port."
+    assert refused_to_serve("demo", port=True).message == "port=True is not a valid port."
     assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
     assert "there is no user" in refused_to_serve(models_dir="~nobody-has-this-name").message
 
@@ -213,28 +216,28 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"model": 5}, "model: invalid value 5; expected a text or a Path."),
-        ({"model": "demo", "name": 5}, "name: invalid value 5; expected a text."),
-        ({"model": "demo", "host": None}, "host: invalid value None; expected a text."),
-        ({"model": "demo", "host": " , "}, "host=' , ' names no address."),
-        ({"model": "demo", "runtime": 5}, "runtime: invalid value 5; expected a text or a Path."),
-        ({"model": "demo", "api_key": 5}, "The api_key is no key (not shown)."),
-        ({"model": "demo", "port": 70_000}, "port=70000 is no port."),
+        ({"model": 5}, "model=5: expected a string or a Path."),
+        ({"model": "demo", "name": 5}, "name=5: expected a string."),
+        ({"model": "demo", "host": None}, "host=None: expected a string."),
+        ({"model": "demo", "host": " , "}, "host=' , ' is empty."),
+        ({"model": "demo", "runtime": 5}, "runtime=5: expected a string or a Path."),
+        ({"model": "demo", "api_key": 5}, "The api_key is invalid (not shown)."),
+        ({"model": "demo", "port": 70_000}, "port=70000 is not a valid port."),
         (
             {"model": "demo", "environ": ["A=1"]},
-            "environ: invalid value ['A=1']; expected a mapping, as os.environ is.",
+            "environ=['A=1']: expected a mapping, as os.environ is.",
         ),
-        ({"models_dir": [5]}, "models_dir: invalid value 5; expected a text or a Path."),
+        ({"models_dir": [5]}, "models_dir=5: expected a string or a Path."),
         ({"config": 5}, "config is a int; expected the path of a file, or a dict."),
-        ({"config": {"models": {"a": {"path": object()}}}}, "The config holds what no file could say"),
-        ({"config": {"swap_after": float("nan")}}, "The config holds what no file could say"),
+        ({"config": {"models": {"a": {"path": object()}}}}, "The config has a value that a file cannot have"),
+        ({"config": {"swap_after": float("nan")}}, "The config has a value that a file cannot have"),
         (
             {"config": Config(models=cast("Any", {"a": {"path": "demo"}}))},
-            "Config: models['a'] is a dict that nobody has",
+            "Config: models['a'] is a dict that was not checked",
         ),
         (
             {"config": Config(memory=cast("Any", {"ram": "80%"}))},
-            "Config: memory is a dict that nobody has read.",
+            "Config: memory is a dict that was not checked.",
         ),
     ],
 )
@@ -251,7 +254,7 @@ def test_a_dict_is_checked_as_a_file_is(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigIssues) as caught:
         llamasup.serve(config=said, environ={"SIZE": "512"})
     (issue,) = caught.value.details
-    assert issue.startswith("config: models.a.aliases[0]: 'é'")
+    assert issue.startswith("config: models.a.aliases[0]: invalid value 'é'")
     said["models"]["a"]["aliases"] = ()
     read = config_of(said, {"SIZE": "512"}, more_models=False)
     assert isinstance(read, Config)
@@ -268,4 +271,4 @@ def test_none_says_nothing_of_preload_either() -> None:
 @pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])
 def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
     error = refused_to_serve("demo", api_key=key)
-    assert error.message == "The api_key is no key (not shown)."
+    assert error.message == "The api_key is invalid (not shown)."
