@@ -209,7 +209,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
     assert refused_to_serve("a\0b").message == "'a\\x00b' is not a model."
     assert refused_to_serve("demo", port="80").message == "port='80' is not a valid port."
     assert refused_to_serve("demo", port=True).message == "port=True is not a valid port."
-    assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
+    assert refused_to_serve("demo", colour="red").message.startswith("colour: unknown option")
     assert "there is no user" in refused_to_serve(models_dir="~nobody-has-this-name").message
 
 
