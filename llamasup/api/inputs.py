@@ -1,4 +1,4 @@
-"""What a program says of what is to be served, and the config that this makes."""
+"""The arguments of ``serve``, and the config made of them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ __all__ = ["ConfigInputs", "ModelArguments", "absolute_of", "config_of", "entry_
 
 
 class ModelArguments(TypedDict, total=False):
-    """What can be said of a model: the keys of a model in a config (docs/configuration.md), times in seconds.
-    None says nothing.
-    """
+    """The settings of a model as in a config (docs/configuration.md); times in seconds. None: unset."""
 
     ctx_size: int | None
     parallel: int | None
@@ -61,17 +59,15 @@ class ModelArguments(TypedDict, total=False):
     aliases: Sequence[str] | None
 
 
-# Said of the name, and not of the file that is behind it at the moment.
-_STAYS: Final = (
+# Settings of the name, not of the file that it refers to now.
+_NAME_SETTINGS: Final = (
     *("aliases", "ttl_s", "pin", "preload", "replicas", "keep_slots"),
     *("max_concurrent", "max_queued", "wait_timeout_s", "drain_timeout_s"),
 )
 
 
 class ConfigInputs:
-    """The config as it is now, each time that it is asked: a file's or a value, with what was said of single
-    models and folders beside it.
-    """
+    """The settings of a model as in a config (docs/configuration.md), times in seconds. None: unset."""
 
     def __init__(
         self,
@@ -87,15 +83,15 @@ class ConfigInputs:
         self._config = config if isinstance(config, Config) else Config()
 
     def copy(self) -> ConfigInputs:
-        """What is changed in the one is as it was in the other."""
+        """A copy that later changes do not affect."""
         return ConfigInputs(self.file or self._config, self.folders, self.environ, self.models)
 
     def __call__(self) -> Config:
-        """Blocks for the reading of a file. Raises ConfigInvalid."""
+        """Reads the file, if there is one (blocks). Raises ConfigInvalid."""
         return self.with_models(self.models)
 
     def with_models(self, models: Mapping[str, ModelEntry]) -> Config:
-        """As if these had been said of single models."""
+        """The config with these models in place of those of ``serve``."""
         config = self._config
         if self.file is not None:
             config = load(self.file, self.environ, more_models=bool(self.folders or models))
@@ -107,7 +103,7 @@ class ConfigInputs:
 
 
 def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> Path | Config | None:
-    """A file, or a config that is written as in one. Raises UsageInvalid, and ConfigIssues of a mapping."""
+    """The path of a file, or a checked config. Raises UsageInvalid, and ConfigIssues for a mapping."""
     match config:
         case None:
             return None
@@ -120,38 +116,37 @@ def config_of(config: Any, environ: Mapping[str, str], *, more_models: bool) -> 
             return absolute_of(config)
         case _:
             raise UsageInvalid(
-                f"config is a {type(config).__name__}; it takes the path of a file, or a dict.",
-                remedy="docs/configuration.md says what stands in one.",
+                f"config is a {type(config).__name__}; expected the path of a file, or a dict.",
+                remedy="docs/configuration.md describes the keys.",
             )
 
 
-def _read(said: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: bool) -> Config:
-    """Checked as a file is: JSON is YAML."""
+def _read(given: Mapping[Any, Any], environ: Mapping[str, str], *, more_models: bool) -> Config:
+    """Checked like a file: JSON is YAML."""
     try:
-        text = json.dumps(_plain(said), ensure_ascii=False, allow_nan=False, default=fspath)
+        text = json.dumps(_without_none(given), ensure_ascii=False, allow_nan=False, default=fspath)
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageInvalid(
-            f"The config holds what no file could say ({error}).",
-            remedy="It takes texts, numbers, True and False, and dicts and lists of them.",
+            f"The config has a value that a file cannot have ({error}).",
+            remedy="Use strings, numbers, True and False, and dicts and lists of them.",
         ) from None
     content = text.encode("utf-8", "surrogatepass")
     reading, issues = read_text(content, "config", Path.cwd(), environ, more_models=more_models)
     if issues:
-        raise ConfigIssues("config", tuple(replace(each, line=0) for each in issues))
+        raise ConfigIssues("config", tuple(replace(issue, line=0) for issue in issues))
     config = reading.config
     models = {name: structs.replace(entry, where="") for name, entry in config.models.items()}
-    return structs.replace(config, models=models, lines={})  # a program says it, and no line of a file
+    return structs.replace(config, models=models, lines={})  # there is no file
 
 
-def _plain(said: Any) -> Any:
-    """None says nothing."""
-    if isinstance(said, Mapping):
-        return {key: _plain(value) for key, value in said.items() if value is not None}
-    return said
+def _without_none(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return {key: _without_none(value) for key, value in given.items() if value is not None}
+    return given
 
 
 def _refuse_unread(config: Config) -> None:
-    """A Config is what was read; a dict in the place of one of its sections was not."""
+    """A Config has checked values; a dict in place of a section was not checked."""
     for section, empty in structs.asdict(Config()).items():
         value = getattr(config, section)
         if isinstance(empty, Struct) and not isinstance(value, type(empty)):
@@ -163,21 +158,21 @@ def _refuse_unread(config: Config) -> None:
 
 def _unread(what: str, value: object) -> UsageInvalid:
     return UsageInvalid(
-        f"Config: {what} is a {type(value).__name__} that nobody has read.",
-        remedy='Give a dict in the place of the Config, as in config={"models": {"a": {"path": "a.gguf"}}}.',
+        f"Config: {what} is a {type(value).__name__} that was not checked.",
+        remedy='Give a dict in place of the Config, as in config={"models": {"a": {"path": "a.gguf"}}}.',
     )
 
 
 def absolute_of(path: str | PathLike[str]) -> Path:
-    """An absolute one, of a file or a folder. Raises UsageInvalid."""
+    """The absolute path of a file or folder. Raises UsageInvalid."""
     return expanded(Path(path), UsageInvalid)
 
 
 def entry_of(model: str | Path, options: Mapping[str, Any]) -> ModelEntry:
-    """``model`` as ``llamasup run`` takes it. Raises UsageInvalid, and ModelMissing for ``~nobody``."""
+    """The entry of ``model``, as for ``llamasup run``. Raises UsageInvalid and ModelMissing."""
     text = str(model)
     if not text or "\0" in text:
-        raise UsageInvalid(f"{model!r} is no model.", remedy="Give the path of a GGUF file, or 'demo'.")
+        raise UsageInvalid(f"{model!r} is not a model.", remedy="Give the path of a GGUF file, or 'demo'.")
     path = expanded(text)
     if not path.exists() and isinstance(model, str):
         if text == DEMO:
@@ -188,15 +183,13 @@ def entry_of(model: str | Path, options: Mapping[str, Any]) -> ModelEntry:
 
 
 def name_of(model: str | Path) -> str:
-    """What it is called where nobody says."""
+    """The default name of a model."""
     return file_id(os.fspath(model)) or "model"
 
 
-def successor(entry: ModelEntry, before: ModelEntry | None, said: Mapping[str, Any]) -> ModelEntry:
-    """``entry``, which is what was ``said``, in the place of ``before``: how it is started is its own; how
-    long it stays and who may wait for it is as it was, where nothing else is said.
-    """
+def successor(entry: ModelEntry, before: ModelEntry | None, options: Mapping[str, Any]) -> ModelEntry:
+    """``entry`` with the settings of the name from ``before`` that ``options`` does not set."""
     if before is None:
         return entry
-    unsaid = {each: getattr(before, each) for each in _STAYS if said.get(each) is None}
-    return structs.replace(entry, **unsaid)
+    kept = {name: getattr(before, name) for name in _NAME_SETTINGS if options.get(name) is None}
+    return structs.replace(entry, **kept)

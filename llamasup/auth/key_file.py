@@ -1,24 +1,24 @@
-"""The file of API keys: one a line, as llama-server's ``--api-key-file``, with attributes behind a key.
+"""The file of API keys: one key a line, as in llama-server's ``--api-key-file``, then attributes.
 
-    KEY                       an inference key, and nothing else is said of it
+    KEY                       an inference key without limits
     KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high models=qwen*,tiny
     sha256:SALT:HEX name=bob  the key is not in the file, only its hash
     # comment
 
-A line whose words behind the first have no ``=`` is a key with blanks in it: llama-server (b11434) takes
-whole lines. It keeps blanks at the ends of a line too, and then no client can send the key: here they do not
-count. No message says anything of a key; what looks like an attribute is shown only if it is one, or nearly.
+A line whose further words have no ``=`` is a key with blanks in it, since llama-server (b11434) takes whole
+lines. Blanks at the ends of a line are dropped; llama-server keeps them, and no client can send such a key.
+No message shows a part of a key: a word is shown only if it is an attribute or similar to one.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llamasup.auth.keys import ApiKey, KeyLimits, digest_of
 from llamasup.errors import ConfigInvalid, UsageInvalid
+from llamasup.system.text import did_you_mean
 
 __all__ = [
     "KeyLine",
@@ -33,38 +33,36 @@ __all__ = [
 _HASHED = re.compile(r"sha256:([0-9A-Za-z]{8,64}):([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9._/:@+*?-]{1,256}")
-_MAX_MODELS = 32  # all are compared with the name in each request
+_MAX_MODELS = 32  # each request is compared with all of them
 _UNNAMED = re.compile(r"(?:key|given)-\d+")
 _ATTRIBUTE = re.compile(r"([A-Za-z_-]*)=(.*)")
-_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # but the tab, which a header may carry
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # except the tab, which a header may contain
 _BLANKS = " \t"
-_LARGEST = 1_000_000_000
-# Comparing with so many takes 0.03 ms (docs/api-keys.md), for each head that is new.
+_MAX_LIMIT = 1_000_000_000
+# Comparing a credential with 1,000 keys takes 0.03 ms (docs/api-keys.md).
 _MAX_KEYS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """A line that holds a key. ``number`` counts from 1; ``hashed``: the key itself is not in it."""
+    """A line with a key. ``number`` counts from 1; ``hashed``: the file has only the hash of the key."""
 
     number: int
     key: ApiKey
     hashed: bool
 
 
-class _Mistake(Exception):
-    """What is wrong with a line, and what is allowed."""
-
-    def __init__(self, what: str, allowed: str) -> None:
+class _InvalidLine(Exception):
+    def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)
         self.what = what
-        self.allowed = allowed
+        self.remedy = remedy
 
 
 def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]:
-    """Every key of a file, in order; none is no mistake. ``salt``: for the digests of those that are plain.
+    """The keys of a file, in order; there may be none. ``salt``: for the digests of plain keys.
 
-    Raises ConfigInvalid, which names ``where``, the line, what was seen and what is allowed.
+    Raises ConfigInvalid with the file (``where``), the line, the error and the remedy.
     """
     lines: list[KeyLine] = []
     plain: list[tuple[int, bytes]] = []
@@ -76,10 +74,10 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
             continue
         try:
             name, key, hashed, word = _read_line(line, salt)
-            _refuse_taken(name, named)
-        except _Mistake as issue:
+            _refuse_used(name, named)
+        except _InvalidLine as invalid:
             raise ConfigInvalid(
-                f"The API key file {where!r}, line {number}: {issue.what}.", remedy=f"{issue.allowed}."
+                f"The API key file {where!r}, line {number}: {invalid.what}.", remedy=f"{invalid.remedy}."
             ) from None
         if name is None:
             unnamed += 1
@@ -90,22 +88,22 @@ def read_key_lines(text: str, where: str, *, salt: bytes) -> tuple[KeyLine, ...]
             plain.append((number, word.encode()))
         if len(lines) > _MAX_KEYS:
             raise ConfigInvalid(
-                f"The API key file {where!r} holds more than {_MAX_KEYS} keys, in line {number}.",
-                remedy=f"A file has at most {_MAX_KEYS}.",
+                f"The API key file {where!r} has more than {_MAX_KEYS} keys (line {number}).",
+                remedy="Remove the keys that are not used.",
             )
-    _refuse_twice(lines, plain, where)
+    _refuse_duplicates(lines, plain, where)
     return tuple(lines)
 
 
-def _refuse_taken(name: str | None, named: dict[str, int]) -> None:
+def _refuse_used(name: str | None, named: dict[str, int]) -> None:
     if name is not None and name in named:
-        raise _Mistake(
-            f"name={name} is the name of line {named[name]} too", "Give each key a name of its own"
+        raise _InvalidLine(
+            f"name={name} is already the name of line {named[name]}", "Give each key its own name"
         )
 
 
-def _refuse_twice(lines: list[KeyLine], plain: list[tuple[int, bytes]], where: str) -> None:
-    """One key with two names would have the rights and the limits of whichever comes first."""
+def _refuse_duplicates(lines: list[KeyLine], plain: list[tuple[int, bytes]], where: str) -> None:
+    """A key with two names would have the rights and limits of the first one only."""
     seen: dict[tuple[bytes, bytes], int] = {}
     clash = None
     for line in lines:
@@ -119,7 +117,7 @@ def _refuse_twice(lines: list[KeyLine], plain: list[tuple[int, bytes]], where: s
                 clash = (min(first, number), max(first, number))
     if clash is not None:
         raise ConfigInvalid(
-            f"The API key file {where!r}, line {clash[1]}: the key of line {clash[0]} is here again.",
+            f"The API key file {where!r}, line {clash[1]}: the same key as in line {clash[0]}.",
             remedy="Keep one of the two lines.",
         )
 
@@ -128,16 +126,16 @@ def _refuse_twice(lines: list[KeyLine], plain: list[tuple[int, bytes]], where: s
 
 
 def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
-    """Its name, its key (still without one), whether it is hashed, and the key's own text."""
+    """The name, the key (without its name), whether it is hashed, and the text of the key."""
     if _CONTROL.search(line):
-        raise _Mistake("it holds a control character", "A key is text that an HTTP header can carry")
+        raise _InvalidLine("it contains a control character", "A key is text that fits in an HTTP header")
     word, *rest = re.split(f"[{_BLANKS}]+", line)
     name = None
     attributes: dict[str, str] = {}
     if (first := _ATTRIBUTE.fullmatch(word)) and first[1] in _READERS:
-        # A key was forgotten: "name=alice" must not be one, for anybody could guess it.
-        raise _Mistake(f"it begins with {first[1]}=", "The key comes first, then what is said of it")
-    if any(_ATTRIBUTE.fullmatch(each) for each in rest):
+        # The key is missing: "name=alice" must not become a key, which is easy to guess.
+        raise _InvalidLine(f"it begins with {first[1]}=", "The key comes first, then its attributes")
+    if any(_ATTRIBUTE.fullmatch(part) for part in rest):
         attributes = _attributes(rest)
         name = attributes.pop("name", None)
     else:
@@ -145,10 +143,10 @@ def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
     hashed = word.startswith("sha256:")
     if hashed:
         if (match := _HASHED.fullmatch(word)) is None:
-            raise _Mistake(
-                "it begins with sha256: and is no hash of a key",
-                "A hashed key is sha256:SALT:HEX, with 8 to 64 letters and digits, and 64 hexadecimal digits "
-                "in lower case",
+            raise _InvalidLine(
+                "it begins with sha256: but is not a valid hash",
+                "A hashed key is sha256:SALT:HEX: 8 to 64 letters and digits, then 64 hexadecimal digits in "
+                "lower case",
             )
         key = ApiKey("", match[1].encode(), bytes.fromhex(match[2]))
     else:
@@ -160,60 +158,63 @@ def _read_line(line: str, salt: bytes) -> tuple[str | None, ApiKey, bool, str]:
 
 def _attributes(words: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for place, word in enumerate(words, 2):
+    for number, word in enumerate(words, 2):
         match = _ATTRIBUTE.fullmatch(word)
         if match is None:
-            what = f"{word}" if word in _READERS else f"word {place}"
-            raise _Mistake(f"{what} is no attribute: it has no =", _ALLOWED)
+            what = f"{word}" if word in _READERS else f"word {number}"
+            raise _InvalidLine(f"{what} is not followed by =", _ALLOWED)
         name, value = match[1], match[2]
         if name not in _READERS:
-            # Its name is shown only where it is meant as one: it may as well be a part of a key with blanks.
-            near = difflib.get_close_matches(name.lower(), _READERS, n=1)
-            if near:
-                raise _Mistake(f"{name[:20]}= is unknown; the nearest known is {near[0]}=", _ALLOWED)
-            raise _Mistake(f"word {place} is an attribute that is unknown", _ALLOWED)
+            # The word is shown only if it resembles an attribute: it may be a part of a key with blanks.
+            if similar := did_you_mean(name.lower(), _READERS):
+                raise _InvalidLine(f"unknown attribute {name[:20]}= ({similar})", _ALLOWED)
+            raise _InvalidLine(f"word {number} is an unknown attribute", _ALLOWED)
         if name in found:
-            raise _Mistake(f"{name}= is there twice", "Write each attribute once")
+            raise _InvalidLine(f"{name}= occurs twice", "Write each attribute once")
         found[name] = value
     if "name" in found:
         try:
             checked_name(found["name"])
         except UsageInvalid as error:
-            raise _Mistake(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
+            raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
     return found
 
 
 def checked_name(name: str) -> str:
-    """A key's name as it may be. Raises UsageInvalid."""
+    """``name`` if it is a valid name of a key. Raises UsageInvalid."""
     if not _NAME.fullmatch(name):
         raise UsageInvalid(
-            f"{_shown(name)} is no name of a key.",
-            remedy="Use 1 to 64 letters, digits, and . _ @ - behind the first.",
+            f"{_shown(name)} is not a valid key name.",
+            remedy="Use 1 to 64 letters, digits and . _ @ -, with a letter or a digit at the start.",
         )
     if _UNNAMED.fullmatch(name):
         raise UsageInvalid(
-            f"{_shown(name)} is what a key without a name is called.", remedy="Choose another name."
+            f"{_shown(name)} is reserved for keys without a name.", remedy="Choose another name."
         )
     return name
 
 
 def checked_models(names: str) -> tuple[str, ...]:
-    """Names of models with commas between them, as a key may have them. Raises UsageInvalid."""
+    """The models of a comma-separated list of names and patterns. Raises UsageInvalid."""
     models = tuple(names.split(","))
-    bad = next((name for name in models if not _MODEL.fullmatch(name)), None)
-    if bad is None and len(models) <= _MAX_MODELS:
+    invalid = next((name for name in models if not _MODEL.fullmatch(name)), None)
+    if invalid is None and len(models) <= _MAX_MODELS:
         return models
     raise UsageInvalid(
-        f"{_shown(names)} names no models." if bad is None else f"{_shown(bad)} is no name of a model.",
-        remedy=f"Give up to {_MAX_MODELS} names, with commas between them: letters, digits, . _ / : @ + -, "
-        "and * or ? for any others.",
+        f"{_shown(names)} has {len(models)} model names."
+        if invalid is None
+        else f"{_shown(invalid)} is not a valid model name.",
+        remedy=f"Give up to {_MAX_MODELS} names, separated by commas: letters, digits, . _ / : @ + -, and "
+        "* or ? as wildcards.",
     )
 
 
 def _rights(key: ApiKey, value: str) -> ApiKey:
     rights = value.split(",")
     if any(right not in ("inference", "control") for right in rights) or len(set(rights)) != len(rights):
-        raise _Mistake(f"rights={_shown(value)}", "rights= takes inference, control, or inference,control")
+        raise _InvalidLine(
+            f"invalid rights={_shown(value)}", "rights= takes inference, control, or inference,control"
+        )
     return replace(key, infers="inference" in rights, controls="control" in rights)
 
 
@@ -222,21 +223,22 @@ def _priority(key: ApiKey, value: str) -> ApiKey:
         case "normal" | "high":
             return replace(key, priority=value)
         case _:
-            raise _Mistake(f"priority={_shown(value)}", "priority= takes normal or high")
+            raise _InvalidLine(f"invalid priority={_shown(value)}", "priority= takes normal or high")
 
 
 def _models(key: ApiKey, value: str) -> ApiKey:
     try:
         return replace(key, models=checked_models(value))
     except UsageInvalid as error:
-        raise _Mistake(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
+        raise _InvalidLine(error.message.removesuffix("."), error.remedy.removesuffix(".")) from None
 
 
 def _limit(attribute: str, limit: str) -> Callable[[ApiKey, str], ApiKey]:
     def read(key: ApiKey, value: str) -> ApiKey:
-        if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= _LARGEST:
-            raise _Mistake(
-                f"{attribute}={_shown(value)}", f"{attribute}= takes a whole number from 1 to {_LARGEST}"
+        if not re.fullmatch(r"[0-9]{1,10}", value) or not 1 <= int(value) <= _MAX_LIMIT:
+            raise _InvalidLine(
+                f"invalid {attribute}={_shown(value)}",
+                f"{attribute}= takes a whole number from 1 to {_MAX_LIMIT}",
             )
         return replace(key, limits=replace(key.limits, **{limit: int(value)}))
 
@@ -252,7 +254,7 @@ _READERS: dict[str, Callable[[ApiKey, str], ApiKey]] = {
     "priority": _priority,
     "models": _models,
 }
-_ALLOWED = f"Behind a key there may be {', '.join(f'{name}=' for name in _READERS)} without blanks around ="
+_ALLOWED = f"A key may be followed by {', '.join(f'{name}=' for name in _READERS)}, without blanks around ="
 
 
 def _shown(value: str) -> str:
@@ -263,15 +265,15 @@ def _shown(value: str) -> str:
 
 
 def stored_form(key: str, salt: str | None) -> str:
-    """``key`` as the first word of its line: hashed with ``salt``, or as it is."""
+    """The first word of the line: ``key`` hashed with ``salt``, or plain."""
     return key if salt is None else f"sha256:{salt}:{digest_of(salt.encode(), key.encode()).hex()}"
 
 
 def key_line(stored: str, key: ApiKey) -> str:
-    """The line of a file that says all of ``key``; what is as without a word stays unsaid."""
+    """The line of ``key``, without attributes that have their default."""
     limits: KeyLimits = key.limits
     rights = [right for right, has in (("inference", key.infers), ("control", key.controls)) if has]
-    said = {
+    attributes = {
         "name": key.name,
         "rights": None if rights == ["inference"] else ",".join(rights),
         "rpm": limits.requests_per_minute,
@@ -280,11 +282,11 @@ def key_line(stored: str, key: ApiKey) -> str:
         "priority": None if key.priority == "normal" else key.priority,
         "models": ",".join(key.models) or None,
     }
-    return " ".join([stored, *(f"{name}={value}" for name, value in said.items() if value is not None)])
+    return " ".join([stored, *(f"{name}={value}" for name, value in attributes.items() if value is not None)])
 
 
 def without_line(text: str, number: int) -> str:
-    """``text`` less its line ``number``; all others as they are."""
+    """``text`` without line ``number``; the other lines are unchanged."""
     lines = text.split("\n")
     del lines[number - 1]
     return "\n".join(lines)

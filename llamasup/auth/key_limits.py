@@ -1,4 +1,4 @@
-"""The keys as they are now, and what each has used of its limits. One for all of a proxy's sockets."""
+"""The current API keys and the use of their limits, for all sockets of a proxy."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ class CountedRequest(Protocol):
 
 
 class Keys:
-    """``epoch`` changes with the keys: what was decided by those of another epoch is to be decided anew.
+    """``epoch`` increases when the keys change; a decision of an earlier epoch must be made again.
 
-    ``needed``: nobody comes in without one, also while the last of the file's is revoked.
+    ``needed``: every request needs a key, even after the last key of the file was revoked.
     """
 
     __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "needed", "ring")
 
     def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
-        """``file`` says what its keys may; those that are ``given`` may infer."""
+        """The ``file`` has keys with rights and limits; ``given`` are inference keys without limits."""
         self.clock = clock
         self._file = file
         self._given = plain_keys(given, PROCESS_SALT)
         self.needed = self._file is not None or bool(self._given)
-        self._limits: dict[str, KeyLimits] = {}  # by name, of keys that have any
-        self._quotas: dict[str, Quota] = {}  # of those, the ones that have been used
+        self._limits: dict[str, KeyLimits] = {}  # by name; only keys with limits
+        self._quotas: dict[str, Quota] = {}  # by name; only keys that were used
         self.epoch = 0
         self.ring = KeyRing(())
-        self._renew()
+        self._reload()
 
     def look(self) -> None:
-        """Take over what the file of keys says now. Costs a stat() if it says nothing new."""
+        """Read the key file again if it changed. Costs a stat() if not."""
         if self._file is not None and self._file.changed():
-            self._renew()
+            self._reload()
 
     def enter(self, request: CountedRequest) -> HttpError | None:
-        """Count a request in, or say that its key has had too many. Only inference is limited.
+        """Count a request, or return the refusal if its key has reached a limit. Only inference is limited.
 
-        Once: one whose generation ended in the middle of its body comes again when that is whole.
+        A request is counted once, also if it enters again because its generation ended during its body.
         """
         key = request.key
         if key is None or not key.limits or request.quota is not None or not request.needs_permit:
             return None
         limits = self._limits.get(key.name)
         if limits is None:
-            return None  # the key went while the body came: its last request
+            return None  # the key was revoked while the body arrived: its last request
         now = self.clock()
         quota = self._quotas.get(key.name)
         if quota is None:
@@ -92,12 +92,12 @@ class Keys:
             if refund:
                 quota.refund(now)
 
-    def _renew(self) -> None:
-        """A key that is still there by its name has used what it has used, whatever its limits are now."""
-        of_file = self._file.keys if self._file is not None else ()
-        self.ring = KeyRing((*of_file, *self._given))  # of a key that is given twice, the file says more
+    def _reload(self) -> None:
+        """Use is kept by name: a key that keeps its name keeps its use, with its new limits."""
+        file_keys = self._file.keys if self._file is not None else ()
+        self.ring = KeyRing((*file_keys, *self._given))  # the file first: it has the limits
         self.epoch += 1
-        self._limits = limits = {key.name: key.limits for key in of_file if key.limits}
+        self._limits = limits = {key.name: key.limits for key in file_keys if key.limits}
         self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}
         now = self.clock()
         for name, quota in self._quotas.items():

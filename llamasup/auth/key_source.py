@@ -1,7 +1,6 @@
-"""Reads API keys: from a file with one key a line, again whenever the file changes, and from the environment.
+"""Reads API keys from a key file, again whenever it changes, and from the environment.
 
-Also finds the key that a command shows to a running llamasup: in the server's own key file, or in the
-environment.
+Also finds the key for a command that calls a running llamasup, in the server's key file or the environment.
 """
 
 from __future__ import annotations
@@ -25,39 +24,39 @@ __all__ = ["PROCESS_SALT", "KeyFile", "client_key", "environment_keys", "read_te
 
 VARIABLE = "LLAMASUP_API_KEY"
 PROCESS_SALT = secrets.token_hex(16).encode()
-"""For the digests of keys that are plain where they come from."""
+"""For the digests of plain keys."""
 
 _log = logging.getLogger("llamasup.keys")
 
-_FILE_BYTES = 1 << 20  # a thousand keys with all that can be said of them are a quarter of it
-_UNHEARD = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_FILE_BYTES = 1 << 20  # 1,000 keys with all attributes take a quarter of it
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _Signature = tuple[int, int, int, int]
 
 
 def environment_keys(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The key of ``$LLAMASUP_API_KEY``, if it is set. Raises ConfigInvalid for what no client can send."""
+    """The key of ``$LLAMASUP_API_KEY``, if it is set. Raises ConfigInvalid if no client can send it."""
     given = environ.get(VARIABLE, "")
     if not given:
         return ()
     key = given.strip()
-    if not key or _UNHEARD.search(key):
+    if not key or _CONTROL.search(key):
         # The key itself is not shown: errors end up in logs.
-        what = "holds a control character" if key else "holds nothing but blanks"
+        what = "with a control character" if key else "that are all blanks"
         raise ConfigInvalid(
-            f"${VARIABLE} has {len(given)} characters and {what}.",
-            remedy="Set it to text that an HTTP header can carry, or to nothing.",
+            f"${VARIABLE} has {len(given)} characters {what}.",
+            remedy="Set it to text that fits in an HTTP header, or unset it.",
         )
     return (key,)
 
 
 class KeyFile:
-    """A file of keys and what it said last. Raises ConfigInvalid when it is read for the first time.
+    """A key file and its current keys. Raises ConfigInvalid if the first read fails or finds no key.
 
-    ``changed`` is called from time to time. Keys that were read once stay until the file says others, or that
-    there is none any more: one that is gone or wrong says nothing. It has keys when it is read first.
+    The owner calls ``changed`` from time to time. The previous keys stay valid while the file is missing or
+    invalid.
 
-    ``of``: the key of the config that names it, where one does. It is told then in the place of a path that
-    cannot be read: that may be an API key, pasted where its file belongs.
+    ``of``: the config key that names the file. Errors show it in place of the path, which may be an API key
+    that was pasted there by mistake.
     """
 
     def __init__(self, path: Path, *, of: str = "") -> None:
@@ -65,79 +64,77 @@ class KeyFile:
         self.keys: tuple[ApiKey, ...] = ()
         self._signature: _Signature | None = None
         self._settled = False
-        self._complaint = ""
+        self._rejection = ""
         text, status = read_text(path, of=of)
-        self.keys = self._understood(text)
+        self.keys = self._parsed(text)
         if not self.keys:
             raise ConfigInvalid(
-                f"The API key file {str(path)!r} holds no key.",
-                remedy="Write one key a line into it, or leave it out.",
+                f"The API key file {str(path)!r} has no keys.",
+                remedy="Add keys, one a line, or leave the file out.",
             )
-        # What a pipe held is gone (`--api-key-file <(command)`).
+        # A pipe can be read once only (`--api-key-file <(command)`).
         self._is_file = stat.S_ISREG(status.st_mode)
         self._signature = _signature(status)
         if self._is_file and (warning := _too_open(path, status)):
             _log.warning("%s", warning)
 
     def changed(self) -> bool:
-        """Look whether the file says something else, and read it then. Costs a stat() if it does not."""
+        """Read the file again if it changed; True if the keys changed. Costs a stat() if the file did not."""
         if not self._is_file:
             return False
         try:
             status = self.path.expanduser().stat()
         except OSError as error:
-            self._settled = False  # it may come back as it was
-            return self._complain(f"{error.strerror or error}.")
-        if not stat.S_ISREG(status.st_mode):  # to open a pipe is to wait for who writes into it
-            return self._complain("it is no file any more.")
+            self._settled = False  # the same file may come back
+            return self._reject(f"{error.strerror or error}.")
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe waits for a writer
+            return self._reject("it is not a regular file.")
         signature = _signature(status)
-        # Two writes within one tick of the file system's clock look like one: after each change the file is
-        # read once more, by when the tick is over.
+        # Two writes within one tick of the file system's clock look like one, so after each change the file
+        # is read once more.
         if signature == self._signature and self._settled:
             return False
         self._settled = signature == self._signature
         self._signature = signature
         try:
             text, status = read_text(self.path)
-            keys = self._understood(text)
+            keys = self._parsed(text)
         except ConfigInvalid as error:
             if isinstance(error.__cause__, OSError):
-                self._settled = False  # who may read it can change without a change of the file
-            return self._complain(error.message)
+                self._settled = False  # permissions can change without a change of the file
+            return self._reject(error.message)
         self._signature = _signature(status)
         if not text and self.keys and not self._settled:
-            return False  # a file that is written over is empty for a moment: it is looked at once more
-        if self._complaint:
-            self._complaint = ""
-            _log.warning("The API key file %r is as it should be again.", str(self.path))
+            return False  # a file that is being overwritten is empty for a moment: read it once more
+        if self._rejection:
+            self._rejection = ""
+            _log.warning("API key file %r is valid again.", str(self.path))
         if keys == self.keys:
             return False
         self.keys = keys
         if keys:
-            _log.info("The API key file %r has changed: %d keys.", str(self.path), len(keys))
+            _log.info("API key file %r changed: %d keys.", str(self.path), len(keys))
         else:
-            _log.warning("The API key file %r holds no key any more: nobody gets in by it.", str(self.path))
+            _log.warning("API key file %r has no keys now: every key from it is revoked.", str(self.path))
         return True
 
-    def _understood(self, text: str) -> tuple[ApiKey, ...]:
+    def _parsed(self, text: str) -> tuple[ApiKey, ...]:
         lines = read_key_lines(text, str(self.path), salt=PROCESS_SALT)
         return tuple(line.key for line in lines)
 
-    def _complain(self, what: str) -> bool:
-        if what != self._complaint:  # said once, not every second
-            self._complaint = what
+    def _reject(self, reason: str) -> bool:
+        if reason != self._rejection:  # logged once, not every second
+            self._rejection = reason
             _log.warning(
-                "The API key file %r has changed, and is not taken over: %s The keys before still count.",
+                "API key file %r changed but was rejected: %s Keeping the previous keys.",
                 str(self.path),
-                what,
+                reason,
             )
         return False
 
 
 def read_text(path: Path, *, follow: bool = True, of: str = "") -> tuple[str, os.stat_result]:
-    """What a file of keys says, and what it was. ``follow``: through a symlink; ``of`` as in KeyFile. Raises
-    ConfigInvalid.
-    """
+    """The text and stat of a key file. ``follow``: symlinks; ``of`` as in KeyFile. Raises ConfigInvalid."""
     flags = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
     try:
         content, status = read_bounded(path.expanduser(), _FILE_BYTES + 1, flags=flags)
@@ -149,13 +146,13 @@ def read_text(path: Path, *, follow: bool = True, of: str = "") -> tuple[str, os
     except UnicodeDecodeError as error:
         raise _unreadable(path, of, "it is not UTF-8 text") from error
     except RuntimeError as error:  # ~name
-        raise _unreadable(path, of, "there is no such user") from error
+        raise _unreadable(path, of, "the user after ~ does not exist") from error
 
 
 def _unreadable(path: Path, of: str, reason: str) -> ConfigInvalid:
     return ConfigInvalid(
         f"The API key file {f'of {of}' if of else repr(str(path))} cannot be read: {reason}.",
-        remedy="Give a file with one key a line.",
+        remedy="Give the path of a file with one key a line.",
     )
 
 
@@ -171,15 +168,15 @@ def _too_open(path: Path, status: os.stat_result) -> str:
     if credentials and path.is_relative_to(credentials):
         return ""
     return (
-        f"The API key file {str(path)!r} can be read by others than its owner "
-        f"(mode {stat.S_IMODE(status.st_mode):04o}): chmod 600 {path}"
+        f"Other users can read the API key file {str(path)!r} "
+        f"(mode {stat.S_IMODE(status.st_mode):04o}). Run `chmod 600 {path}`."
     )
 
 
 def client_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
-    """The first key of the file that may control, or else its only one. None: there is no key at all.
+    """The first key of the file with the control right, else its only key; without a file, the environment's.
 
-    Raises ConfigInvalid for a file that has none that can be sent.
+    Raises ConfigInvalid if the file has no such key in plain text.
     """
     if path is None:
         return next(iter(environment_keys(environ)), None)
@@ -188,10 +185,11 @@ def client_key(path: Path | None, environ: Mapping[str, str]) -> str | None:
     chosen = next((line for line in plain if line.key.controls), plain[0] if len(plain) == 1 else None)
     if chosen is None:
         raise ConfigInvalid(
-            f"The API key file {str(path)!r} holds no key that may control and is not hashed.",
-            remedy="Make one: llamasup key new NAME --rights control; or keep just the key in a file.",
+            f"The API key file {str(path)!r} has no plain key with the control right.",
+            remedy="Write the key alone into another file, or create one: `llamasup key new NAME --rights "
+            "control`.",
         )
     line = text.removeprefix("\ufeff").split("\n")[chosen.number - 1].strip("\r \t")
     word = line.split(None, 1)[0]
-    # A line without attributes is a key as a whole, blanks and all.
+    # Without attributes the whole line is the key, with its blanks.
     return word if digest_of(PROCESS_SALT, word.encode()) == chosen.key.digest else line

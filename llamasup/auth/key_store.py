@@ -1,4 +1,4 @@
-"""Changes a file of API keys: one writer at a time, the whole file or nothing, everybody's lines kept."""
+"""Changes a key file: one writer at a time, atomically, without losing lines of others."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from llamasup.system.storage.folders import atomic_write, private_folder
 
 __all__ = ["change_key_file", "default_key_file", "key_file_text"]
 
-# Another command holds the lock for milliseconds; who holds it longer is no command of ours.
-_LOCK_S = 10.0
-_LOCK_POLL_S = 0.02
+# A command holds the lock for milliseconds.
+_LOCK_TIMEOUT_S = 10.0
+_LOCK_POLL_INTERVAL_S = 0.02
 
 
 def default_key_file() -> Path:
-    """``~/.config/llamasup/keys``, or where the platform has such files."""
+    """``~/.config/llamasup/keys``, or the equivalent of the platform."""
     import platformdirs
 
     return platformdirs.user_config_path("llamasup", appauthor=False) / "keys"
 
 
 def key_file_text(path: Path) -> str | None:
-    """What the file says; None if it is not there. Raises ConfigInvalid."""
+    """The text of the file; None if it is missing. Raises ConfigInvalid."""
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None
     except OSError:
-        pass  # reading it says why
+        pass  # reading it reports the reason
     else:
         if not stat.S_ISREG(status.st_mode):
-            what = "is a symlink" if stat.S_ISLNK(status.st_mode) else "is no file"
+            what = "is a symlink" if stat.S_ISLNK(status.st_mode) else "is not a regular file"
             raise ConfigInvalid(
                 f"The API key file {str(path)!r} {what}.", remedy="Give the path of the file itself."
             )
@@ -46,10 +46,10 @@ def key_file_text(path: Path) -> str | None:
 
 
 def change_key_file(path: Path, change: Callable[[str | None], str]) -> None:
-    """Give the file the text that ``change`` makes of its own (None: there is none).
+    """Replace the text of the file (None: it is missing) with the result of ``change``.
 
-    A new file is 0600; one that was there keeps its mode and its owner. Whatever ``change`` raises leaves the
-    file as it was. Raises ConfigInvalid and FolderUnusable.
+    A new file has mode 0600; an existing one keeps its mode and its owner. If ``change`` raises, the file is
+    unchanged. Raises ConfigInvalid and FolderUnusable.
     """
     with _locked(_folder_of(path)):
         text = change(key_file_text(path))
@@ -71,13 +71,13 @@ def _folder_of(path: Path) -> Path:
     if path == default_key_file():
         return private_folder(folder)
     if not folder.is_dir():
-        raise _unwritable(path, "there is no such folder")
+        raise _unwritable(path, "the folder does not exist")
     return folder
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keep other commands out, by a lock on the folder: it leaves no file behind, and ends with us."""
+    """Keep other commands out by a lock on the folder; it needs no lock file and ends with the process."""
     if sys.platform == "win32":
         yield
         return
@@ -88,15 +88,17 @@ def _locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(folder, error.strerror or str(error)) from error
     try:
-        deadline = monotonic() + _LOCK_S
+        deadline = monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if monotonic() > deadline:
-                    raise _unwritable(folder, f"another program has locked it for {_LOCK_S:g} s") from None
-                sleep(_LOCK_POLL_S)
+                    raise _unwritable(
+                        folder, f"another program has held its lock for {_LOCK_TIMEOUT_S:g} s"
+                    ) from None
+                sleep(_LOCK_POLL_INTERVAL_S)
             except OSError:
                 break  # a file system without locks
         yield

@@ -1,8 +1,8 @@
-"""API keys (X4): whose a key is, what it may do and how much of it, and which key a credential is.
+"""API keys (X4): their names, rights and limits, and which key a credential matches.
 
-A key is never kept, only a digest of it. A fast hash is enough: generated keys have 256 random bits, and no
-hash makes a short password safe. The salt keeps equal keys in two files from looking equal; for keys that are
-plain in their file it is this process's own, so that what is in memory tells nothing to anybody else.
+Only digests of keys are stored. A fast hash is enough: generated keys have 256 random bits, and no hash makes
+a short password safe. The salt hides that two files have the same key. Plain keys are hashed with a salt of
+this process, so digests in its memory are useless elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["ApiKey", "KeyLimits", "KeyRing", "Priority", "digest_of", "plain_key
 
 Priority = Literal["normal", "high"]
 
-# A client sends one, or two where a library adds its own to the one that it was given. The bound is for
-# those who would have a hundred headers compared with every key.
+# A client sends one credential, or two if a library adds its own. The bound limits the cost of a request with
+# a hundred headers.
 _MAX_CREDENTIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may ask of the model; None: as much as there is. Per minute, and at one time."""
+    """The limits of one key, per minute and at the same time; None: no limit."""
 
     requests_per_minute: int | None = None
     concurrent: int | None = None
@@ -43,8 +43,8 @@ _NO_LIMITS = KeyLimits()
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """``name``: what logs, limits and fairness know it by. ``priority``: the highest that it may ask for.
-    ``models``: names, with ``*`` and ``?``, of those that it may use; empty: all.
+    """``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
+    ``models`` are names and patterns of the models that it may use; empty: all.
     """
 
     name: str
@@ -63,37 +63,36 @@ def digest_of(salt: bytes, key: bytes) -> bytes:
 
 
 def plain_keys(keys: Iterable[str], salt: bytes) -> tuple[ApiKey, ...]:
-    """Inference keys that come without a file: ``given-1``, ``given-2``, …"""
-    once = dict.fromkeys(keys)
+    """Inference keys from options or the environment: ``given-1``, ``given-2``, …"""
     return tuple(
-        # A variable of the environment may hold bytes that are no UTF-8 (PEP 383).
+        # An environment variable may have bytes that are not UTF-8 (PEP 383).
         ApiKey(f"given-{number}", salt, digest_of(salt, key.encode("utf-8", "surrogateescape")))
-        for number, key in enumerate(once, 1)
+        for number, key in enumerate(dict.fromkeys(keys), 1)
     )
 
 
 class KeyRing:
-    """Finds the key that a credential is. Takes as long for a wrong one as for any of the right ones.
+    """Finds the key of a credential, in the same time for valid and invalid ones.
 
-    Costs a hash for each salt (a file that llamasup has written has one) and a comparison for each key.
+    Costs a hash for each salt (a file that llamasup wrote has one) and a comparison for each key.
     """
 
     __slots__ = ("_by_salt", "controls")
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """Of two entries for the same key the first counts."""
+        """The first of two entries for the same key applies."""
         by_salt: dict[bytes, list[tuple[bytes, ApiKey]]] = {}
-        self.controls = False  # whether any of them opens the control API
+        self.controls = False  # whether any key has the control right
         for key in keys:
             by_salt.setdefault(key.salt, []).append((key.digest, key))
             self.controls |= key.controls
         self._by_salt = tuple((salt, tuple(reversed(entries))) for salt, entries in reversed(by_salt.items()))
 
     def find(self, credentials: tuple[bytes, ...]) -> ApiKey | None:
-        """The key of the first credential that is one."""
+        """The key of the first valid credential."""
         found = None
         for credential in reversed(credentials[:_MAX_CREDENTIALS]):
-            if not credential:  # a file may hold the hash of a variable that was not set
+            if not credential:  # a file may have the hash of an unset variable
                 continue
             for salt, entries in self._by_salt:
                 digest = digest_of(salt, credential)

@@ -1,7 +1,7 @@
-"""What a key's limits leave it: token buckets, filled by the time that is passed in.
+"""The quota of a key: token buckets, filled by the time that callers pass in.
 
-A bucket holds a minute's worth: so much may come at once, and then as fast as it fills. Owned by the proxy's
-loop; nothing here asks for the time.
+A bucket holds one minute's amount: that much may come at once, then as fast as the bucket fills. The proxy's
+loop owns the quotas.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.heads import HttpError
 from llamasup.http.sse import TokenCounts
 
-__all__ = ["Bucket", "Quota", "context_left", "cost_of", "tokens_made_in", "untold_tokens"]
+__all__ = ["Bucket", "Quota", "context_left", "cost_of", "tokens_made_in", "unreported_tokens"]
 
 _MINUTE_S: Final = 60.0
-_ROUNDING: Final = 1e-6  # who waited exactly as long as was said is not turned away over the last bit
-# How long the others of one key will take is known to nobody; a second is what it costs little to ask again.
+_ROUNDING: Final = 1e-6  # a client that waited exactly for Retry-After is not refused for a rounding error
+# The end of the running requests of a key is unknown; one retry a second costs little.
 _CONCURRENT_RETRY_S: Final = 1.0
-# English has 4 to 5 bytes per token, code 3 to 4, Chinese 3, and JSON adds bytes. So this errs towards more.
+# English has 4 to 5 bytes per token, code 3 to 4, Chinese 3, and JSON adds bytes: an upper estimate.
 _PROMPT_BYTES_PER_TOKEN: Final = 3
 _USUAL_TOKENS_PER_S: Final = 100.0  # before the speed of the model was measured
 
 
 class Bucket:
-    """``per_minute`` flow in each minute, and no more than that is held. May be overdrawn."""
+    """Fills with ``per_minute`` in each minute, and holds at most that much. May be overdrawn."""
 
     __slots__ = ("_at", "_level", "per_minute")
 
@@ -37,8 +37,8 @@ class Bucket:
     def seconds_until_one(self, now: float) -> float:
         """0 if one can be taken now."""
         self._fill(now)
-        lacking = 1.0 - self._level
-        return lacking * _MINUTE_S / self.per_minute if lacking > _ROUNDING else 0.0
+        missing = 1.0 - self._level
+        return missing * _MINUTE_S / self.per_minute if missing > _ROUNDING else 0.0
 
     def take(self, count: int) -> None:
         self._level -= count
@@ -48,7 +48,7 @@ class Bucket:
         self._level = min(self._level + count, float(self.per_minute))
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Another rate from now on: what it gives more can be had at once, what was used stays used."""
+        """Change the rate: an increase is available at once, and use so far stays counted."""
         self._fill(now)
         more = max(0, per_minute - self.per_minute)
         self._level = min(self._level + more, float(per_minute))
@@ -72,7 +72,7 @@ class Quota:
         self._tokens = _bucket(None, limits.tokens_per_minute, now)
 
     def change(self, limits: KeyLimits, now: float) -> None:
-        """The key's limits are others now; what it has used counts on."""
+        """Set new limits; use so far stays counted."""
         self._concurrent = limits.concurrent
         self._requests = _bucket(self._requests, limits.requests_per_minute, now)
         self._tokens = _bucket(self._tokens, limits.tokens_per_minute, now)
@@ -82,14 +82,14 @@ class Quota:
         return self._tokens is not None
 
     def enter(self, now: float) -> HttpError | None:
-        """Count a request in, or say why not (429) and when to ask again."""
+        """Count a request, or return the refusal (429) with the time of a retry."""
         if self._concurrent is not None and self.in_flight >= self._concurrent:
-            return _refusal("at one time", self._concurrent, "jobs", "concurrent", _CONCURRENT_RETRY_S)
+            return _refusal("at the same time", self._concurrent, "jobs", "concurrent", _CONCURRENT_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.seconds_until_one(now)):
-            return _refusal("a minute", self._tokens.per_minute, "tokens", "tokens", wait_s)
+            return _refusal("per minute", self._tokens.per_minute, "tokens", "tokens", wait_s)
         if self._requests is not None:
             if wait_s := self._requests.seconds_until_one(now):
-                return _refusal("a minute", self._requests.per_minute, "requests", "requests", wait_s)
+                return _refusal("per minute", self._requests.per_minute, "requests", "requests", wait_s)
             self._requests.take(1)
         self.in_flight += 1
         return None
@@ -105,12 +105,12 @@ class Quota:
                 return HttpError(
                     400,
                     f"This request has {shown} jobs (prompts or texts, times n); its key may have {limit}"
-                    " at one time",
+                    " at the same time",
                     cause="too_many_jobs",
                     remedy=f"send at most {limit} jobs in one request, or raise the key's limit concurrent",
                 )
             if self.in_flight - 1 + jobs > limit:
-                return _refusal("at one time", limit, "jobs", "concurrent", _CONCURRENT_RETRY_S)
+                return _refusal("at the same time", limit, "jobs", "concurrent", _CONCURRENT_RETRY_S)
         self.in_flight += jobs - 1
         return None
 
@@ -121,9 +121,7 @@ class Quota:
         self.in_flight += jobs
 
     def refund(self, now: float) -> None:
-        """A request that entered was refused before llama-server had all of it, or there was no server for
-        it: it costs no request.
-        """
+        """Give a request back that was refused before llama-server had all of it, or had no server."""
         if self._requests is not None:
             self._requests.give_back(1, now)
 
@@ -131,24 +129,22 @@ class Quota:
         """Jobs of a request that entered or is held have ended, and cost ``tokens``."""
         self.in_flight -= jobs
         if self._tokens is not None:
-            self._tokens.seconds_until_one(now)  # filled up to the moment of the cost, not beyond
+            self._tokens.seconds_until_one(now)  # fill it up to now, before the cost
             self._tokens.take(tokens)
 
 
 def cost_of(prompt: int | None, cached: int | None, completion: int | None) -> int:
-    """Tokens that llama-server worked for. What it had in its cache took no time, and is free."""
+    """Tokens that llama-server computed. Tokens from its cache are free."""
     return max(0, (prompt or 0) - (cached or 0)) + (completion or 0)
 
 
 def tokens_made_in(seconds: float, tokens_per_s: float | None, slots: int = 1) -> int:
-    """Estimated tokens of so many slots, each at the speed of the model's last answer (None: not measured
-    yet).
-    """
+    """Estimated tokens of ``slots``, each at the speed of the model's last answer (None: unknown)."""
     return int(seconds * slots * (tokens_per_s or _USUAL_TOKENS_PER_S))
 
 
-def untold_tokens(
-    told: TokenCounts | None,
+def unreported_tokens(
+    reported: TokenCounts | None,
     *,
     items: int,
     items_reported: int,
@@ -157,7 +153,7 @@ def untold_tokens(
     whole: bool,
     streams: bool,
     generates: bool,
-    tells_all_prompts: bool,
+    reports_all_prompts: bool,
     prompt_bytes: int,
     seconds: float,
     begun: bool,
@@ -167,28 +163,28 @@ def untold_tokens(
 ) -> int:
     """Estimate the tokens that llama-server processed and did not report.
 
-    ``whole``: the answer is complete. ``streams``: it is a stream, with at most one of its ``events`` for
-    each token: bytes that are not valid UTF-8 yet make none.
-    ``generates``: the route generates text. ``tells_all_prompts``: if the answer reports prompt tokens at
+    ``whole``: the answer is complete. ``streams``: it is a stream with at most one of its ``events`` for each
+    token (tokens that end inside a UTF-8 character have none). ``generates``: the route generates text.
+    ``reports_all_prompts``: if the answer reports prompt tokens at
     all, it reports those of the whole request. ``seconds``: the time that the server had, since the first
     byte of the stream if it has ``begun``, else since it had the whole request. ``tokens_per_s``: the speed
-    of one of the server's ``places``. An item costs at most its context (``n_ctx``).
+    of one slot; ``max_concurrent`` is their number. An item costs at most its context (``n_ctx``).
     """
-    prompt = told.prompt if told else None
-    completion = (told.completion if told else None) or 0
-    untold = made = 0
-    if prompt is None or (items > prompts_reported and not tells_all_prompts):
-        untold = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
+    prompt = reported.prompt if reported else None
+    completion = (reported.completion if reported else None) or 0
+    missing = made = 0
+    if prompt is None or (items > prompts_reported and not reports_all_prompts):
+        missing = max(0, prompt_bytes // _PROMPT_BYTES_PER_TOKEN - (prompt or 0))
     if generates and (not whole or items_reported < items):
         made = tokens_made_in(seconds, tokens_per_s, min(items, max_concurrent))
         if streams:
             # Before the first byte, time may have gone to the prompt. Its tokens take less time than others.
-            made = max(events, made if begun else made - untold)
+            made = max(events, made if begun else made - missing)
         elif items_reported:  # the OpenAI APIs report only the first item; assume the same of the others
             made = max(made, completion // items_reported * items)
-        untold += max(0, made - completion)
-    left = context_left(told, items, n_ctx)
-    return untold if left is None else min(untold, left)
+        missing += max(0, made - completion)
+    left = context_left(reported, items, n_ctx)
+    return missing if left is None else min(missing, left)
 
 
 def context_left(counts: TokenCounts | None, items: int, n_ctx: int | None) -> int | None:
@@ -211,9 +207,9 @@ def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket
 def _refusal(span: str, limit: int, of_what: str, cause: str, retry_after_s: float) -> HttpError:
     return HttpError(
         429,
-        f"This key's limit is reached: {of_what} {span}, {limit}",
+        f"This key has reached its limit of {limit} {of_what} {span}",
         "rate_limit_error",
         f"key_{cause}",
-        "ask again after the time in Retry-After",
+        "retry after the time in Retry-After",
         retry_after_s,
     )

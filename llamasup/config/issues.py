@@ -1,4 +1,4 @@
-"""What is wrong with a configuration: where, what was seen, and what is allowed."""
+"""The errors of a configuration: where each one is, the value seen, and the values that are allowed."""
 
 from __future__ import annotations
 
@@ -9,75 +9,77 @@ from llamasup.errors import ConfigInvalid
 from llamasup.system.text import printable
 
 __all__ = [
+    "MAX_LISTED",
     "MAX_PATTERNS",
-    "MAX_TOLD",
     "NOT_SHOWN",
     "ConfigIssues",
     "Issue",
     "Place",
-    "mistake_at",
+    "issue_at",
     "place_text",
     "shown",
 ]
 
 Place = tuple[str | int, ...]
-"""A key by the keys above it, and by its number in a list: ``("models", "qwen", "aliases", 1)``."""
+"""The path to a value: keys, and indexes of lists. ``("models", "qwen", "aliases", 1)``."""
 
 MAX_PATTERNS = 100
-"""Each rule, and each pattern of a group, is tried on every model, of which there may be thousands."""
-# More than a screen holds; a file of the wrong kind has one in every line.
-MAX_TOLD = 100
+"""Each rule, and each pattern of a group, is matched against every model; there may be thousands."""
+# More than a screen holds; a file of the wrong kind has an error in every line.
+MAX_LISTED = 100
 _MAX_SHOWN = 60
-NOT_SHOWN = "what is there (not shown: it may be a secret)"
+NOT_SHOWN = "(not shown: it may be a secret)"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Issue:
-    """``line`` counts from 1; 0: the file as a whole. ``key`` as ``models.qwen.aliases[1]``; "": none."""
+    """One error. ``line`` counts from 1; 0 is the file as a whole. ``key`` as ``models.qwen.aliases[1]``, or
+    "" if the error belongs to no key. ``more``: further lines, such as a table.
+    """
 
     line: int
     key: str
     what: str
-    """The value seen, and what is allowed."""
     more: tuple[str, ...] = ()
-    """Lines of its own, such as a table."""
 
     def in_file(self, file: str) -> str:
-        place = f"{file}:{self.line}" if self.line else file
-        return printable(f"{place}: {self.key}: {self.what}" if self.key else f"{place}: {self.what}")
+        position = f"{file}:{self.line}" if self.line else file
+        return printable(f"{position}: {self.key}: {self.what}" if self.key else f"{position}: {self.what}")
 
 
 class ConfigIssues(ConfigInvalid):
-    """Every mistake of one file; each is a line of ``details`` too, as ``FILE:LINE: key: what``."""
+    """All errors of one file. ``details`` has a line for each: ``FILE:LINE: key: what``."""
 
     def __init__(self, file: str, issues: tuple[Issue, ...]) -> None:
         self.file = file
         self.issues = tuple(sorted(set(issues)))
-        told = tuple(
+        listed = tuple(
             line
-            for each in self.issues[:MAX_TOLD]
-            for line in (each.in_file(file), *(f"  {printable(more)}" for more in each.more))
+            for issue in self.issues[:MAX_LISTED]
+            for line in (issue.in_file(file), *(f"  {printable(more)}" for more in issue.more))
         )
-        left = max(0, len(self.issues) - MAX_TOLD)
-        count = "one mistake" if len(self.issues) == 1 else f"{len(self.issues)} mistakes"
+        unlisted = max(0, len(self.issues) - MAX_LISTED)
+        count = "1 error" if len(self.issues) == 1 else f"{len(self.issues)} errors"
         super().__init__(
-            f"{printable(file)} has {count}.", details=(*told, f"… and {left} more") if left else told
+            f"{printable(file)} has {count}.",
+            details=(*listed, f"… and {unlisted} more") if unlisted else listed,
         )
 
 
-def mistake_at(place: Place, what: str, lines: Mapping[Place, int]) -> Issue:
-    """At the key of ``place``, or at the nearest one above it that the file gives."""
-    while place and place not in lines:  # one value for a list of one, say
+def issue_at(place: Place, what: str, lines: Mapping[Place, int]) -> Issue:
+    """An issue at ``place``, or at the nearest key above it that the file contains."""
+    while place and place not in lines:  # a single value for a list of one, for example
         place = place[:-1]
     return Issue(lines.get(place, 0), place_text(place), what)
 
 
 def shown(text: str) -> str:
-    """A value of the file as an error shows it: on one line, and not all of a long one."""
+    """A value of the file as errors show it: quoted, on one line, shortened."""
     cut = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return f"'{printable(cut)}'"
 
 
 def place_text(place: Place) -> str:
     """``models.qwen.aliases[1]``."""
-    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in place).removeprefix(".")
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")

@@ -1,7 +1,7 @@
-"""The kinds of values that a key may have: how each is read, and how JSON Schema describes it.
+"""The declaration of a config key, and the kinds of values: parsing, and description in JSON Schema.
 
-A kind gets the text as it is written. What it means is decided by its key and never by how it looks, so
-that YAML's own guesses (``no``, ``080``, ``1:30``, ``2026-01-01``) mean nothing here.
+A kind gets the raw text. The key decides the type, not the look of the value, so YAML's own guesses (``no``,
+``080``, ``1:30``, ``2026-01-01``) do not apply.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from llamasup.config.sizes import Size, read_duration, read_size
 from llamasup.errors import UsageInvalid
@@ -29,18 +31,24 @@ __all__ = [
     "NAME",
     "Boolean",
     "Endpoint",
+    "FilePath",
     "HostName",
     "Integer",
     "IntegerOr",
     "InvalidValue",
+    "Key",
+    "Kind",
     "Listen",
+    "Many",
     "MediaHost",
     "Name",
+    "Named",
     "OneOf",
     "Origin",
     "Repo",
     "RuntimeName",
     "ScalarKind",
+    "Section",
     "SizeText",
     "Text",
     "Time",
@@ -57,7 +65,7 @@ _REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-
 
 
 class InvalidValue(Exception):
-    """The text cannot be meant. ``why``: what is wrong with it, where more can be said than that."""
+    """The text is not of this kind. ``why``: the reason, if there is more to say."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
@@ -65,7 +73,9 @@ class InvalidValue(Exception):
 
 
 class ScalarKind(Protocol):
-    """``needs_plain``: quotes make text of it, which is refused. ``hidden``: errors show no value."""
+    """``allowed`` describes valid values. ``needs_plain``: a quoted value is text, and refused. ``hidden``:
+    errors do not show the value.
+    """
 
     @property
     def allowed(self) -> str: ...
@@ -129,14 +139,14 @@ class Boolean(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Integer(_Kind):
-    least: int = 0
-    most: int = 1 << 31  # llama-server's own numbers are 32 bits
+    minimum: int = 0
+    maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
 
     @property
     def allowed(self) -> str:
-        if self.most == 1 << 31:
-            return f"a whole number, {self.least} or more"
-        return f"a whole number from {self.least} to {self.most}"
+        if self.maximum == 1 << 31:
+            return f"a whole number, {self.minimum} or more"
+        return f"a whole number from {self.minimum} to {self.maximum}"
 
     @property
     def needs_plain(self) -> bool:
@@ -145,69 +155,65 @@ class Integer(_Kind):
     def parse(self, text: str) -> int:
         if not _WHOLE.fullmatch(text):
             if text.isascii() and text.isdigit():
-                raise InvalidValue("YAML takes a number that begins with 0 for an octal one")
+                raise InvalidValue("YAML reads a number with a leading 0 as octal")
             raise InvalidValue
-        if len(text) > _MAX_DIGITS or not self.least <= int(text) <= self.most:
+        if len(text) > _MAX_DIGITS or not self.minimum <= int(text) <= self.maximum:
             raise InvalidValue
         return int(text)
 
     def schema(self) -> Mapping[str, Any]:
-        return {"type": "integer", "minimum": self.least} | (
-            {} if self.most == 1 << 31 else {"maximum": self.most}
+        return {"type": "integer", "minimum": self.minimum} | (
+            {} if self.maximum == 1 << 31 else {"maximum": self.maximum}
         )
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf(_Kind):
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        *others, last = self.words
+        *others, last = self.choices
         return f"{', '.join(others)} or {last}" if others else last
 
     def parse(self, text: str) -> str:
-        if text not in self.words:
+        if text not in self.choices:
             raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
-        # Editors that still read YAML 1.1 take on and off for truth values.
-        truths = [truth for word, truth in (("on", True), ("off", False)) if word in self.words]
-        return {"enum": [*self.words, *truths]}
+        # Editors that still read YAML 1.1 parse on and off as booleans.
+        booleans = [value for name, value in (("on", True), ("off", False)) if name in self.choices]
+        return {"enum": [*self.choices, *booleans]}
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerOr(_Kind):
-    least: int
-    words: tuple[str, ...]
+    minimum: int
+    choices: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        return f"{Integer(self.least).allowed}, or {' or '.join(self.words)}"
+        return f"{Integer(self.minimum).allowed}, or {' or '.join(self.choices)}"
 
     def parse(self, text: str) -> int | str:
-        return text if text in self.words else Integer(self.least).parse(text)
+        return text if text in self.choices else Integer(self.minimum).parse(text)
 
     def schema(self) -> Mapping[str, Any]:
-        return {"anyOf": [Integer(self.least).schema(), {"enum": list(self.words)}]}
+        return {"anyOf": [Integer(self.minimum).schema(), {"enum": list(self.choices)}]}
 
 
 @dataclass(frozen=True, slots=True)
 class Time(_Kind):
-    """Seconds. ``never``: what that word means; ``zero``: what 0 means."""
+    """Seconds. ``never``: the word is allowed, for infinity; ``zero_is_none``: 0 means no limit."""
 
     never: bool = False
     zero_is_none: bool = False
 
     @property
     def allowed(self) -> str:
-        words = (
-            "a time such as 90s, 10m or 1h30m",
-            "never" if self.never else "",
-            "0 for no limit" if self.zero_is_none else "",
-        )
-        return ", or ".join(filter(None, words))
+        never = ", or never" if self.never else ""
+        return f"a time such as 90s, 10m or 1h30m{never}{', or 0 for no limit' if self.zero_is_none else ''}"
 
     def parse(self, text: str) -> float | None:
         if self.never and text == "never":
@@ -249,22 +255,20 @@ class SizeText(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Name(_Kind):
-    """A model's name; ``pattern``: it may have wildcards."""
+    """A model's name; ``pattern``: wildcards are allowed."""
 
     pattern: bool = False
 
     @property
     def allowed(self) -> str:
-        return "a name of letters, digits and . _ / : @ + -" + (
-            ", and * and ? for a rule" if self.pattern else ""
-        )
+        wildcards = " (* and ? match other characters)" if self.pattern else ""
+        return f"a name of letters, digits and . _ / : @ + -{wildcards}"
 
     def parse(self, text: str) -> str:
         why = why_not_a_name(text.replace("*", "x").replace("?", "x") if self.pattern else text)
         if why:
-            # What is allowed is said by whoever catches it.
-            said = why.partition(";")[0]
-            raise InvalidValue("it is a pattern, and has to be a name" if is_pattern(text) else f"it {said}")
+            reason = why.partition(";")[0]  # the rest describes valid names, as ``allowed`` does
+            raise InvalidValue("* and ? are allowed only in patterns" if is_pattern(text) else f"it {reason}")
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -289,7 +293,7 @@ class Repo(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Url(_Kind):
-    """``http`` too: whether it is allowed depends on another key."""
+    """``http`` is accepted here; ``consistency`` refuses it unless another key allows it."""
 
     allowed: str = "an https URL of a .gguf file"
     pattern: str = r"https?://[^\s/?#@]+(?:/\S*)?"
@@ -318,7 +322,7 @@ class Endpoint(Url):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeName(_Kind):
-    """None for ``auto``. Where it is a path the reader makes it absolute."""
+    """None for ``auto``. The reader makes a path absolute."""
 
     @property
     def allowed(self) -> str:
@@ -338,7 +342,7 @@ class RuntimeName(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Listen(_Kind):
-    """Where to listen. The path of a socket may still be relative."""
+    """An address to listen on. The reader makes the path of a socket absolute."""
 
     @property
     def allowed(self) -> str:
@@ -349,26 +353,26 @@ class Listen(_Kind):
             return UnixAddress(text)
         parts = _HOST_PORT.fullmatch(text)
         if parts is None:
-            raise InvalidValue(_why_no_address(text))
+            raise InvalidValue(_why_not_an_address(text))
         host, port = parts["host"], int(parts["port"])
         if not host:
-            raise InvalidValue("it names no address; every address of this machine is 0.0.0.0 or [::]")
+            raise InvalidValue("the host is missing; use 0.0.0.0 or [::] for all addresses of this machine")
         host = host.removeprefix("[").removesuffix("]")
         if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
             raise InvalidValue
         if port > 65535:
-            raise InvalidValue("a port is at most 65535")
+            raise InvalidValue("the port is above 65535")
         return TcpAddress(host, port)
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
 
 
-def _why_no_address(text: str) -> str:
+def _why_not_an_address(text: str) -> str:
     if text.count(":") > 1 and "[" not in text and "/" not in text:
-        return "an IPv6 address stands in brackets"
+        return "an IPv6 address needs brackets"
     bare = text.removeprefix("[").removesuffix("]")
-    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "it has no port"
+    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,7 +403,7 @@ class Origin(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class MediaHost(_Kind):
-    """``true``: every host. ``false``: no host; it becomes an empty string, which ``serve_options`` drops."""
+    """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
 
     @property
     def allowed(self) -> str:
@@ -419,3 +423,59 @@ def _checked(check: Any, text: str) -> str:
         return str(check(text))
     except UsageInvalid as error:
         raise InvalidValue(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None
+
+
+# --- paths, lists, sections, and the declaration of a key --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A path, absolute once it is read; relative paths start at the config's folder.
+
+    ``literal``: words that are not paths. ``hidden``: errors do not show the value, which may be a key pasted
+    here instead of the path of its file.
+    """
+
+    allowed: str = "a path"
+    literal: tuple[str, ...] = ()
+    hidden: bool = False
+    as_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of one kind. ``or_one``: a single value is a list of one."""
+
+    kind: ScalarKind | FilePath
+    or_one: bool = True
+
+    @property
+    def allowed(self) -> str:
+        return f"a list, each {self.kind.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with the keys of a Struct."""
+
+    keys: type[msgspec.Struct]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A mapping with names that the file chooses. ``pattern``: the names may have wildcards."""
+
+    of: Section | Many
+    pattern: bool = False
+
+
+Kind = ScalarKind | FilePath | Many | Section | Named
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The kind of a key's value, and its help text. ``default``: text for a default that is not a value."""
+
+    kind: Kind
+    about: str
+    default: str = ""

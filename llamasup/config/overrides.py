@@ -1,8 +1,7 @@
-"""What a Python program says of a model → a ModelEntry, checked as what a config says is."""
+"""A model's settings from a Python program → a ModelEntry, with the same checks as for a config."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llamasup.config.issues import shown
-from llamasup.config.keys import FilePath, Key, Many
-from llamasup.config.kinds import Boolean, Integer, IntegerOr, InvalidValue, Time
+from llamasup.config.kinds import Boolean, FilePath, Integer, IntegerOr, InvalidValue, Key, Many, Time
 from llamasup.config.reading import keys_of
 from llamasup.config.values import ModelEntry
 from llamasup.errors import UsageInvalid
+from llamasup.system.text import did_you_mean
 
 __all__ = ["Source", "model_entry"]
 
@@ -24,45 +23,48 @@ Source = Literal["path", "repo", "url"]
 _SOURCES = ("path", "repo", "url")
 
 
-def model_entry(source: Source, place: str, given: Mapping[str, Any]) -> ModelEntry:
-    """The model at ``place``, with what is ``given`` of it; None says nothing. Times are in seconds.
+def model_entry(source: Source, location: str, options: Mapping[str, Any]) -> ModelEntry:
+    """The model from ``location`` (a path, repository or URL) with ``options``; None leaves an option unset.
 
-    Raises UsageInvalid with everything that cannot be meant.
+    Times are in seconds. Raises UsageInvalid with all invalid options.
     """
     keys = _keys()
-    taken: dict[str, Any] = {}
+    checked: dict[str, Any] = {}
     issues: list[str] = []
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in keys:
-            issues.append(f"{name}: a model has no such option{_near(name, keys)}")
+            issues.append(f"{name}: unknown option ({_similar(name, keys)})")
         elif value is not None:
             kind = keys[name].kind
             try:
-                taken[name] = _taken(value, kind)
-            except InvalidValue as refused:
-                why = f" ({refused.why})" if refused.why else ""
-                issues.append(f"{name}={shown(repr(value))[1:-1]}: it takes {_allowed(kind)}{why}")
+                checked[name] = _checked(value, kind)
+            except InvalidValue as invalid:
+                why = f" ({invalid.why})" if invalid.why else ""
+                issues.append(
+                    f"{name}: invalid value {shown(repr(value))[1:-1]}{why}; expected {_allowed(kind)}"
+                )
     if issues:
         raise UsageInvalid(
-            f"{issues[0]}." if len(issues) == 1 else f"{len(issues)} options cannot be meant.",
-            remedy="docs/configuration.md says what each option means.",
+            f"{issues[0]}." if len(issues) == 1 else f"{len(issues)} invalid options:",
+            remedy="docs/configuration.md describes each option.",
             details=tuple(issues) if len(issues) > 1 else (),
         )
-    return ModelEntry(**{**taken, source: place})
+    return ModelEntry(**{**checked, source: location})
 
 
 @cache
 def _keys() -> Mapping[str, Key]:
-    """By field. Where the model is, is not said by an option."""
+    """The options by field; the model's location is not an option."""
     return {field: key for field, key in keys_of(ModelEntry).values() if field not in _SOURCES}
 
 
-def _near(name: str, keys: Iterable[str]) -> str:
-    near = [f"{name}_s"] if f"{name}_s" in keys else difflib.get_close_matches(name[:64], keys, n=1)
-    return f"; the nearest is {near[0]}" if near else f"; there are {', '.join(keys)}"
+def _similar(name: str, keys: Iterable[str]) -> str:
+    if f"{name}_s" in keys:
+        return f"did you mean {name}_s?"
+    return did_you_mean(name, keys) or f"valid options: {', '.join(keys)}"
 
 
-def _taken(value: Any, kind: Any) -> Any:
+def _checked(value: Any, kind: Any) -> Any:
     """Raises InvalidValue."""
     match kind:
         case Many(one, or_one):
@@ -70,9 +72,9 @@ def _taken(value: Any, kind: Any) -> Any:
                 value = (value,)
             if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
                 raise InvalidValue
-            return tuple(_taken(each, one) for each in value)
-        case FilePath(literal=words):
-            return value if value in words else _path(value)
+            return tuple(_checked(item, one) for item in value)
+        case FilePath(literal=literal):
+            return value if value in literal else _path(value)
         case Time():
             return _seconds(value, kind)
         case Boolean():
@@ -80,16 +82,16 @@ def _taken(value: Any, kind: Any) -> Any:
                 raise InvalidValue
             return value
         case Integer():
-            return kind.parse(_whole(value))
+            return kind.parse(_integer(value))
         case IntegerOr():
-            return kind.parse(value if isinstance(value, str) else _whole(value))
+            return kind.parse(value if isinstance(value, str) else _integer(value))
         case _:
             if not isinstance(value, str):
                 raise InvalidValue
             return kind.parse(value)
 
 
-def _whole(value: Any) -> str:
+def _integer(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise InvalidValue
     return str(int(value))
@@ -120,8 +122,6 @@ def _allowed(kind: Any) -> str:
     match kind:
         case Many(one):
             return f"a list, each {_allowed(one)}"
-        case FilePath(what):
-            return what
         case Time(never=never):
             return "seconds, 0 or more" + (", or inf for never" if never else "")
         case Boolean():

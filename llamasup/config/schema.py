@@ -1,4 +1,4 @@
-"""The keys as JSON Schema (draft 2020-12), for editors, and as rows, for people: both from the Structs."""
+"""The keys as JSON Schema (draft 2020-12) for editors, and as rows of the tables in docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
-from llamasup.config.kinds import Name
+from llamasup.config.kinds import FilePath, Key, Kind, Many, Name, Named, Section
 from llamasup.config.reading import keys_of
 from llamasup.config.sizes import Size, duration_text
 from llamasup.config.values import Config
@@ -21,8 +20,6 @@ _REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One key: what it takes, what holds without it, what it means. Words for people."""
-
     key: str
     takes: str
     default: str
@@ -30,26 +27,24 @@ class Row:
 
 
 def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = None) -> tuple[Row, ...]:
-    """The keys of a section, without those that it shares with ``but``."""
+    """The keys of a section, without those of ``but``."""
     shared = keys_of(but) if but is not None else {}
-    defaults = {each.name: each.default for each in msgspec.structs.fields(struct)}
+    defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     return tuple(
-        Row(name, _takes(said.kind), said.default or _default_text(defaults[field]), said.about)
-        for name, (field, said) in keys_of(struct).items()
+        Row(name, _takes(key.kind), key.default or _default_text(defaults[field]), key.about)
+        for name, (field, key) in keys_of(struct).items()
         if name not in shared
     )
 
 
 def _takes(kind: Kind) -> str:
     match kind:
-        case FilePath(what):
-            return what
         case Many(of, or_one):
-            return f"{_takes(of)}; or a list" if or_one else f"a list, each {_takes(of)}"
+            return f"{of.allowed}; or a list" if or_one else kind.allowed
         case Section():
             return "keys, see below"
         case Named(of):
-            return "names, and below each " + ("keys, see below" if isinstance(of, Section) else _takes(of))
+            return f"names; each has {_takes(of)}"
         case _:
             return kind.allowed
 
@@ -60,9 +55,7 @@ def _default_text(value: object) -> str:
             return str(value).lower()
         case float():
             return duration_text(value)
-        case Size():
-            return str(value)
-        case int():
+        case int() | Size():
             return str(value)
         case _:
             return ""
@@ -72,10 +65,10 @@ def _default_text(value: object) -> str:
 
 
 def json_schema() -> dict[str, Any]:
-    """What a config may be. What depends on several keys it does not say: ``llamasup config check`` does."""
+    """The schema of a config. Only ``llamasup config check`` checks conditions on several keys."""
     definitions: dict[str, Any] = {
         _REFERENCE: {
-            "description": "${NAME}: a variable of the environment; ${NAME:-text} where it may have none.",
+            "description": "${NAME}: an environment variable; ${NAME:-text} if it may be unset or empty.",
             "type": "string",
             "pattern": r"\$\{[A-Za-z_][A-Za-z0-9_]*(:-[^{}]*)?\}",
         }
@@ -97,14 +90,14 @@ def _section(struct: type[msgspec.Struct], definitions: dict[str, Any]) -> dict[
         "type": ["object", "null"],
         "additionalProperties": False,
         "properties": {
-            name: _described(said, _of_kind(said.kind, definitions))
-            for name, (_, said) in keys_of(struct).items()
+            name: _described(key, _of_kind(key.kind, definitions))
+            for name, (_, key) in keys_of(struct).items()
         },
     }
 
 
-def _described(said: Key, schema: Mapping[str, Any]) -> dict[str, Any]:
-    about = f"{said.about} Default: {said.default}." if said.default else said.about
+def _described(key: Key, schema: Mapping[str, Any]) -> dict[str, Any]:
+    about = f"{key.about} Default: {key.default}." if key.default else key.about
     return {"description": about, **schema}
 
 
@@ -116,14 +109,15 @@ def _of_kind(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
     match kind:
         case Section(keys):
             if keys.__name__ not in definitions:
-                definitions[keys.__name__] = {}  # its place in the order of the file
+                definitions[keys.__name__] = {}  # keeps the order of the file
                 definitions[keys.__name__] |= _section(keys, definitions)
             return {"$ref": f"#/$defs/{keys.__name__}"}
         case Named(of, pattern):
-            letters = {each: value for each, value in Name(pattern).schema().items() if each != "type"}
+            names = dict(Name(pattern).schema())
+            del names["type"]
             return {
                 "type": ["object", "null"],
-                "propertyNames": letters,
+                "propertyNames": names,
                 "additionalProperties": _of_kind(of, definitions),
             }
         case Many(of, or_one):

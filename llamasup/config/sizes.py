@@ -14,7 +14,7 @@ _NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
 DURATION = f"(?=\\d){''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)}"
 _DURATION = re.compile("(?=\\d)" + "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS_S), re.ASCII)
 _SECONDS = re.compile(_NUMBER, re.ASCII)
-_MAX_S = 10 * 365 * 86_400.0  # ten years: longer is a slip, and timers take no more than some centuries
+_MAX_S = 10 * 365 * 86_400.0  # ten years: longer is a typing error, and timers overflow after some centuries
 
 _BYTES = {
     "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
@@ -26,28 +26,27 @@ _SIZE = re.compile(f"(-?)({_NUMBER}) ?([A-Za-z%]*)", re.ASCII)
 
 
 class Size(msgspec.Struct, frozen=True):
-    """An amount of memory or disk: ``bytes``, or a share of what there is; exactly one of them."""
+    """An amount of memory or disk: ``bytes``, or a share of the total; exactly one of them is set."""
 
     bytes: int | None = None
     percent: float | None = None
 
     def of(self, total_bytes: int) -> int:
-        """In bytes, where there are ``total_bytes``; never more than these."""
+        """In bytes, at most ``total_bytes``."""
         wanted = total_bytes * (self.percent or 0) / 100 if self.bytes is None else self.bytes
         return min(int(wanted), total_bytes)
 
     def __str__(self) -> str:
-        """As it is written in a config."""
+        """In the notation of a config."""
         if self.bytes is None:
             return f"{self.percent:g}%"
-        unit, factor = next(
-            (each for each in reversed(_BYTES.items()) if not self.bytes % each[1]), ("KiB", 1 << 10)
-        )
+        exact = ((unit, factor) for unit, factor in reversed(_BYTES.items()) if not self.bytes % factor)
+        unit, factor = next(exact, ("KiB", 1 << 10))
         return f"{self.bytes / factor:g}{unit}"
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds; a bare number is seconds. None: no time."""
+    """Seconds; a bare number is seconds. None: not a time."""
     if _SECONDS.fullmatch(text):
         seconds = float(text)
     else:
@@ -63,7 +62,7 @@ def read_duration(text: str) -> float | None:
 
 
 def duration_text(seconds: float) -> str:
-    """As it is written in a config: ``1h30m``, ``0.5s``."""
+    """In the notation of a config: ``1h30m``, ``0.5s``."""
     if seconds == float("inf"):
         return "never"
     parts: list[str] = []
@@ -78,19 +77,19 @@ def duration_text(seconds: float) -> str:
 
 
 def read_size(text: str) -> tuple[Size | None, str]:
-    """The size, or what is wrong with it ("": it is nothing like a size)."""
+    """The size, or the reason why the text is not one ("": it does not look like a size)."""
     parts = _SIZE.fullmatch(text)
     if parts is None:
         return None, ""
     minus, number, unit = parts.groups()
     amount = float(number)
     if minus:
-        return None, "it is below zero"
+        return None, "it is negative"
     if unit == "%":
         return (Size(percent=amount), "") if 1 <= amount <= 100 else (None, "it is outside 1% to 100%")
     if unit not in _BYTES:
-        return None, f"its unit {unit!r} is none of {', '.join(_BYTES)}" if unit else "it has no unit"
+        return None, f"unknown unit {unit!r}, use {', '.join(_BYTES)}" if unit else "the unit is missing"
     size_bytes = int(amount * _BYTES[unit])
     if not size_bytes:
-        return None, "it is nothing"
+        return None, "it is less than a byte"
     return Size(bytes=size_bytes), ""

@@ -1,7 +1,7 @@
-"""Everything that a configuration can say: each key once, with what it takes, its default and what it means.
+"""All keys of a configuration, each with its kind, default and help text.
 
-The YAML keys are the fields of these Structs (``_s``, for seconds, is left out there). What reads the file,
-the JSON Schema and the table in docs/configuration.md are all made of them.
+The YAML keys are the fields of these Structs, without ``_s`` for seconds. The reader, the JSON Schema and the
+tables in docs/configuration.md come from these declarations.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from typing import Annotated, Final, Literal, get_args
 import msgspec
 
 from llamasup.config.issues import Place
-from llamasup.config.keys import FilePath, Key, Many, Named, Section
 from llamasup.config.kinds import (
     Boolean,
     Endpoint,
+    FilePath,
     HostName,
     Integer,
     IntegerOr,
+    Key,
     Listen,
+    Many,
     MediaHost,
     Name,
+    Named,
     OneOf,
     Origin,
     Repo,
     RuntimeName,
+    Section,
     SizeText,
     Text,
     Time,
@@ -54,11 +58,11 @@ __all__ = [
 Cache = Literal["huggingface", "llama.cpp"]
 
 
-def _as_written(field: str) -> str:
+def _yaml_key(field: str) -> str:
     return field.removesuffix("_s")
 
 
-class _Keys(msgspec.Struct, frozen=True, kw_only=True, rename=_as_written):
+class _Keys(msgspec.Struct, frozen=True, kw_only=True, rename=_yaml_key):
     pass
 
 
@@ -69,55 +73,77 @@ _LORA: Final = FilePath("the path of a .gguf file, or auto", literal=("auto",), 
 
 
 class Memory(_Keys, frozen=True, kw_only=True):
-    """How much memory the models may take together; what others take of it is left to them."""
+    """The most memory that all models together may use. Memory that other programs use stays theirs."""
 
     ram: Annotated[
-        Size | None, Key(SizeText(), "Of this machine's memory, or of the container's.", "what is free")
+        Size | None,
+        Key(SizeText(), "Main memory for models, of this machine or its container.", "all free memory"),
     ] = None
-    vram: Annotated[Size | None, Key(SizeText(), "Of each GPU's memory.", "what is free")] = None
+    vram: Annotated[
+        Size | None, Key(SizeText(), "GPU memory for models, on each GPU.", "all free memory")
+    ] = None
 
 
 class ModelKeys(_Keys, frozen=True, kw_only=True):
-    """What can be said of a model: under its own name, under a rule, and for all under ``defaults``."""
+    """Settings of models: of all under ``defaults``, of one model or rule under its name in ``models``."""
 
     ctx_size: Annotated[
         int | None,
-        Key(Integer(1), "Context of one request, in tokens.", "what the model and the memory allow"),
+        Key(
+            Integer(1),
+            "The context of one request, in tokens.",
+            "the largest that the model and the memory allow",
+        ),
     ] = None
     parallel: Annotated[
-        int | None, Key(Integer(1, 1024), "Requests that are computed at the same time.", "planned")
+        int | None,
+        Key(Integer(1, 1024), "Slots: the requests that the server computes at the same time.", "planned"),
     ] = None
     gpu_layers: Annotated[
-        GpuLayers | None, Key(IntegerOr(0, ("auto", "all")), "Layers that are kept on the GPU.", "auto")
+        GpuLayers | None,
+        Key(IntegerOr(0, ("auto", "all")), "Layers on the GPU. auto: as many as fit.", "auto"),
     ] = None
-    threads: Annotated[int | None, Key(Integer(1, 4096), "Threads that compute.", "planned")] = None
+    threads: Annotated[int | None, Key(Integer(1, 4096), "CPU threads for computing.", "planned")] = None
     kv_type: Annotated[
         str | None,
         Key(
-            Text("a type of llama-server's such as f16, q8_0 or q4_0", "[a-z][a-z0-9_]{0,15}"),
-            "Type of the KV cache.",
+            Text("a KV cache type such as f16, q8_0 or q4_0", "[a-z][a-z0-9_]{0,15}"),
+            "The type of the KV cache.",
             "planned",
         ),
     ] = None
-    flash_attn: Annotated[FlashAttn | None, Key(OneOf(get_args(FlashAttn)), "Flash attention.", "auto")] = (
-        None
-    )
-    draft_model: Annotated[str | None, Key(_GGUF, "Small model that guesses ahead.", "none")] = None
+    flash_attn: Annotated[
+        FlashAttn | None,
+        Key(
+            OneOf(get_args(FlashAttn)),
+            "Whether to use flash attention. auto: on where it is supported.",
+            "auto",
+        ),
+    ] = None
+    draft_model: Annotated[str | None, Key(_GGUF, "The draft model for speculative decoding.", "none")] = None
     mmproj: Annotated[
         str | None,
         Key(
             FilePath("the path of a .gguf file, or none", literal=("none",), as_text=True),
-            "Multimodal projector.",
-            "the one beside the model",
+            "The multimodal projector. none: load no projector.",
+            "the one in the model's folder",
         ),
     ] = None
     profile: Annotated[
         Profile | None,
-        Key(OneOf(get_args(Profile)), "What to favour; plain passes only what is asked for.", "none of them"),
+        Key(
+            OneOf(get_args(Profile)),
+            "The planning goal. plain: pass only the flags that you set.",
+            "no profile",
+        ),
     ] = None
     loras: Annotated[
         tuple[str, ...] | None,
-        Key(Many(_LORA), "LoRA adapters; auto: those beside it, for requests that name them.", "none"),
+        Key(
+            Many(_LORA),
+            "LoRA adapters. auto: those in the model's folder, for requests that name them.",
+            "none",
+        ),
     ] = None
     devices: Annotated[
         tuple[str, ...] | None,
@@ -127,70 +153,76 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
                     "a device of llama-server --list-devices, such as CUDA0", "[A-Za-z][A-Za-z0-9_.:-]{0,63}"
                 )
             ),
-            "GPUs that it may be on.",
+            "The GPUs that the model may use.",
             "all",
         ),
     ] = None
     extra: Annotated[
         tuple[str, ...] | None,
-        Key(Many(Text(), or_one=False), "llama-server's own flags, passed on as they are.", "none"),
+        Key(Many(Text(), or_one=False), "Flags for llama-server, passed on unchanged.", "none"),
     ] = None
     check_memory: Annotated[
-        bool | None, Key(Boolean(), "Refuse to start it where it seems not to fit.", "true")
+        bool | None, Key(Boolean(), "Refuse a start if the estimated memory does not fit.", "true")
     ] = None
-    warm_up: Annotated[bool | None, Key(Boolean(), "Serve only after the proof of a real token.", "true")] = (
-        None
-    )
+    warm_up: Annotated[
+        bool | None,
+        Key(Boolean(), "Generate one token after each start, before the first request is served.", "true"),
+    ] = None
 
     ttl_s: Annotated[
         float | None,
-        Key(Time(never=True), "Unload it when it was idle for so long.", "never"),
+        Key(Time(never=True), "Unload the model after this time without requests.", "never"),
     ] = None
-    pin: Annotated[bool | None, Key(Boolean(), "Never unload it for another model.", "false")] = None
-    preload: Annotated[bool | None, Key(Boolean(), "Load it at the start.", "false")] = None
+    pin: Annotated[
+        bool | None, Key(Boolean(), "Keep the model loaded even if another model needs its memory.", "false")
+    ] = None
+    preload: Annotated[bool | None, Key(Boolean(), "Load the model when llamasup starts.", "false")] = None
     replicas: Annotated[
-        int | None, Key(Integer(1, 64), "Processes that serve it behind its one name.", "1")
+        int | None, Key(Integer(1, 64), "The number of llama-server processes for the model.", "1")
     ] = None
     keep_slots: Annotated[
         bool | None,
-        Key(Boolean(), "Keep its conversations' caches on disk while it is unloaded.", "as slots.keep"),
+        Key(Boolean(), "Save the model's conversation caches on disk while it is unloaded.", "slots.keep"),
     ] = None
 
     max_concurrent: Annotated[
-        int | None, Key(Integer(1), "Requests that run at once.", "as many as it has slots")
+        int | None, Key(Integer(1), "The requests that run at the same time.", "the number of slots")
     ] = None
-    max_queued: Annotated[int | None, Key(Integer(0), "Requests that may wait; more are refused.", "256")] = (
-        None
-    )
+    max_queued: Annotated[
+        int | None, Key(Integer(0), "The requests that may wait in the queue; more are refused.", "256")
+    ] = None
     wait_timeout_s: Annotated[
         float | None,
-        Key(Time(), "How long a request may wait while it loads, restarts or is busy.", "2m"),
+        Key(Time(), "The longest wait of a request while the model loads, restarts or is busy.", "2m"),
     ] = None
     drain_timeout_s: Annotated[
-        float | None, Key(Time(), "How long requests in flight may finish before it is unloaded.", "30s")
+        float | None,
+        Key(Time(), "The time that running requests have to finish before the model is unloaded.", "30s"),
     ] = None
 
 
 class ModelEntry(ModelKeys, frozen=True, kw_only=True):
-    """A model by its name. Without path, repo and url it is one that is found, in models_dir or a cache."""
+    """A model by its name. Without path, repo and url, llamasup finds it in models_dir or caches."""
 
     path: Annotated[
         str | None,
         Key(
             FilePath("the path of a .gguf file, or demo", literal=("demo",), as_text=True),
-            "Its file; of several parts, any.",
-            "none",
+            "The model file. If it has several parts, any of them.",
+            "found by name",
         ),
     ] = None
-    repo: Annotated[str | None, Key(Repo(), "Where it is downloaded from, on the hub.", "none")] = None
-    url: Annotated[str | None, Key(Url(), "Where it is downloaded from, elsewhere.", "none")] = None
-    aliases: Annotated[tuple[str, ...], Key(Many(Name()), "Other names for it.", "none")] = ()
+    repo: Annotated[
+        str | None, Key(Repo(), "The repository on the hub to download the model from.", "none")
+    ] = None
+    url: Annotated[str | None, Key(Url(), "The URL to download the model from.", "none")] = None
+    aliases: Annotated[tuple[str, ...], Key(Many(Name()), "Other names of the model.", "none")] = ()
     where: str = ""
-    """FILE:LINE, where it is said."""
+    """FILE:LINE of the entry."""
 
     @property
     def source(self) -> str | None:
-        """An absolute path, ``demo``, ``org/repo[:quant]`` or a URL; None: one that is found somewhere."""
+        """An absolute path, ``demo``, ``org/repo[:quant]`` or a URL; None: found in models_dir or a cache."""
         return self.path or self.repo or self.url
 
     @property
@@ -199,96 +231,117 @@ class ModelEntry(ModelKeys, frozen=True, kw_only=True):
 
 
 def model_options(keys: ModelKeys) -> ModelOptions:
-    return ModelOptions(**{each: getattr(keys, each) for each in ModelKeys.__struct_fields__})
+    return ModelOptions(**{field: getattr(keys, field) for field in ModelKeys.__struct_fields__})
 
 
 class Auth(_Keys, frozen=True, kw_only=True):
-    """Who may use it. ``$LLAMASUP_API_KEY`` is a key too."""
+    """API keys. ``$LLAMASUP_API_KEY`` is a valid key too."""
 
     api_key_file: Annotated[
         Path | None,
         Key(
-            FilePath("the path of a file of keys", hidden=True),
-            "File of keys, as llamasup key makes it.",
+            FilePath("the path of a key file", hidden=True),
+            "The file of API keys, written by llamasup key.",
             "none",
         ),
     ] = None
     insecure_no_auth: Annotated[
-        bool, Key(Boolean(), "Allow another address than loopback without a key.")
+        bool, Key(Boolean(), "Allow listening on addresses that other machines can reach, without a key.")
     ] = False
 
 
 class Http(_Keys, frozen=True, kw_only=True):
-    """How it talks to clients."""
+    """Connections of clients, and logs of requests."""
 
     allow_hosts: Annotated[
         tuple[str, ...],
-        Key(Many(HostName()), "Names accepted in Host, besides localhost and the address.", "none"),
+        Key(
+            Many(HostName()),
+            "More names that the Host header may have; localhost and the address are allowed.",
+            "none",
+        ),
     ] = ()
-    allow_origins: Annotated[tuple[str, ...], Key(Many(Origin()), "Web pages that may call.", "none")] = ()
+    allow_origins: Annotated[
+        tuple[str, ...], Key(Many(Origin()), "Origins of web pages that may send requests.", "none")
+    ] = ()
     remote_media: Annotated[
         tuple[str, ...],
-        Key(Many(MediaHost()), "Hosts from which llama-server may fetch media URLs of requests.", "false"),
+        Key(Many(MediaHost()), "Hosts that llama-server may fetch the media URLs of requests from.", "false"),
     ] = ()
     tls_cert: Annotated[
         Path | None,
-        Key(FilePath("the path of a PEM file"), "Certificate and its chain: serve https.", "none"),
+        Key(FilePath("the path of a PEM file"), "The certificate and its chain, to serve https.", "none"),
     ] = None
-    tls_key: Annotated[Path | None, Key(FilePath("the path of a PEM file"), "Its key.", "none")] = None
+    tls_key: Annotated[
+        Path | None, Key(FilePath("the path of a PEM file"), "The private key of the certificate.", "none")
+    ] = None
     stream_keepalive: Annotated[
         bool,
-        Key(Boolean(), "Send comments to a stream that waits, so that nothing on the way gives it up."),
+        Key(Boolean(), "Send SSE comments while a stream waits, so that no proxy on the way closes it."),
     ] = False
     request_timeout_s: Annotated[
-        float | None, Key(Time(zero_is_none=True), "How long a request may take.", "no limit")
+        float | None, Key(Time(zero_is_none=True), "The longest time for a request.", "no limit")
     ] = None
     access_log: Annotated[
         Path | None,
         Key(
-            FilePath("a path, or - for standard error", literal=("-",)), "One JSON object a request.", "none"
+            FilePath("a path, or - for standard error", literal=("-",)),
+            "The log file with one line of JSON for each request.",
+            "none",
         ),
     ] = None
     slow_request_s: Annotated[
-        float | None, Key(Time(zero_is_none=True), "Log requests that take longer to begin.", "none are")
+        float | None,
+        Key(
+            Time(zero_is_none=True),
+            "Log requests whose response takes longer than this to begin.",
+            "no requests are logged",
+        ),
     ] = None
 
 
 class Downloads(_Keys, frozen=True, kw_only=True):
-    """Models that are not here yet."""
+    """Downloads of models."""
 
-    on_demand: Annotated[bool, Key(Boolean(), "Download any org/repo[:quant] that a request names.")] = False
+    on_demand: Annotated[bool, Key(Boolean(), "Download each org/repo[:quant] that a request names.")] = False
     folder: Annotated[
         Path | None,
-        Key(FilePath("a folder"), "Where files go.", "the first of models_dir, else that of pull"),
+        Key(
+            FilePath("a folder"),
+            "The folder for downloaded files.",
+            "the first of models_dir, else the folder of llamasup pull",
+        ),
     ] = None
     endpoint: Annotated[
         str | None,
-        Key(Endpoint(), "The hub, or a mirror of it.", "$HF_ENDPOINT, else https://huggingface.co"),
+        Key(Endpoint(), "The URL of the hub or of a mirror.", "$HF_ENDPOINT, else https://huggingface.co"),
     ] = None
     token_file: Annotated[
         Path | None,
         Key(
             FilePath("the path of a file with a token", hidden=True),
-            "Token for the hub.",
+            "The file with the token for the hub.",
             "$HF_TOKEN, if set",
         ),
     ] = None
     private_addresses: Annotated[
-        bool, Key(Boolean(), "Download from addresses of this network too, and over http.")
+        bool, Key(Boolean(), "Allow downloads from private addresses, and over http.")
     ] = False
-    parallel: Annotated[int, Key(Integer(1, 16), "Connections for one file.")] = 4
+    parallel: Annotated[int, Key(Integer(1, 16), "The number of connections for one file.")] = 4
 
 
 class Slots(_Keys, frozen=True, kw_only=True):
-    """Conversations' caches of models that are unloaded."""
+    """Conversation caches of unloaded models."""
 
-    keep: Annotated[bool, Key(Boolean(), "Save them when a model is unloaded, and restore them.")] = False
-    disk: Annotated[Size, Key(SizeText(percent=False), "What all of them together may take on disk.")] = Size(
+    keep: Annotated[
+        bool, Key(Boolean(), "Save the caches when a model is unloaded, and restore them when it is loaded.")
+    ] = False
+    disk: Annotated[Size, Key(SizeText(percent=False), "The disk space for all caches together.")] = Size(
         bytes=MAX_BYTES
     )
 
 
-# --- the whole ---------------------------------------------------------------------------------------
+# --- the config --------------------------------------------------------------------------------------
 
 _LOOPBACK: Final = (TcpAddress("127.0.0.1", 8080),)
 
@@ -298,67 +351,80 @@ class Config(_Keys, frozen=True, kw_only=True):
 
     listen: Annotated[
         tuple[Address, ...],
-        Key(Many(Listen()), "Where clients come in; several addresses share one port.", "127.0.0.1:8080"),
+        Key(
+            Many(Listen()),
+            "The addresses for clients. All TCP addresses have the same port.",
+            "127.0.0.1:8080",
+        ),
     ] = _LOOPBACK
-    runtime: Annotated[str | None, Key(RuntimeName(), "The llama-server to use.", "auto")] = None
+    runtime: Annotated[
+        str | None,
+        Key(RuntimeName(), "The llama-server to use. auto: the first that llamasup finds.", "auto"),
+    ] = None
     models_dir: Annotated[
         tuple[Path, ...],
-        Key(Many(FilePath("a folder")), "Folders whose models are served, and watched.", "none"),
+        Key(
+            Many(FilePath("a folder")),
+            "Folders of models to serve. llamasup watches them for changes.",
+            "none",
+        ),
     ] = ()
     caches: Annotated[
         tuple[Cache, ...],
-        Key(Many(OneOf(get_args(Cache))), "Other programs' caches whose models are served.", "none"),
+        Key(Many(OneOf(get_args(Cache))), "Caches of other programs with models to serve.", "none"),
     ] = ()
-    memory: Annotated[Memory, Key(Section(Memory), "How much memory the models may take together.")] = (
+    memory: Annotated[Memory, Key(Section(Memory), "The most memory that all models together may use.")] = (
         Memory()
     )
     max_loaded: Annotated[
-        int | None, Key(Integer(1), "Models that are loaded at the same time at most.", "as many as fit")
+        int | None,
+        Key(Integer(1), "The number of models that may be loaded at the same time.", "as many as fit"),
     ] = None
     default_model: Annotated[
-        str | None, Key(Name(), "The model for requests that name none.", "the only one, where there is one")
+        str | None,
+        Key(Name(), "The model for requests that name no model.", "the only model, if there is one"),
     ] = None
     swap_after_s: Annotated[
         float,
-        Key(Time(), "How long a request waits for a model's place before busy ones have to give way."),
+        Key(Time(), "How long a request for an unloaded model waits before busy models have to make room."),
     ] = 5.0
-    defaults: Annotated[ModelKeys, Key(Section(ModelKeys), "What is said of every model.")] = ModelKeys()
+    defaults: Annotated[ModelKeys, Key(Section(ModelKeys), "Settings for all models.")] = ModelKeys()
     models: Annotated[
         Mapping[str, ModelEntry],
         Key(
             Named(Section(ModelEntry), pattern=True),
-            "Models by name; a name with * or ? is a rule for all that match, of several the last counts.",
-            "those that are found",
+            "Models by name. A name with * or ? is a rule for all matching models; the last rule wins.",
+            "the models that llamasup finds",
         ),
     ] = {}
     groups: Annotated[
         Mapping[str, tuple[str, ...]],
         Key(
             Named(Many(Name(pattern=True), or_one=False)),
-            "Of the models of one group at most one is on a device.",
+            "Groups of models of which at most one is loaded on each device.",
             "none",
         ),
     ] = {}
-    auth: Annotated[Auth, Key(Section(Auth), "Who may use it.")] = Auth()
-    http: Annotated[Http, Key(Section(Http), "How it talks to clients.")] = Http()
-    downloads: Annotated[Downloads, Key(Section(Downloads), "Models that are not here yet.")] = Downloads()
-    slots: Annotated[Slots, Key(Section(Slots), "Conversations' caches of models that are unloaded.")] = (
-        Slots()
-    )
-    watch: Annotated[bool, Key(Boolean(), "Take changes of this file over as they are made.")] = False
+    auth: Annotated[Auth, Key(Section(Auth), "API keys.")] = Auth()
+    http: Annotated[Http, Key(Section(Http), "Connections of clients, and logs of requests.")] = Http()
+    downloads: Annotated[Downloads, Key(Section(Downloads), "Downloads of models.")] = Downloads()
+    slots: Annotated[Slots, Key(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
+    watch: Annotated[bool, Key(Boolean(), "Reload the config when this file changes.")] = False
 
     lines: Mapping[Place, int] = {}
-    """Of each key that the file gives."""
+    """The line of each key in the file."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of ``listen``: names, addresses and paths of sockets, as ``--host`` takes them."""
-        return tuple(each.path if isinstance(each, UnixAddress) else each.host for each in self.listen)
+        """The hosts of ``listen``, in the notation of ``--host``: names, addresses and paths of sockets."""
+        return tuple(
+            address.path if isinstance(address, UnixAddress) else address.host for address in self.listen
+        )
 
     @property
     def port(self) -> int:
-        """The one that all of ``listen`` share; 0 where only sockets are listened on."""
-        return next((each.port for each in self.listen if isinstance(each, TcpAddress)), 0)
+        """The port of all TCP addresses in ``listen``; 0 if it has only sockets."""
+        return next((address.port for address in self.listen if isinstance(address, TcpAddress)), 0)
 
     @property
     def default_options(self) -> ModelOptions:
@@ -366,7 +432,7 @@ class Config(_Keys, frozen=True, kw_only=True):
 
     @property
     def rules(self) -> tuple[ModelRule, ...]:
-        """What is said of models by name and by pattern, in the order of the file."""
+        """Settings of models by name and by pattern, in the order of the file."""
         return tuple(
             ModelRule(name, entry.source, entry.aliases, entry.options, entry.where)
             for name, entry in self.models.items()

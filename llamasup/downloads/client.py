@@ -1,11 +1,12 @@
-"""Asks a model hub and other servers for files: redirects, credentials, retries; every failure in our words.
+"""HTTP requests for files of a model hub or another server: redirects, credentials, retries, errors.
 
-Redirects are followed here and not by httpx: each target is checked before it is asked, and the token goes to
-the hub alone, never to where it redirects to. URLs are shown without their query (signatures).
+Redirects are followed here and not by httpx: each target is checked before the request, and only the hub gets
+the token, never a redirect target. Messages show URLs without their query (signatures).
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -13,8 +14,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
-
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from llamasup._version import __version__
 from llamasup.downloads.hub_api import is_transient, refusal
@@ -32,25 +31,32 @@ T = TypeVar("T")
 
 _MAX_REDIRECTS = 8
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# A redirect's body is a sentence; reading it keeps the connection.
+# Reading the short body of a redirect keeps the connection usable.
 _SMALL_BODY = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Times in seconds. ``attempts``: in a row without a byte of progress."""
+    """``attempts``: the most failures in a row without a byte of progress. Times in seconds."""
 
     attempts: int = 6
     first_wait_s: float = 0.5
-    most_wait_s: float = 30.0
-    longest_retry_after_s: float = 300.0
+    max_wait_s: float = 30.0
+    max_retry_after_s: float = 300.0
     connect_s: float = 15.0
     stall_s: float = 30.0
+
+    def wait_s(self, error: TransientError, failures: int) -> float:
+        """The wait before the next attempt: the server's Retry-After, or a backoff."""
+        if error.wait_s is not None:
+            return error.wait_s
+        backoff_s = min(self.first_wait_s * float(1 << (failures - 1)), self.max_wait_s)
+        return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``url`` is the last of the redirects; ``headers`` are its own; ``hub`` those of the first answer."""
+    """``url`` and ``headers`` are those after redirects; ``hub`` are the headers of the first response."""
 
     url: str
     response: httpx.Response
@@ -62,7 +68,7 @@ class Answer:
 
 
 class TransientError(Exception):
-    """It may work a little later. ``wait_s``: what the server asked for."""
+    """A retry may help. ``wait_s``: the Retry-After of the server."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -70,19 +76,19 @@ class TransientError(Exception):
 
 
 class DownloadClient:
-    """One download's connections. An asynchronous context manager."""
+    """The connections of one download. An asynchronous context manager."""
 
     def __init__(
-        self, ref: Ref, reach: UrlPolicy, token: str | None, *, parallel: int, retry_policy: RetryPolicy
+        self, ref: Ref, policy: UrlPolicy, token: str | None, *, parallel: int, retry_policy: RetryPolicy
     ) -> None:
         self.ref = ref
         self.retry_policy = retry_policy
-        self._reach = reach
+        self._policy = policy
         self._token = token
         self._client = httpx.AsyncClient(
-            transport=PinnedTransport(reach, connections=parallel),
+            transport=PinnedTransport(policy, connections=parallel),
             timeout=httpx.Timeout(retry_policy.stall_s, connect=retry_policy.connect_s),
-            trust_env=False,  # proxies are the transport's; no .netrc: the token is all that is sent
+            trust_env=False,  # the transport handles proxies; no credentials from .netrc
             follow_redirects=False,
         )
 
@@ -93,94 +99,88 @@ class DownloadClient:
         await self._client.aclose()
 
     @asynccontextmanager
-    async def ask(self, url: str, *, bytes_from: tuple[int, int] | None = None) -> AsyncIterator[Answer]:
-        """GET ``url``, or of it the bytes from first to before second. The answer's body is not read yet.
+    async def ask(self, url: str, *, byte_range: tuple[int, int] | None = None) -> AsyncIterator[Answer]:
+        """GET ``url``, or its bytes from ``byte_range[0]`` to before ``byte_range[1]``; the body is not read
+        yet.
 
         Raises TransientError if a retry may help; else AccessDenied, ModelMissing, DownloadFailed or
         DownloadRefused.
         """
         headers = {"User-Agent": f"llamasup/{__version__}", "Accept-Encoding": "identity"}
-        if bytes_from is not None:
-            headers["Range"] = f"bytes={bytes_from[0]}-{bytes_from[1] - 1}"
+        if byte_range is not None:
+            headers["Range"] = f"bytes={byte_range[0]}-{byte_range[1] - 1}"
         hub: Mapping[str, str] | None = None
         for _ in range(_MAX_REDIRECTS):
-            self._reach.check_url(url)
-            with_token = self._token is not None and self._reach.allows_token(url)
+            self._policy.check_url(url)
+            with_token = self._token is not None and self._policy.allows_token(url)
             authorized = {**headers, "Authorization": f"Bearer {self._token}"} if with_token else headers
-            async with self._sent(url, authorized) as response:
+            async with self._send(url, authorized) as response:
                 hub = response.headers if hub is None else hub
                 target = response.headers.get("location")
                 if response.status_code in _REDIRECTS and target:
                     await _read_small(response)
-                    url = _joined(url, target)
+                    url = _redirect_url(url, target)
                     continue
                 if not response.is_success:
                     self._refuse(url, response, with_token=with_token)
                 if response.headers.get("content-encoding", "identity").lower() != "identity":
                     raise DownloadFailed(
-                        f"{shown_url(url)} is sent in another encoding than it has.",
-                        remedy="Something on the way changes what is sent: try another network or mirror.",
+                        f"{shown_url(url)} was sent with the content encoding "
+                        f"{printable(response.headers['content-encoding'])!r}, which was not requested.",
+                        remedy="A proxy on the way changes the response: try another network or mirror.",
                     )
                 yield Answer(url, response, hub)
                 return
         raise DownloadFailed(
-            f"{shown_url(url)}: redirected {_MAX_REDIRECTS} times, and still no file.",
-            remedy="Check the URL, in a browser for example.",
+            f"{shown_url(url)} was redirected {_MAX_REDIRECTS} times without reaching a file.",
+            remedy="Check the URL, for example in a browser.",
         )
 
-    async def text(self, url: str, *, most_bytes: int) -> tuple[bytes, str | None]:
-        """A small document and its Link header. Raises as ``ask`` does."""
+    async def text(self, url: str, *, max_bytes: int) -> tuple[bytes, str | None]:
+        """A small document and its Link header. Raises the errors of ``ask``."""
         async with self.ask(url) as answer:
             body = bytearray()
-            with _our_words(url):
+            with _translated_errors(url):
                 async for chunk in answer.response.aiter_raw():
                     body += chunk
-                    if len(body) > most_bytes:
-                        raise DownloadFailed(f"{shown_url(url)} answers more than {most_bytes} bytes.")
+                    if len(body) > max_bytes:
+                        raise DownloadFailed(f"{shown_url(url)} sent more than {max_bytes} bytes.")
             return bytes(body), answer.headers.get("link")
 
     async def chunks(self, answer: Answer) -> AsyncIterator[bytes]:
-        """The body as it comes. Raises TransientError where it breaks off or stands still."""
-        with _our_words(answer.url):
+        """The body in chunks as they arrive. Raises TransientError if the connection breaks or stalls."""
+        with _translated_errors(answer.url):
             async for chunk in answer.response.aiter_raw():
                 yield chunk
 
     async def retry(
-        self, act: Callable[[], Awaitable[T]], moved: Callable[[], int], say: Callable[[str], None]
+        self, attempt: Callable[[], Awaitable[T]], progress: Callable[[], int], say: Callable[[str], None]
     ) -> T:
-        """Let ``act`` try again as long as ``moved`` (bytes so far) grows, or a few times without.
-
-        Raises DownloadFailed when it is no use.
+        """Repeat ``attempt`` after each TransientError, until it fails several times in a row without
+        ``progress`` (bytes so far). Raises DownloadFailed then.
         """
-        tries = _Tries(self.retry_policy, moved, say)
-
-        async def counted() -> T:
+        failures, done_bytes = 0, progress()
+        while True:
             try:
-                return await act()
-            except TransientError:
-                tries.failed()
-                raise
-
-        try:
-            return await AsyncRetrying(
-                retry=retry_if_exception_type(TransientError),
-                stop=tries.stop,
-                wait=tries.wait,
-                before_sleep=tries.before_sleep,
-                reraise=True,
-            )(counted)
-        except TransientError as error:
-            where = "" if str(error).startswith(str(self.ref)) else f"{self.ref}: "  # the same, of a URL
-            raise DownloadFailed(
-                f"{where}{error}, {tries.without_progress} times in a row."
-                if tries.without_progress > 1
-                else f"{where}{error}.",
-                remedy="Try again later; what has come is kept, and the same command goes on from there.",
-            ) from None
+                return await attempt()
+            except TransientError as error:
+                now_bytes = progress()
+                failures = 1 if now_bytes > done_bytes else failures + 1
+                done_bytes = now_bytes
+                if failures >= self.retry_policy.attempts:
+                    where = "" if str(error).startswith(str(self.ref)) else f"{self.ref}: "
+                    times = f" ({failures} times in a row)" if failures > 1 else ""
+                    raise DownloadFailed(
+                        f"{where}{error}{times}.",
+                        remedy="Try again later: the same command continues the download.",
+                    ) from None
+                wait_s = self.retry_policy.wait_s(error, failures)
+                say(f"{error}; trying again in {wait_s:.1f} s")
+            await asyncio.sleep(wait_s)
 
     @asynccontextmanager
-    async def _sent(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        with _our_words(url):
+    async def _send(self, url: str, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
+        with _translated_errors(url):
             request = self._client.build_request("GET", url, headers=dict(headers))
             response = await self._client.send(request, stream=True)
         try:
@@ -192,84 +192,52 @@ class DownloadClient:
         status = response.status_code
         if is_transient(status):
             wait_s = retry_after_s(response.headers.get("retry-after"), datetime.now(UTC))
-            if wait_s is not None and wait_s > self.retry_policy.longest_retry_after_s:
+            if wait_s is not None and wait_s > self.retry_policy.max_retry_after_s:
                 raise DownloadFailed(
-                    f"{shown_url(url)} answered {status}, and asks to come back in {wait_s:.0f} s.",
-                    remedy="Try again then; what has come is kept.",
+                    f"{shown_url(url)} answered {status} and asks to retry after {wait_s:.0f} s.",
+                    remedy="Try again then: the same command continues the download.",
                 )
             raise TransientError(f"{shown_url(url)} answered {status}", wait_s)
         raise refusal(
-            self.ref, url, status, response.headers, endpoint=self._reach.endpoint, with_token=with_token
+            self.ref, url, status, response.headers, endpoint=self._policy.endpoint, with_token=with_token
         )
 
 
-class _Tries:
-    """How often ``act`` has failed since the last byte came."""
-
-    def __init__(
-        self, retry_policy: RetryPolicy, moved: Callable[[], int], say: Callable[[str], None]
-    ) -> None:
-        self._patience = retry_policy
-        self._moved = moved
-        self._say = say
-        self._seen = moved()
-        self.without_progress = 0
-
-    def failed(self) -> None:
-        now = self._moved()
-        self.without_progress = 1 if now > self._seen else self.without_progress + 1
-        self._seen = now
-
-    def stop(self, _: RetryCallState) -> bool:
-        return self.without_progress >= self._patience.attempts
-
-    def wait(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, TransientError) and error.wait_s is not None:
-            return error.wait_s
-        longest_s = self._patience.first_wait_s * float(1 << (self.without_progress - 1))
-        return min(longest_s, self._patience.most_wait_s) * random.uniform(0.8, 1.2)  # noqa: S311
-
-    def before_sleep(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        self._say(f"{error}; trying again in {state.upcoming_sleep:.1f} s")
-
-
-def _joined(url: str, target: str) -> str:
+def _redirect_url(url: str, target: str) -> str:
     try:
         return str(httpx.URL(url).join(target))
-    except (httpx.InvalidURL, ValueError) as error:  # the second: a host that is none, by its port or letters
+    except (httpx.InvalidURL, ValueError) as error:  # ValueError: an invalid host or port
         raise DownloadFailed(
-            f"{shown_url(url)} redirects to what is no URL: {printable(str(error))}.",
-            remedy="Check the URL, in a browser for example.",
+            f"{shown_url(url)} redirects to an invalid URL: {printable(str(error))}.",
+            remedy="Check the URL, for example in a browser.",
         ) from None
 
 
 async def _read_small(response: httpx.Response) -> None:
     length = response.headers.get("content-length", "")
     if length.isdecimal() and int(length) <= _SMALL_BODY:
-        with _our_words(str(response.url)):
+        with _translated_errors(str(response.url)):
             await response.aread()
 
 
 @contextmanager
-def _our_words(url: str) -> Iterator[None]:
-    """What httpx raises becomes an TransientError, or what no waiting helps against."""
+def _translated_errors(url: str) -> Iterator[None]:
+    """Turns exceptions of httpx into TransientError, or DownloadFailed if a retry cannot help."""
     where = shown_url(url)
     try:
         yield
     except httpx.TimeoutException as error:
-        raise TransientError(f"{where} does not answer or stands still") from error
+        raise TransientError(f"{where} does not answer") from error
     except httpx.TransportError as error:
         if _is_untrusted(error):
             raise DownloadFailed(
-                f"{where}: its certificate is not trusted here ({_plain(error)}).",
-                remedy="Where a company's proxy reads along, set SSL_CERT_FILE to its certificates.",
+                f"The certificate of {where} is not trusted ({_reason(error)}).",
+                remedy="If a proxy of your company decrypts TLS, set SSL_CERT_FILE to its certificates.",
             ) from error
-        raise TransientError(f"{where}: {_plain(error)}") from error
+        raise TransientError(f"{where}: {_reason(error)}") from error
     except (httpx.InvalidURL, ValueError) as error:
         raise DownloadFailed(
-            f"{where} is no URL: {printable(str(error))}.", remedy="Check its host and its port."
+            f"{where} is not a valid URL: {printable(str(error))}.", remedy="Check its host and its port."
         ) from error
 
 
@@ -281,5 +249,5 @@ def _is_untrusted(error: BaseException | None) -> bool:
     return False
 
 
-def _plain(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (str(error) or "the connection was cut").removesuffix(".")

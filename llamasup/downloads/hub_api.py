@@ -1,8 +1,7 @@
-"""What a model hub answers: lists of files, and refusals with what to do about them.
+"""The responses of a model hub: lists of files, and errors with their remedies.
 
-The hub's protocol as it is documented and as its own client reads it (huggingface_hub 1.33): a list comes in
-pages with a Link header; ``X-Error-Code`` says what a status does not. A private repository and one that does
-not exist answer the same to who may not see it.
+The protocol follows the hub's documentation and huggingface_hub 1.33: lists have pages with a Link header,
+and ``X-Error-Code`` details a status. Without access, a private repository looks like a missing one.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["is_transient", "next_page", "read_page", "refusal"]
 
 _NEXT = re.compile(r'<([^<>]*)>\s*;[^,<]*rel="?next"?')
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_SAID = 200
+_MAX_MESSAGE = 200
 _NO_SUCH = frozenset({"RepoNotFound", "RevisionNotFound", "EntryNotFound"})
 
 
@@ -42,15 +41,15 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_page(body: bytes) -> tuple[RepoFile, ...]:
-    """The files of one page of ``/api/models/…/tree/…``. Raises DownloadFailed for something else."""
+    """The files of one page of ``/api/models/…/tree/…``. Raises DownloadFailed if it is invalid."""
     try:
         entries = _decode(body)
     except INVALID_JSON as error:
         raise DownloadFailed(
-            f"The hub's list of files cannot be read: {error}.",
+            f"The list of files from the hub is invalid: {error}.",
             remedy="If HF_ENDPOINT or --endpoint is set, check that it is a model hub.",
         ) from None
-    return tuple(_file(each) for each in entries if each.type == "file")
+    return tuple(_file(entry) for entry in entries if entry.type == "file")
 
 
 def _file(entry: _Entry) -> RepoFile:
@@ -61,9 +60,9 @@ def _file(entry: _Entry) -> RepoFile:
 
 
 def next_page(link: str | None, url: str) -> str | None:
-    """The URL of the page after the one at ``url``; on the same host, whatever a mirror's answer says.
+    """The URL of the page after ``url``, on the same host even if a mirror names another one.
 
-    Raises DownloadFailed for what is no URL.
+    Raises DownloadFailed for an invalid URL.
     """
     found = _NEXT.search(link or "")
     if found is None:
@@ -72,7 +71,7 @@ def next_page(link: str | None, url: str) -> str | None:
         after = urlsplit(urljoin(url, str(found[1])))
     except ValueError as error:
         raise DownloadFailed(
-            f"The hub's list of files goes on at what is no URL: {error}.",
+            f"The next page of the hub's list of files has an invalid URL: {error}.",
             remedy="If HF_ENDPOINT or --endpoint is set, check that it is a model hub.",
         ) from None
     here = urlsplit(url)
@@ -80,50 +79,52 @@ def next_page(link: str | None, url: str) -> str | None:
 
 
 def is_transient(status: int) -> bool:
-    """Whether the same question may be answered a little later."""
+    """Whether a retry may help."""
     return status in (408, 425, 429) or status >= 500
 
 
 def refusal(
     ref: Ref, url: str, status: int, headers: Mapping[str, str], *, endpoint: str, with_token: bool
 ) -> LlamasupError:
-    """What an answer other than success means, for the person who asked for ``ref``."""
+    """The error for a response to the request for ``ref`` that is not a success."""
     code = headers.get("x-error-code", "")
-    said = printable(headers.get("x-error-message", ""))[:_MAX_SAID]
-    where = f" ({shown_url(url)} answered {status}{f': {said}' if said else ''})"
+    message = printable(headers.get("x-error-message", ""))[:_MAX_MESSAGE]
+    where = f" ({shown_url(url)} answered {status}{f': {message}' if message else ''})"
     if isinstance(ref, RepoRef) and (code == "GatedRepo" or (status == 403 and with_token)):
         return AccessDenied(
-            f"{ref.repo} is gated: its owner asks for consent first{where}.",
-            remedy=f"Agree on {endpoint}/{ref.repo} with your account, "
+            f"{ref.repo} is gated: its owner must grant access first{where}.",
+            remedy=f"Request access on {endpoint}/{ref.repo} "
             + (
-                "whose token is the one given."
+                "with the account of your token."
                 if with_token
-                else "and set HF_TOKEN, or --token-file, to its token."
+                else "and set HF_TOKEN, or --token-file, to a token of your account."
             ),
         )
     if status in (401, 403):
         if isinstance(ref, RepoRef) and not with_token:
             return AccessDenied(
-                f"There is no {ref.repo}, or it is private{where}.",
-                remedy="Check the name; for a private or gated repository set HF_TOKEN or give --token-file.",
+                f"The repository {ref.repo} does not exist or is private{where}.",
+                remedy="Check the name; for a private or gated repository set HF_TOKEN or --token-file.",
             )
         return AccessDenied(
-            f"{ref} may not be downloaded{where}.",
+            f"The server denied access to {ref}{where}.",
             remedy=(
                 "Check the name, and that the token is valid and may read this repository."
                 if with_token
-                else "The server wants credentials, and llamasup sends a token to the hub alone."
+                else "Download the file yourself: llamasup sends a token only to the hub."
             ),
         )
     if status in (404, 410) or code in _NO_SUCH:
         return ModelMissing(
-            f"There is no {_what(ref, code)}{where}.", remedy="Check the spelling, capitals included."
+            f"{_what(ref, code)} does not exist{where}.", remedy="Check the spelling, including capitals."
         )
     if status == 451:
-        return AccessDenied(f"{ref} is not handed out{where}.", remedy="Ask the owner of the repository.")
+        return AccessDenied(
+            f"{ref} is unavailable for legal reasons{where}.", remedy="Ask the owner of the repository."
+        )
     return DownloadFailed(
         f"{ref} cannot be downloaded{where}.",
-        remedy="Try again later; what has come is kept."
+        remedy="Try again later: the same command continues the download."
         if is_transient(status)
         else "Check the URL and the endpoint.",
     )
@@ -131,5 +132,5 @@ def refusal(
 
 def _what(ref: Ref, code: str) -> str:
     if isinstance(ref, RepoRef) and code == "RevisionNotFound":
-        return f"revision {ref.revision!r} of {ref.repo}"
-    return f"repository {ref.repo}" if isinstance(ref, RepoRef) and code != "EntryNotFound" else str(ref)
+        return f"The revision {ref.revision!r} of {ref.repo}"
+    return f"The repository {ref.repo}" if isinstance(ref, RepoRef) and code != "EntryNotFound" else str(ref)

@@ -1,4 +1,4 @@
-"""Which model hub is asked, and with which token: where its own tools look. A token is never shown (X13)."""
+"""The model hub and its token, from the sources of the hub's own tools. Messages show no token (X13)."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 
 
 def hub_endpoint(environ: Mapping[str, str], given: str | None = None) -> str:
-    """The hub's base URL: as given, else of ``HF_ENDPOINT``, else the hub itself. Raises UsageInvalid."""
+    """The base URL of the hub: ``given``, else ``HF_ENDPOINT``, else the default. Raises UsageInvalid."""
     endpoint = (given or environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     try:
-        problem = "" if origin_of(endpoint)[1] else "it names no host"
+        problem = "" if origin_of(endpoint)[1] else "it has no host"
     except ValueError as error:
         problem = str(error)
     shown = printable(endpoint)
-    if any(mark in endpoint for mark in "@?#"):  # it would be seen in logs and by ps
-        problem, shown = "it holds more than host, port and path", shown_url(endpoint)
+    if any(mark in endpoint for mark in "@?#"):  # logs and ps would show it
+        problem, shown = "only host, port and path are allowed", shown_url(endpoint)
     if problem:
         raise UsageInvalid(
-            f"The endpoint {shown!r} is no URL of a model hub: {problem}.",
-            remedy="Set HF_ENDPOINT, or --endpoint, to something like https://huggingface.co.",
+            f"The endpoint {shown!r} is not a valid URL of a model hub: {problem}.",
+            remedy="Set HF_ENDPOINT, or --endpoint, to a URL such as https://huggingface.co.",
         )
     return endpoint
 
 
 def hub_token(environ: Mapping[str, str], file: Path | None = None) -> str | None:
-    """Of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth login`` writes.
+    """The token of ``file``, else of ``HF_TOKEN``, ``HF_TOKEN_PATH``, or the file that ``hf auth login``
+    writes.
 
-    None where there is none. Raises ConfigInvalid for one that was named and cannot be used.
+    None if there is none. Raises ConfigInvalid if a named one cannot be used.
     """
     if file is not None:
         return _read(expanded(file, ConfigInvalid, of="--token-file"), "--token-file")
@@ -61,8 +62,8 @@ def _read(path: Path, what: str) -> str:
         text = content.decode("ascii", "replace").strip()
     except OSError as error:
         raise ConfigInvalid(
-            f"The file of {what} cannot be read: {error.strerror}.",  # its path may be a token, pasted there
-            remedy="Give a file with the token of the hub and nothing else.",
+            f"The file of {what} cannot be read: {error.strerror}.",  # the path may be a pasted token
+            remedy="Give the path of a file that has only the token of the hub.",
         ) from None
     return _checked(text, what)
 
@@ -71,7 +72,7 @@ def _checked(text: str, what: str) -> str:
     # The token itself is not shown: errors end up in logs.
     if not _TOKEN.fullmatch(text):
         raise ConfigInvalid(
-            f"{what} holds {len(text)} characters that are no token.",
-            remedy="It has to be one word, such as hf_ and 34 letters.",
+            f"{what} is not a valid token ({len(text)} characters, not shown).",
+            remedy="A token is one word, such as hf_ and 34 letters.",
         )
     return text

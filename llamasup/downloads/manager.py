@@ -1,8 +1,7 @@
-"""Downloads for a service: one for all who ask for the same model, each in a process of its own.
+"""Downloads for a service: each model once for all requests, in its own process.
 
-TLS, checksums and a disk that makes its writers wait take no time of the event loop that serves, and none of
-its memory afterwards. The process is ``llamasup pull --json``; killed at any moment, by us or with us, it
-leaves what the next one goes on with.
+The process (``llamasup pull --json``) keeps TLS, checksums and slow disks away from the event loop of the
+service, and frees its memory at the end. It can be killed at any time; the next one continues its download.
 """
 
 from __future__ import annotations
@@ -39,21 +38,21 @@ from llamasup.system.text import INVALID_JSON
 
 __all__ = ["DownloadSettings", "Downloads", "Progress"]
 
-# Each takes what the line and the disk give: a third one makes the first two late.
-_AT_ONCE = 2
-# Clients may name what they like where downloads on demand are allowed.
-_MAX_ASKED = 32
+# Two downloads use the network and the disk fully; a third one would slow them down.
+_MAX_PARALLEL = 2
+# With downloads on demand, clients can name any model.
+_MAX_DOWNLOADS = 32
 # A set of 999 parts, each with its path.
 _MAX_LINE = 1 << 20
-# After a SIGTERM what has come is put on the disk; then it is killed, and seconds of the download are lost.
-_END_S = 10.0
+# Time to save the download after a SIGTERM; then the process is killed, and seconds of the download are lost.
+_TERM_TIMEOUT_S = 10.0
 
-# Not as an argument: a URL may hold a signature, and ps shows arguments.
+# Not an argument: a URL may contain a signature, and ps shows arguments.
 _REF_VARIABLE = "LLAMASUP_REF"
 
 _CLASSES: Mapping[str, type[LlamasupError]] = {
-    each.cause: each
-    for each in (
+    error.cause: error
+    for error in (
         *(AccessDenied, ConfigInvalid, DiskFull, DownloadFailed, DownloadRefused),
         *(FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid),
     )
@@ -62,8 +61,8 @@ _CLASSES: Mapping[str, type[LlamasupError]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadSettings:
-    """``folder``: of the models, absolute; in ``others`` is looked as well, and nothing is put there.
-    ``endpoint`` and ``token_file``: None as the environment says.
+    """``folder`` is the absolute path for downloads; ``others`` are searched only. ``endpoint`` and
+    ``token_file``: None for those of the environment.
     """
 
     folder: Path
@@ -77,7 +76,7 @@ class DownloadSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Of all files of a model together; ``total_bytes`` None: not known."""
+    """Of all files of a model together; ``total_bytes`` is None if unknown."""
 
     done_bytes: int
     total_bytes: int | None
@@ -95,7 +94,7 @@ class _Download:
 
 
 class Downloads:
-    """Owns its processes. ``run_folder`` is that of the service; for the event loop's thread."""
+    """Owns the download processes. ``run_folder`` is that of the service. For the event loop's thread."""
 
     def __init__(
         self, settings: DownloadSettings, run_folder: Path, environ: Mapping[str, str] | None = None
@@ -105,17 +104,16 @@ class Downloads:
         self._environ = os.environ if environ is None else environ
         self._running: dict[str, _Download] = {}
         self._tasks: set[asyncio.Task[FetchedModel]] = set()
-        self._free = asyncio.Semaphore(_AT_ONCE)
+        self._free = asyncio.Semaphore(_MAX_PARALLEL)
 
     async def fetch(self, ref: str, progress: Listener | None = None) -> FetchedModel:
-        """Have the model here that ``ref`` names. All who ask for one share one download.
+        """Download the model of ``ref``, unless it is in the folder. Concurrent calls share one download.
 
-        What is in the folder already is used as it is, without asking anybody.
-        May be cancelled; with the last who waits for it the download ends, and what has come is kept. Raises
+        When the last caller is cancelled, the download ends and can be continued later. Raises
         DownloadFailed, DownloadRefused, AccessDenied, ModelMissing, ModelInvalid, DiskFull, FolderUnusable,
         ConfigInvalid or UsageInvalid.
         """
-        download = self._running.get(ref) or self._begin(ref)
+        download = self._running.get(ref) or self._start(ref)
         if progress is not None:
             download.listeners.append(progress)
         download.waiting += 1
@@ -123,7 +121,7 @@ class Downloads:
             return await asyncio.shield(download.task)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None and not task.cancelling():  # it was not who waits that was cancelled
+            if task is not None and not task.cancelling():  # the download was cancelled, not the caller
                 raise Stopping("llamasup is stopping.", remedy="Start it again.") from None
             raise
         finally:
@@ -131,47 +129,47 @@ class Downloads:
             if progress is not None:
                 download.listeners.remove(progress)
             if not download.waiting and not download.task.done():
-                self._forget(ref, download)
+                self._remove(ref, download)
                 download.task.cancel()
 
     async def aclose(self) -> None:
-        """End all of them, and wait for their ends."""
+        """End all downloads, and wait for that."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _begin(self, ref: str) -> _Download:
-        if len(self._tasks) >= _MAX_ASKED:
+    def _start(self, ref: str) -> _Download:
+        if len(self._tasks) >= _MAX_DOWNLOADS:
             raise DownloadFailed(
-                f"{len(self._tasks)} downloads are waiting already.", remedy="Try again later."
+                f"{len(self._tasks)} downloads are already waiting.", remedy="Try again later."
             )
         listeners: list[Listener] = []
         task = asyncio.get_running_loop().create_task(self._fetch(ref, listeners), name="download")
         download = self._running[ref] = _Download(task, listeners)
         self._tasks.add(task)
 
-        def over(ended: asyncio.Task[FetchedModel]) -> None:
+        def on_done(ended: asyncio.Task[FetchedModel]) -> None:
             self._tasks.discard(ended)
-            self._forget(ref, download)
+            self._remove(ref, download)
             if not ended.cancelled():
-                ended.exception()  # those who waited have it; when none do, nobody wants it
+                ended.exception()  # marks the error as retrieved
 
-        task.add_done_callback(over)
+        task.add_done_callback(on_done)
         return download
 
-    def _forget(self, ref: str, download: _Download) -> None:
+    def _remove(self, ref: str, download: _Download) -> None:
         if self._running.get(ref) is download:
             del self._running[ref]
 
     async def _fetch(self, ref: str, listeners: list[Listener]) -> FetchedModel:
-        found = await asyncio.to_thread(self._here, ref)
+        found = await asyncio.to_thread(self._find_downloaded, ref)
         if found is not None:
             return found
         python = python_executable()
         if python is None:
             raise DownloadFailed(
-                f"{_shown(ref)} is not here, and this application has no Python to download it with.",
-                remedy=f"Get it with llamasup pull, from elsewhere, into {self._settings.folder}.",
+                f"{_shown(ref)} is not downloaded, and this application has no Python for the download.",
+                remedy=f"Download it into {self._settings.folder} with another llamasup's `pull`.",
             )
         async with self._free:
             env = {**self._environ, _REF_VARIABLE: ref}
@@ -180,15 +178,15 @@ class Downloads:
             except OSError as error:
                 raise DownloadFailed(
                     f"The download of {_shown(ref)} cannot be started: {error.strerror or error}.",
-                    remedy="What the machine is short of has to be given back first.",
+                    remedy="Free memory or processes on this machine, and try again.",
                 ) from error
             try:
                 async with contextlib.aclosing(_events(child.output_fd)) as events:
                     return await self._outcome(ref, events, listeners)
             finally:
-                await _ended(child)
+                await _terminate(child)
 
-    def _here(self, ref: str) -> FetchedModel | None:
+    def _find_downloaded(self, ref: str) -> FetchedModel | None:
         parsed = parse_ref(ref, hub_endpoint(self._environ, self._settings.endpoint))
         if parsed is None:
             return None
@@ -220,33 +218,33 @@ class Downloads:
                     pass
         if outcome is None:
             outcome = DownloadFailed(
-                f"The download of {_shown(ref)} ended without a word.",
-                remedy="Try it by hand: llamasup pull says more.",
+                f"The download of {_shown(ref)} ended without a result.",
+                remedy="Run `llamasup pull` with this model, which shows the error.",
             )
         if isinstance(outcome, LlamasupError):
             raise outcome
         return outcome
 
     def _command(self, python: str) -> list[str]:
-        said = self._settings
+        settings = self._settings
         return [
             *(python, "-P", "-m", "llamasup", "pull", "--json"),
-            *("--folder", str(said.folder), "--parallel", str(said.parallel)),
-            *(["--endpoint", said.endpoint] if said.endpoint else []),
-            *(["--token-file", str(said.token_file)] if said.token_file else []),
-            *(["--allow-private"] if said.private_addresses else []),
-            *(["--allow-http"] if said.allow_http else []),
+            *("--folder", str(settings.folder), "--parallel", str(settings.parallel)),
+            *(["--endpoint", settings.endpoint] if settings.endpoint else []),
+            *(["--token-file", str(settings.token_file)] if settings.token_file else []),
+            *(["--allow-private"] if settings.private_addresses else []),
+            *(["--allow-http"] if settings.allow_http else []),
             "-",
         ]
 
 
 def _shown(ref: str) -> str:
-    """A URL's query may hold a signature."""
+    """Without the query of a URL, which may contain a signature."""
     return shown_url(ref) if "://" in ref else ref
 
 
 async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
-    """The objects among what a child writes, until it ends."""
+    """The JSON events that a child writes, until it ends."""
     reader = asyncio.StreamReader(limit=_MAX_LINE)
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(
@@ -256,11 +254,11 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
         while True:
             try:
                 line = await reader.readline()
-            except ValueError:  # longer than what is taken: nothing of it is kept
+            except ValueError:  # the line is too long: skip it
                 continue
             if not line:
                 return
-            with contextlib.suppress(*INVALID_JSON):  # its messages for users arrive on the same pipe
+            with contextlib.suppress(*INVALID_JSON):  # messages for users use the same pipe
                 found = msgspec.json.decode(line)
                 if isinstance(found, dict) and "event" in found:
                     yield found
@@ -268,8 +266,8 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
         transport.close()
 
 
-async def _ended(child: Child) -> None:
-    """Until the child has ended, whoever is impatient."""
+async def _terminate(child: Child) -> None:
+    """End the child, and wait for that even if cancelled."""
     child.terminate()
     waiting = asyncio.get_running_loop().create_task(_wait(child))
     while not waiting.done():
@@ -283,7 +281,7 @@ async def _ended(child: Child) -> None:
 
 async def _wait(child: Child) -> None:
     try:
-        async with asyncio.timeout(_END_S):
+        async with asyncio.timeout(_TERM_TIMEOUT_S):
             await child.wait()
     except TimeoutError:
         child.kill_group()

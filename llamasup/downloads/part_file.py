@@ -1,12 +1,11 @@
-"""A file that is being downloaded: ``NAME.part``, and beside it what is needed to go on after any end.
+"""An unfinished download, ``NAME.part``, with the records that let a later run continue it.
 
-- ``NAME.part`` is locked by the process that writes it; a process that dies lets go by itself.
-- ``NAME.part.json`` says which file on which server it will be, and which bytes of it are on the disk: it is
-  written after they are (fdatasync), so that a power cut costs seconds of a download and nothing more.
-- ``.NAME.origin.json`` is what stays beside the finished file: where it is from, and what it was then.
+- ``NAME.part`` is locked by the process that writes it; the lock ends with the process.
+- ``NAME.part.json`` records the remote file and the bytes on the disk. It is written after them (fdatasync),
+  so a power cut costs only seconds of a download.
+- ``.NAME.origin.json`` stays with the finished file and records its source, size and time.
 
-A ``NAME.part`` with a second hard link is never written to. A new file replaces it, so that the file under
-the other name is unchanged.
+A ``NAME.part`` with a second hard link is replaced by a new file, so that the other name keeps its content.
 
 Methods may be called from several threads; a closed file ignores them.
 """
@@ -36,22 +35,22 @@ __all__ = [
     "Busy",
     "Origin",
     "PartFile",
+    "add_names",
     "disk_errors",
     "leftovers_of",
     "origin_of_file",
-    "remember_names",
-    "remember_origin",
+    "write_origin",
 ]
 
 _HASH_BYTES = 4 << 20
-# Ranges of ten parallel pieces in ten runs are some hundred bytes.
+# The ranges of ten parallel pieces in ten runs take some hundred bytes.
 _MAX_SIDECAR_BYTES = 1 << 20
-# Signatures differ each time, and nobody asks again with an old one.
+# Each signed URL is a new name; old ones are never used again.
 _MAX_NAMES = 16
 
 
 class Busy(Exception):
-    """Another process is downloading this very file. ``pid`` is 0 where it cannot be told."""
+    """Another process is downloading this file. ``pid`` is 0 if unknown."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
@@ -59,8 +58,8 @@ class Busy(Exception):
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """Where a finished file is from; ``size`` and ``mtime_ns`` as it was then. ``names``: what was asked for
-    when this was what came (``hub.asked_as``), the last ones.
+    """The source of a finished file, and its ``size`` and ``mtime_ns`` then. ``names``: the latest references
+    that were resolved to this file (``reference.names_of``).
     """
 
     url: str
@@ -83,9 +82,9 @@ _R = TypeVar("_R", Origin, _Sidecar)
 
 
 class PartFile:
-    """The ``.part`` of ``target``, ours alone until it is closed or published.
+    """The ``.part`` of ``target``, locked until it is closed or published.
 
-    Raises Busy while another process has it; DiskFull and FolderUnusable where it cannot be written.
+    Raises Busy while another process has the lock; DiskFull and FolderUnusable if it cannot be written.
     """
 
     def __init__(self, target: Path) -> None:
@@ -94,34 +93,34 @@ class PartFile:
         self._sidecar = _sidecar_path(target)
         self._mutex = threading.Lock()
         self._fd: int | None = None
-        self._over = False  # published or discarded: nothing more is to be written beside it
+        self._finished = False  # published or discarded: no more records are written
         self.remote = RemoteFile()
         self.done: Ranges = ()
         self.resumed = False
-        """Whether some of its bytes are of an earlier run."""
+        """Whether some bytes are from an earlier run."""
         self.epoch = 0
-        """How often it has started over."""
+        """How often the download started over."""
         try:
             with disk_errors(target):
-                self._fd = self._opened()
+                self._fd = self._open_part()
                 self._read_sidecar()
         except BaseException:
             self.close()
             raise
 
-    # --- what is here ------------------------------------------------------------------------------
+    # --- the bytes ---------------------------------------------------------------------------------
 
     @property
     def done_bytes(self) -> int:
         return total(self.done)
 
     @property
-    def from_start(self) -> int:
-        """Bytes that are here from the very beginning."""
+    def prefix_bytes(self) -> int:
+        """The number of bytes without a gap from the start of the file."""
         return prefix(self.done)
 
-    def become(self, remote: RemoteFile) -> str:
-        """From now on it is to be ``remote``: what is here stays or goes. Returns why it goes, if it does."""
+    def resume_as(self, remote: RemoteFile) -> str:
+        """Set the expected file. Bytes of another file are dropped; returns the reason, or ""."""
         why = why_not_resumed(self.remote, remote) if self.done else ""
         if why:
             self.start_over()
@@ -132,7 +131,7 @@ class PartFile:
         return why
 
     def start_over(self) -> None:
-        """Forget what is here."""
+        """Drop all bytes."""
         self.done = ()
         self.resumed = False
         self.epoch += 1
@@ -141,7 +140,7 @@ class PartFile:
                 os.ftruncate(self._fd, 0)
 
     def write(self, offset: int, content: bytes | bytearray) -> None:
-        """Put bytes in their place. Raises DiskFull or FolderUnusable."""
+        """Write bytes at ``offset``. Raises DiskFull or FolderUnusable."""
         with disk_errors(self.target), self._mutex:
             if self._fd is None:
                 return
@@ -152,40 +151,40 @@ class PartFile:
         self.done = added(self.done, offset, offset + len(content))
 
     def hash_into(self, digest: hashlib._Hash, start: int, end: int) -> None:
-        """Add what was written from ``start`` to before ``end``. Blocks; for a thread."""
+        """Hash the bytes from ``start`` to before ``end``. Blocks; for a thread."""
         with disk_errors(self.target), self.path.open("rb", buffering=0) as file:
             file.seek(start)
             while start < end and (chunk := file.read(min(_HASH_BYTES, end - start))):
                 digest.update(chunk)
                 start += len(chunk)
 
-    # --- what stays --------------------------------------------------------------------------------
+    # --- record and end ----------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Make what is here survive everything. Blocks for as long as the disk takes."""
+        """Sync the bytes and their record to the disk. Blocks."""
         done = self.done
         with self._mutex:
             if self._fd is None:
                 return
-            duplicate = os.dup(self._fd)  # writing goes on while the disk works
+            duplicate = os.dup(self._fd)  # so that writes continue during the sync
         try:
             with disk_errors(self.target):
                 os.fsync(duplicate)
                 record = _Sidecar(os.getpid(), self.remote.size, self.remote.sha256, self.remote.etag, done)
                 with self._mutex:
-                    if not self._over:
+                    if not self._finished:
                         atomic_write(self._sidecar, msgspec.json.encode(record))
         finally:
             os.close(duplicate)
 
     def publish(self, url: str) -> None:
-        """Give it its name, at once and for good, and let go of it."""
+        """Give the file its final name, synced to the disk, and close it."""
         with self._mutex:
-            self._over = True
+            self._finished = True
         with disk_errors(self.target):
             status = self.path.stat()
             remote = self.remote
-            remember_origin(
+            write_origin(
                 self.target,
                 Origin(url, status.st_size, status.st_mtime_ns, remote.sha256, remote.etag),
             )
@@ -195,15 +194,15 @@ class PartFile:
         self.close()
 
     def discard(self) -> None:
-        """Remove it: it can become nothing."""
+        """Delete the part file and its record."""
         with self._mutex:
-            self._over = True
+            self._finished = True
         for path in (self.path, self._sidecar):
             path.unlink(missing_ok=True)
         self.close()
 
     def keep(self) -> None:
-        """Let go of it, so that a later run can go on; an empty one is removed."""
+        """Save and close the file for a later run; an empty one is deleted."""
         if not self.done:
             self.discard()
             return
@@ -219,7 +218,7 @@ class PartFile:
 
     # --- opening -----------------------------------------------------------------------------------
 
-    def _opened(self) -> int:
+    def _open_part(self) -> int:
         flags = os.O_RDWR | os.O_CREAT
         for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NONBLOCK"):
             flags |= getattr(os, name, 0)
@@ -227,11 +226,11 @@ class PartFile:
             fd = os.open(self.path, flags, 0o666)
             try:
                 self._lock(fd)
-                # The last process to hold it may have published or removed it in the meantime.
+                # The previous owner may have published or deleted it meanwhile.
                 if _is_file_at(fd, self.path):
                     if os.fstat(fd).st_nlink <= 1:  # some file systems report 0 for every file
                         return fd
-                    # Another name shares these bytes: leave them to it, and start over with a new file.
+                    # Another name shares these bytes: start over with a new file.
                     self.path.unlink()
             except BaseException:
                 os.close(fd)
@@ -247,7 +246,7 @@ class PartFile:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Busy(self._recorded().pid) from None
-        except OSError:  # a file system without locks: as if there were nobody else
+        except OSError:  # a file system without locks
             return
 
     def _read_sidecar(self) -> None:
@@ -257,7 +256,7 @@ class PartFile:
         self.done = checked(record.done, size)
         if not self.done and size:
             self.start_over()
-        # Who has it is told from the beginning.
+        # Other processes read the pid from the record.
         atomic_write(
             self._sidecar,
             msgspec.json.encode(_Sidecar(os.getpid(), record.size, record.sha256, record.etag, self.done)),
@@ -268,12 +267,12 @@ class PartFile:
 
 
 def _is_file_at(fd: int, path: Path) -> bool:
-    """Raises FolderUnusable where something else is there."""
+    """Raises FolderUnusable if it is not a regular file."""
     opened = os.fstat(fd)
     if not stat.S_ISREG(opened.st_mode):
         raise FolderUnusable(
-            f"{path}: is no file, and a download has to be written there.",
-            remedy="Remove what is in its place.",
+            f"{path} is not a regular file, so the download cannot be written.",
+            remedy="Remove it.",
         )
     try:
         return os.path.samestat(opened, path.stat(follow_symlinks=False))
@@ -291,11 +290,11 @@ def _sync_folder(path: Path) -> None:
         os.close(fd)
 
 
-# --- beside a finished file ------------------------------------------------------------------------
+# --- records of finished files ---------------------------------------------------------------------
 
 
 def origin_of_file(path: Path) -> Origin | None:
-    """Where a finished file is from; None where that is not known, or it is no longer the same file."""
+    """The origin of a finished file; None if it is unknown or the file has changed since."""
     found = _record(_origin_path(path), Origin)
     if found is None:
         return None
@@ -306,19 +305,19 @@ def origin_of_file(path: Path) -> Origin | None:
     return found if (found.size, found.mtime_ns) == (status.st_size, status.st_mtime_ns) else None
 
 
-def remember_origin(path: Path, origin: Origin) -> None:
+def write_origin(path: Path, origin: Origin) -> None:
     """Raises OSError."""
     atomic_write(_origin_path(path), msgspec.json.encode(origin), mode=0o644)
 
 
-def remember_names(path: Path, names: Sequence[str]) -> None:
-    """That the file at ``path`` is what ``names`` ask for. Raises what ``disk_errors`` does."""
+def add_names(path: Path, names: Sequence[str]) -> None:
+    """Record that ``names`` refer to the file at ``path``. Raises the errors of ``disk_errors``."""
     origin = origin_of_file(path)
-    if origin is None:  # replaced meanwhile: whoever asks next finds out
+    if origin is None:  # replaced meanwhile
         return
-    others = tuple(each for each in origin.names if each not in names)
+    others = tuple(name for name in origin.names if name not in names)
     with disk_errors(path):
-        remember_origin(path, msgspec.structs.replace(origin, names=(*others, *names)[-_MAX_NAMES:]))
+        write_origin(path, msgspec.structs.replace(origin, names=(*others, *names)[-_MAX_NAMES:]))
 
 
 def leftovers_of(path: Path) -> tuple[Path, ...]:
@@ -327,11 +326,11 @@ def leftovers_of(path: Path) -> tuple[Path, ...]:
     A ``.part`` without llamasup's record belongs to another program, and so does a record in another format.
     """
     origin, part, record = _origin_path(path), path.with_name(f"{path.name}.part"), _sidecar_path(path)
-    ours: list[Path] = [origin] if _record(origin, Origin) is not None else []
+    files: list[Path] = [origin] if _record(origin, Origin) is not None else []
     sidecar = _record(record, _Sidecar)
-    if sidecar is not None and sidecar.pid:  # every version of llamasup has written its process id
-        ours += [part, record] if part.is_file() and not part.is_symlink() else [record]
-    return tuple(ours)
+    if sidecar is not None and sidecar.pid:  # all versions of llamasup write their process id
+        files += [part, record] if part.is_file() and not part.is_symlink() else [record]
+    return tuple(files)
 
 
 def _record(path: Path, kind: type[_R]) -> _R | None:
@@ -358,21 +357,22 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says about writing ``path`` into our words."""
+    """Turns errors of the system about writing ``path`` into errors of llamasup."""
     try:
         yield
     except OSError as error:
-        said = error.strerror or str(error)
+        reason = error.strerror or str(error)
         if error.errno in _NO_ROOM:
             raise DiskFull(
-                f"{printable(str(path))}: cannot be written any further: {said}.",
-                remedy="Make room there, or choose another folder with --folder; what has come is kept.",
+                f"{printable(str(path))} cannot be written: {reason}.",
+                remedy="Free disk space, or choose another folder with --folder; the same command "
+                "continues the download.",
             ) from error
         if isinstance(error, PermissionError) or error.errno in (errno.EROFS, errno.ENOTDIR, errno.ELOOP):
             raise FolderUnusable(
-                f"{printable(str(path))}: cannot be written: {said}.",
+                f"{printable(str(path))} cannot be written: {reason}.",
                 remedy="Give a folder that you may write to with --folder.",
             ) from error
         raise DownloadFailed(
-            f"{printable(str(path))}: cannot be written: {said}.", remedy="Check the disk that holds it."
+            f"{printable(str(path))} cannot be written: {reason}.", remedy="Check the disk."
         ) from error

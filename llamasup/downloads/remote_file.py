@@ -1,6 +1,6 @@
-"""A file on a server: what is known of it, whether it is unchanged, and which of its bytes are on the disk.
+"""A file on a server: its size and checksum, whether it has changed, and which bytes are on the disk.
 
-Ranges of bytes are half-open, ``(start, end)``, in order, and none touches the next.
+Ranges of bytes are half-open, ``(start, end)``, sorted, and do not touch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """``size`` in bytes, ``sha256`` in lower-case hex, ``etag`` a strong one. None: the server says none."""
+    """``size`` in bytes, ``sha256`` in lower-case hex, ``etag`` a strong one. None: unknown."""
 
     size: int | None = None
     sha256: str | None = None
@@ -45,7 +45,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """``end`` is exclusive; ``size`` of the whole file, None where the server does not know it."""
+    """``end`` is exclusive; ``size`` is that of the whole file, None if unknown."""
 
     start: int
     end: int
@@ -53,18 +53,18 @@ class ContentRange:
 
 
 def why_not_resumed(before: RemoteFile, now: RemoteFile) -> str:
-    """Why bytes of ``before`` are none of ``now``; empty where they are."""
+    """Why bytes of ``before`` cannot be kept for ``now``; empty if they can."""
     if before.size != now.size:
-        return f"the file has {now.size} bytes now, and had {before.size}"
+        return f"the size changed from {before.size} to {now.size} bytes"
     if before.sha256 and now.sha256:
-        return "" if before.sha256 == now.sha256 else "the file has another checksum now"
+        return "" if before.sha256 == now.sha256 else "the checksum has changed"
     if before.etag and now.etag:
         return "" if before.etag == now.etag else "the file has changed on the server"
-    return "the server does not say whether the file is still the same"
+    return "the server gives no checksum or ETag to compare"
 
 
 def content_range(text: str | None) -> ContentRange | None:
-    """A Content-Range header (RFC 9110, 14.4); None for what is none, or makes no sense."""
+    """A Content-Range header (RFC 9110, 14.4); None if it is missing or invalid."""
     found = _CONTENT_RANGE.fullmatch((text or "").strip())
     if found is None:
         return None
@@ -76,54 +76,49 @@ def content_range(text: str | None) -> ContentRange | None:
 
 
 def strong_etag(text: str | None) -> str | None:
-    """An ETag that changes with every byte; a weak one does not."""
+    """The ETag if it is strong, so that it changes with every byte."""
     return None if not text or text.startswith("W/") else text.strip('" ')
 
 
 def linked_sha256(headers: Mapping[str, str]) -> str | None:
-    """The checksum that the hub gives of a large file, in ``X-Linked-Etag``."""
+    """The checksum of a large file on the hub, from ``X-Linked-Etag``."""
     tag = (headers.get("x-linked-etag") or "").strip('" ').lower()
     return tag if _SHA256.fullmatch(tag) else None
 
 
 def retry_after_s(text: str | None, now: datetime) -> float | None:
-    """A Retry-After header, seconds or a date; None where it says nothing that can be understood."""
+    """A Retry-After header, seconds or a date; None if it is missing or invalid."""
     text = (text or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])
     try:
         at = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):  # the second: a year of eleven digits
+    except (ValueError, OverflowError):  # OverflowError: a year of eleven digits
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now).total_seconds())
 
 
 Ranges = tuple[tuple[int, int], ...]
 
-# A request costs a redirect and a signed URL: not more of them than it takes to keep all connections busy to
-# the end, and no piece so small that the asking takes longer than the reading.
+# Each request costs a redirect and a signed URL, so pieces are as large as possible while all connections
+# stay busy to the end.
 _MIN_PIECE = 16 << 20
 _MAX_PIECE = 1 << 30
 _PIECES_EACH = 4
 
 
 def added(ranges: Ranges, start: int, end: int) -> Ranges:
-    """``ranges`` and the bytes from ``start`` to before ``end``."""
+    """``ranges`` with the bytes from ``start`` to before ``end`` added."""
     if start >= end:
         return ranges
-    before = tuple(each for each in ranges if each[1] < start)
-    after = tuple(each for each in ranges if each[0] > end)
-    touching = ranges[len(before) : len(ranges) - len(after)]
-    joined = (
-        (min(start, *(each[0] for each in touching)), max(end, *(each[1] for each in touching)))
-        if touching
-        else (start, end)
-    )
-    return (*before, joined, *after)
+    before = tuple(known for known in ranges if known[1] < start)
+    after = tuple(known for known in ranges if known[0] > end)
+    touching = (*ranges[len(before) : len(ranges) - len(after)], (start, end))
+    return (*before, (min(first for first, _ in touching), max(last for _, last in touching)), *after)
 
 
 def checked(ranges: Ranges, size: int) -> Ranges:
-    """``ranges`` as read from a file that anything may have happened to; empty where they make no sense."""
+    """``ranges`` as read from a file; empty if they are invalid."""
     last = -1
     for start, end in ranges:
         if not last < start < end <= size:
@@ -133,14 +128,14 @@ def checked(ranges: Ranges, size: int) -> Ranges:
 
 
 def missing(ranges: Ranges, size: int) -> Ranges:
-    """What is not here of ``size`` bytes."""
-    edges = [0, *(edge for each in ranges for edge in each), size]
+    """The gaps in ``ranges`` up to ``size`` bytes."""
+    edges = [0, *(edge for known in ranges for edge in known), size]
     gaps = zip(edges[::2], edges[1::2], strict=True)
     return tuple((start, end) for start, end in gaps if start < end)
 
 
 def prefix(ranges: Ranges) -> int:
-    """How many bytes are here from the very beginning."""
+    """The number of bytes without a gap from the start of the file."""
     return ranges[0][1] if ranges and ranges[0][0] == 0 else 0
 
 
@@ -149,12 +144,12 @@ def total(ranges: Ranges) -> int:
 
 
 def piece_bytes(size: int, parallel: int) -> int:
-    """How much one request asks for."""
+    """The size of one request."""
     return min(max(size // (parallel * _PIECES_EACH), _MIN_PIECE), _MAX_PIECE)
 
 
-def pieces(gaps: Ranges, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """``gaps`` in requests of at most ``most_bytes``, first bytes first: the checksum follows them."""
+def pieces(gaps: Ranges, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """``gaps`` in requests of at most ``max_bytes``, from the start, so that the checksum can follow."""
     for start, end in gaps:
-        for at in range(start, end, most_bytes):
-            yield at, min(at + most_bytes, end)
+        for at in range(start, end, max_bytes):
+            yield at, min(at + max_bytes, end)

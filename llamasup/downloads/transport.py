@@ -1,8 +1,7 @@
-"""Connects to the very addresses that were checked: no name is looked up again between check and connection.
+"""An httpx transport that connects only to addresses that were checked, without a second DNS lookup.
 
-A transport for httpx. Each origin has a pool of its own, since within one a connection is known by its
-address alone: of two hosts behind one address, the second would be asked over a connection whose certificate
-was checked for the first.
+Each origin has its own pool, since a pool finds connections by address: a second host at the same address
+would use a connection whose certificate was checked for the first one.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ from llamasup.http.httpx_import import httpx
 
 __all__ = ["PinnedTransport"]
 
-# Of one host; those behind it are hardly ever reached before somebody loses patience.
+# The addresses of a host that are tried; more would take longer than users wait.
 _MAX_ADDRESSES = 4
-_LOOK_UP_S = 15.0
+_RESOLVE_TIMEOUT_S = 15.0
 
 
 class PinnedTransport(httpx.AsyncBaseTransport):
-    """``reach`` says which addresses may be connected to. Raises its DownloadRefused for the others, and
-    DownloadFailed for a proxy of the environment that cannot be used.
-    """
+    """Raises DownloadRefused for addresses that ``policy`` refuses, DownloadFailed for an unusable proxy."""
 
-    def __init__(self, reach: UrlPolicy, *, connections: int) -> None:
-        self._reach = reach
+    def __init__(self, policy: UrlPolicy, *, connections: int) -> None:
+        self._policy = policy
         self._limits = httpx.Limits(max_connections=connections + 2, max_keepalive_connections=connections)
         self._pools: dict[tuple[str, str, int], httpx.AsyncHTTPTransport] = {}
         self._addresses: dict[tuple[str, str, int], list[str]] = {}
@@ -42,24 +39,24 @@ class PinnedTransport(httpx.AsyncBaseTransport):
         proxy = _proxy(origin)
         pool = self._pool(origin, proxy)
         if proxy is not None:
-            # It looks names up itself; what is written as an address can be checked here all the same.
+            # The proxy resolves names; only an address in the URL can be checked here.
             if _is_literal(request.url.host):
-                self._reach.allowed(str(request.url), [request.url.host])
+                self._policy.allowed(str(request.url), [request.url.host])
             return await pool.handle_async_request(request)
-        failed: httpx.TransportError = httpx.ConnectError(f"{request.url.host} has no address")
+        last_error: httpx.TransportError = httpx.ConnectError(f"{request.url.host} has no address")
         for address in (await self._checked(request.url, origin))[:_MAX_ADDRESSES]:
             pinned = httpx.Request(
                 request.method,
                 request.url.copy_with(host=address),
-                headers=request.headers,  # Host among them: that of the name
+                headers=request.headers,  # with the Host header of the name
                 stream=request.stream,
                 extensions={**request.extensions, "sni_hostname": request.url.host},
             )
             try:
                 return await pool.handle_async_request(pinned)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                failed = error
-        raise failed
+                last_error = error
+        raise last_error
 
     async def aclose(self) -> None:
         for pool in self._pools.values():
@@ -75,31 +72,31 @@ class PinnedTransport(httpx.AsyncBaseTransport):
 
     def _pool(self, origin: tuple[str, str, int], proxy: str | None) -> httpx.AsyncHTTPTransport:
         if origin not in self._pools:
-            # A TLS context, with all the certificates of the world, takes 20 ms to build.
+            # A TLS context takes 20 ms to build.
             with_tls = origin[0] == "https"
             try:
                 self._pools[origin] = httpx.AsyncHTTPTransport(
                     verify=with_tls, limits=self._limits, proxy=proxy
                 )
-            except (ImportError, ValueError, httpx.InvalidURL):  # SOCKS; none that httpx knows; no URL
-                # It is not shown: it may hold a password.
+            except (ImportError, ValueError, httpx.InvalidURL):  # SOCKS; unknown scheme; invalid URL
+                # The proxy is not shown: it may contain a password.
                 raise DownloadFailed(
-                    f"The proxy that the environment names for {origin[0]} cannot be used.",
-                    remedy=f"Set {origin[0]}_proxy to something like http://proxy.example:3128, or no_proxy.",
+                    f"The proxy that the environment sets for {origin[0]} cannot be used.",
+                    remedy=f"Set {origin[0]}_proxy to a URL such as http://proxy.example:3128.",
                 ) from None
         return self._pools[origin]
 
     async def _checked(self, url: httpx.URL, origin: tuple[str, str, int]) -> list[str]:
-        """The addresses that may be connected to, looked up once: a name must not change its mind."""
+        """The allowed addresses, resolved once: a later DNS answer cannot change them."""
         known = self._addresses.get(origin)
         if known is None:
-            found = await _look_up(origin[1], origin[2])
-            known = self._addresses[origin] = self._reach.allowed(str(url), found)
+            found = await _resolve(origin[1], origin[2])
+            known = self._addresses[origin] = self._policy.allowed(str(url), found)
         return known
 
 
-async def _look_up(host: str, port: int) -> list[str]:
-    """In a thread that nobody waits for: a resolver cannot be interrupted, and a Ctrl-C is not to wait."""
+async def _resolve(host: str, port: int) -> list[str]:
+    """Resolve in a daemon thread: a lookup cannot be interrupted, and Ctrl-C must not wait for it."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
 
@@ -107,13 +104,13 @@ async def _look_up(host: str, port: int) -> list[str]:
         found: list[str] = []
         failed: Exception | None = None
         try:
-            found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        except (OSError, UnicodeError) as error:  # the second: a label of the name is too long
+            found = [str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
             failed = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed: whoever asked has gone
-            loop.call_soon_threadsafe(tell, found, failed)
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, found, failed)
 
-    def tell(found: list[str], failed: Exception | None) -> None:
+    def deliver(found: list[str], failed: Exception | None) -> None:
         if answer.done():
             return
         if failed is None:
@@ -123,12 +120,12 @@ async def _look_up(host: str, port: int) -> list[str]:
 
     threading.Thread(target=ask, name="look-up", daemon=True).start()
     try:
-        async with asyncio.timeout(_LOOK_UP_S):
+        async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
             return await answer
-    except TimeoutError:  # an OSError, too
-        raise httpx.ConnectTimeout(f"looking {host} up took more than {_LOOK_UP_S:.0f} s") from None
+    except TimeoutError:  # TimeoutError is an OSError
+        raise httpx.ConnectTimeout(f"resolving {host} took more than {_RESOLVE_TIMEOUT_S:.0f} s") from None
     except (OSError, UnicodeError) as error:
-        raise httpx.ConnectError(f"the name {host} cannot be looked up: {error}") from error
+        raise httpx.ConnectError(f"the name {host} cannot be resolved: {error}") from error
 
 
 def _is_literal(host: str) -> bool:
@@ -140,11 +137,11 @@ def _is_literal(host: str) -> bool:
 
 
 def _proxy(origin: tuple[str, str, int]) -> str | None:
-    """That of the environment (``https_proxy``, ``no_proxy``), as every tool takes it: HOST:PORT too."""
+    """The proxy of the environment (``https_proxy``, ``no_proxy``): a URL, or HOST:PORT."""
     scheme, host, _ = origin
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    # A token may go to this machine itself without TLS: nobody else is to see it.
+    # A loopback request may carry a token without TLS, so no proxy may see it.
     if not proxy or is_loopback_host(host) or urllib.request.proxy_bypass(host):
         return None
     return proxy if "://" in proxy else f"http://{proxy}"

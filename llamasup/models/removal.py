@@ -13,7 +13,7 @@ from pathlib import Path
 from llamasup.downloads.choose import quant_tag
 from llamasup.downloads.part_file import Busy, PartFile, leftovers_of
 from llamasup.downloads.reference import Ref, RepoRef, UrlRef, parse_ref
-from llamasup.downloads.store import _is_file, _paths_of_url, downloaded
+from llamasup.downloads.store import downloaded, is_file, paths_of_url
 from llamasup.errors import FolderUnusable, LlamasupError, ModelMissing, UsageInvalid
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.models.attachments import projector_going_with
@@ -189,7 +189,7 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
             found = (part.with_suffix("") for part in sorted(top.rglob("*.part")))
             unfinished = [part for part in found if _is_of(ref, str(part.relative_to(top)))]
         case UrlRef():
-            unfinished = list(_paths_of_url(ref, folder))
+            unfinished = list(paths_of_url(ref, folder))
         case None:
             pass
     # Keep the record of origin of a complete file.
@@ -197,7 +197,7 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
         leftover
         for path in unfinished
         for leftover in leftovers_of(path)
-        if leftover.name.startswith(f"{path.name}.part") or not _is_file(path)
+        if leftover.name.startswith(f"{path.name}.part") or not is_file(path)
     )
     for leftover in leftovers:
         _refuse_outside(leftover, folder)

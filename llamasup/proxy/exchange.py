@@ -7,7 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from llamasup.auth.quota import context_left, untold_tokens
+from llamasup.auth.quota import context_left, unreported_tokens
 from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.context_end import context_end, context_refusal
@@ -460,7 +460,7 @@ class Exchange:
         route = request.head.route
         streams = request.wants_events() if meter is None else meter.streams
         since = self.first_byte_at if streams and self.first_byte_at else self._request_sent_at
-        return untold_tokens(
+        return unreported_tokens(
             counts,
             items=self._items,
             items_reported=meter.items_reported if meter is not None else 0,
@@ -469,7 +469,7 @@ class Exchange:
             whole=outcome == "ok",
             streams=streams,
             generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
-            tells_all_prompts=lists_of(route.label) != PROMPTS,
+            reports_all_prompts=lists_of(route.label) != PROMPTS,
             prompt_bytes=request.body_bytes if by_client else 0,
             seconds=monotonic() - since if by_client else 0.0,
             begun=self.first_byte_at > 0.0,

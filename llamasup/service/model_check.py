@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from llamasup.config.issues import ConfigIssues, Issue, Place, mistake_at, place_text
+from llamasup.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
 from llamasup.config.values import Config, ModelEntry
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 from llamasup.llama_server.capabilities import Capabilities
@@ -78,7 +78,7 @@ def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Ite
 def _where(place: Place, where: str, config: Config) -> str:
     """FILE:LINE of the key at ``place``, which is in the file of ``where``; "": a program says it."""
     file = where.rpartition(":")[0]
-    return f"{file}:{mistake_at(place, '', config.lines).line}" if file else ""
+    return f"{file}:{issue_at(place, '', config.lines).line}" if file else ""
 
 
 def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:

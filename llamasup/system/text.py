@@ -10,13 +10,20 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-__all__ = ["INVALID_JSON", "display_width", "json_text", "memory_text", "path_text", "printable"]
-
+__all__ = [
+    "INVALID_JSON",
+    "did_you_mean",
+    "display_width",
+    "json_text",
+    "memory_text",
+    "path_text",
+    "printable",
+]
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -72,6 +79,14 @@ def _well_formed(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_well_formed(each) for each in value]
     return value if value is None or isinstance(value, bool | int | float) else path_text(str(value))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """``did you mean X?`` with the most similar of the ``known`` names, or "" if none is similar."""
+    import difflib  # 1 ms; only errors need it
+
+    similar = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=cutoff)
+    return f"did you mean {similar[0]}?" if similar else ""
 
 
 def memory_text(count_bytes: int) -> str:

@@ -168,9 +168,9 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
         assert server.status()["models"][1]["state"] == "stopped"
     async with llamasup.serve(config=Config(models=two), runtime=fake) as server:
         for ask in (server.load, server.unload, server.restart):
-            with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+            with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
                 await ask()
-        with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+        with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
             await server.switch("demo")
         with pytest.raises(llamasup.ModelUnknown) as caught:
             await server.load("c")
@@ -383,7 +383,7 @@ async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_m
             lambda: server.client,
         ]
         for ask in asks:
-            with pytest.raises(llamasup.NotRunning, match="has ended"):
+            with pytest.raises(llamasup.NotRunning, match="has stopped"):
                 ask()
         for work in (
             server.load("tiny"),
@@ -392,7 +392,7 @@ async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_m
             server.reload(),
             server.switch("demo"),
         ):
-            with pytest.raises(llamasup.NotRunning, match="has ended"):
+            with pytest.raises(llamasup.NotRunning, match="has stopped"):
                 await work
 
 

@@ -91,36 +91,42 @@ def test_none_says_nothing_and_never_is_infinite() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"ctxsize": 1}, "ctxsize: a model has no such option; the nearest is ctx_size."),
-        ({"ttl": 600}, "ttl: a model has no such option; the nearest is ttl_s."),
-        ({"path": "x"}, "path: a model has no such option; there are ctx_size, parallel, gpu_layers,"),
-        ({"where": "x"}, "where: a model has no such option"),
-        ({"ctx_size": "4096"}, "ctx_size='4096': it takes a whole number, 1 or more."),
-        ({"ctx_size": 0}, "ctx_size=0: it takes a whole number, 1 or more."),
-        ({"ctx_size": True}, "ctx_size=True: it takes a whole number"),
-        ({"ctx_size": 1e3}, "ctx_size=1000.0: it takes a whole number"),
-        ({"ctx_size": 1 << 80}, "it takes a whole number, 1 or more."),
-        ({"parallel": 5000}, "parallel=5000: it takes a whole number from 1 to 1024."),
-        ({"gpu_layers": "some"}, "gpu_layers='some': it takes a whole number, 0 or more, or auto or all."),
-        ({"gpu_layers": 1.5}, "gpu_layers=1.5: it takes"),
-        ({"flash_attn": True}, "flash_attn=True: it takes on, off or auto."),
-        ({"kv_type": "Q8 0"}, "kv_type='Q8 0': it takes a type of llama-server's such as f16"),
-        ({"pin": 1}, "pin=1: it takes True or False."),
-        ({"ttl_s": -1}, "ttl_s=-1: it takes seconds, 0 or more, or inf for never."),
-        ({"ttl_s": float("nan")}, "ttl_s=nan: it takes seconds"),
-        ({"ttl_s": "10m"}, "ttl_s='10m': it takes seconds"),
-        ({"wait_timeout_s": float("inf")}, "wait_timeout_s=inf: it takes seconds, 0 or more."),
-        ({"extra": "--jinja"}, "extra='--jinja': it takes a list, each text."),
-        ({"extra": {"--jinja": 1}}, "it takes a list, each text."),
-        ({"extra": [1]}, "extra=[1]: it takes a list"),
-        ({"loras": [3]}, "loras=[3]: it takes a list, each the path of"),
-        ({"loras": 3}, "loras=3: it takes a list, each the path of"),
-        ({"draft_model": ""}, "draft_model='': it takes the path of a .gguf file."),
+        ({"ctxsize": 1}, "ctxsize: unknown option (did you mean ctx_size?)."),
+        ({"ttl": 600}, "ttl: unknown option (did you mean ttl_s?)."),
+        ({"path": "x"}, "path: unknown option (valid options: ctx_size, parallel, gpu_layers,"),
+        ({"where": "x"}, "where: unknown option"),
+        ({"ctx_size": "4096"}, "ctx_size: invalid value '4096'; expected a whole number, 1 or more."),
+        ({"ctx_size": 0}, "ctx_size: invalid value 0; expected a whole number, 1 or more."),
+        ({"ctx_size": True}, "ctx_size: invalid value True; expected a whole number"),
+        ({"ctx_size": 1e3}, "ctx_size: invalid value 1000.0; expected a whole number"),
+        ({"ctx_size": 1 << 80}, "expected a whole number, 1 or more."),
+        ({"parallel": 5000}, "parallel: invalid value 5000; expected a whole number from 1 to 1024."),
+        (
+            {"gpu_layers": "some"},
+            "gpu_layers: invalid value 'some'; expected a whole number, 0 or more, or auto or all.",
+        ),
+        ({"gpu_layers": 1.5}, "gpu_layers: invalid value 1.5; expected"),
+        ({"flash_attn": True}, "flash_attn: invalid value True; expected on, off or auto."),
+        ({"kv_type": "Q8 0"}, "kv_type: invalid value 'Q8 0'; expected a KV cache type such as f16"),
+        ({"pin": 1}, "pin: invalid value 1; expected True or False."),
+        ({"ttl_s": -1}, "ttl_s: invalid value -1; expected seconds, 0 or more, or inf for never."),
+        ({"ttl_s": float("nan")}, "ttl_s: invalid value nan; expected seconds"),
+        ({"ttl_s": "10m"}, "ttl_s: invalid value '10m'; expected seconds"),
+        ({"wait_timeout_s": float("inf")}, "wait_timeout_s: invalid value inf; expected seconds, 0 or more."),
+        ({"extra": "--jinja"}, "extra: invalid value '--jinja'; expected a list, each text."),
+        ({"extra": {"--jinja": 1}}, "expected a list, each text."),
+        ({"extra": [1]}, "extra: invalid value [1]; expected a list"),
+        ({"loras": [3]}, "loras: invalid value [3]; expected a list, each the path of"),
+        ({"loras": 3}, "loras: invalid value 3; expected a list, each the path of"),
+        ({"draft_model": ""}, "draft_model: invalid value ''; expected the path of a .gguf file."),
         (
             {"draft_model": "~nobody-has-this-name/x"},
-            "it takes the path of a .gguf file (Could not determine",
+            "(Could not determine",
         ),
-        ({"aliases": ["a b"]}, "aliases=['a b']: it takes a list, each a name of letters"),
+        (
+            {"aliases": ["a b"]},
+            "aliases: invalid value ['a b'] (it has ' ' in it); expected a list, each a name of letters",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_what_can(options: dict[str, Any], says: str) -> None:
@@ -129,10 +135,10 @@ def test_what_cannot_be_meant_is_refused_with_what_can(options: dict[str, Any], 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
     assert refused(ctx_size=0, ttl=3, pin="yes").splitlines() == [
-        "3 options cannot be meant.",
-        "ctx_size=0: it takes a whole number, 1 or more",
-        "ttl: a model has no such option; the nearest is ttl_s",
-        "pin='yes': it takes True or False",
+        "3 invalid options:",
+        "ctx_size: invalid value 0; expected a whole number, 1 or more",
+        "ttl: unknown option (did you mean ttl_s?)",
+        "pin: invalid value 'yes'; expected True or False",
     ]
 
 
@@ -196,39 +202,42 @@ def refused_to_serve(*arguments: Any, **options: Any) -> llamasup.LlamasupError:
 
 
 def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
-    assert refused_to_serve().message == "There is nothing to serve."
-    assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size: said of no model."
-    assert refused_to_serve(name="x", models_dir="/m").message == "name: said of no model."
-    assert refused_to_serve("").message == "'' is no model."
-    assert refused_to_serve("a\0b").message == "'a\\x00b' is no model."
-    assert refused_to_serve("demo", port="80").message == "port='80' is no port."
-    assert refused_to_serve("demo", port=True).message == "port=True is no port."
-    assert refused_to_serve("demo", colour="red").message.startswith("colour: a model has no such option")
+    assert refused_to_serve().message == "No models to serve."
+    assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size was given without a model."
+    assert refused_to_serve(name="x", models_dir="/m").message == "name was given without a model."
+    assert refused_to_serve("").message == "'' is not a model."
+    assert refused_to_serve("a\0b").message == "'a\\x00b' is not a model."
+    assert refused_to_serve("demo", port="80").message == "port='80' is not a valid port."
+    assert refused_to_serve("demo", port=True).message == "port=True is not a valid port."
+    assert refused_to_serve("demo", colour="red").message.startswith("colour: unknown option")
     assert "there is no user" in refused_to_serve(models_dir="~nobody-has-this-name").message
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"model": 5}, "model=5: it takes a text or a Path."),
-        ({"model": "demo", "name": 5}, "name=5: it takes a text."),
-        ({"model": "demo", "host": None}, "host=None: it takes a text."),
-        ({"model": "demo", "host": " , "}, "host=' , ' names no address."),
-        ({"model": "demo", "runtime": 5}, "runtime=5: it takes a text or a Path."),
-        ({"model": "demo", "api_key": 5}, "The api_key is no key (not shown)."),
-        ({"model": "demo", "port": 70_000}, "port=70000 is no port."),
-        ({"model": "demo", "environ": ["A=1"]}, "environ=['A=1']: it takes a mapping, as os.environ is."),
-        ({"models_dir": [5]}, "models_dir=5: it takes a text or a Path."),
-        ({"config": 5}, "config is a int; it takes the path of a file, or a dict."),
-        ({"config": {"models": {"a": {"path": object()}}}}, "The config holds what no file could say"),
-        ({"config": {"swap_after": float("nan")}}, "The config holds what no file could say"),
+        ({"model": 5}, "model=5: expected a string or a Path."),
+        ({"model": "demo", "name": 5}, "name=5: expected a string."),
+        ({"model": "demo", "host": None}, "host=None: expected a string."),
+        ({"model": "demo", "host": " , "}, "host=' , ' is empty."),
+        ({"model": "demo", "runtime": 5}, "runtime=5: expected a string or a Path."),
+        ({"model": "demo", "api_key": 5}, "The api_key is invalid (not shown)."),
+        ({"model": "demo", "port": 70_000}, "port=70000 is not a valid port."),
+        (
+            {"model": "demo", "environ": ["A=1"]},
+            "environ=['A=1']: expected a mapping, as os.environ is.",
+        ),
+        ({"models_dir": [5]}, "models_dir=5: expected a string or a Path."),
+        ({"config": 5}, "config is a int; expected the path of a file, or a dict."),
+        ({"config": {"models": {"a": {"path": object()}}}}, "The config has a value that a file cannot have"),
+        ({"config": {"swap_after": float("nan")}}, "The config has a value that a file cannot have"),
         (
             {"config": Config(models=cast("Any", {"a": {"path": "demo"}}))},
-            "Config: models['a'] is a dict that nobody has",
+            "Config: models['a'] is a dict that was not checked",
         ),
         (
             {"config": Config(memory=cast("Any", {"ram": "80%"}))},
-            "Config: memory is a dict that nobody has read.",
+            "Config: memory is a dict that was not checked.",
         ),
     ],
 )
@@ -245,7 +254,7 @@ def test_a_dict_is_checked_as_a_file_is(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ConfigIssues) as caught:
         llamasup.serve(config=said, environ={"SIZE": "512"})
     (issue,) = caught.value.details
-    assert issue.startswith("config: models.a.aliases[0]: 'é'")
+    assert issue.startswith("config: models.a.aliases[0]: invalid value 'é'")
     said["models"]["a"]["aliases"] = ()
     read = config_of(said, {"SIZE": "512"}, more_models=False)
     assert isinstance(read, Config)
@@ -262,4 +271,4 @@ def test_none_says_nothing_of_preload_either() -> None:
 @pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])
 def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
     error = refused_to_serve("demo", api_key=key)
-    assert error.message == "The api_key is no key (not shown)."
+    assert error.message == "The api_key is invalid (not shown)."

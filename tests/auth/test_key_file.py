@@ -28,10 +28,10 @@ def opens(text: str, credential: str) -> bool:
     return KeyRing([line.key for line in read(text)]).find((credential.encode(),)) is not None
 
 
-# --- what is understood
+# --- valid files
 
 
-def test_a_plain_line_is_an_inference_key_without_limits() -> None:
+def test_plain_line_is_an_inference_key_without_limits() -> None:
     key = only("sk-plain\n")
     assert key.name == "key-1"
     assert key.infers
@@ -40,7 +40,7 @@ def test_a_plain_line_is_an_inference_key_without_limits() -> None:
     assert key.priority == "normal"
 
 
-def test_everything_can_be_said_of_a_key() -> None:
+def test_all_attributes_of_a_key_are_read() -> None:
     key = only(
         "KEY name=alice rights=inference,control rpm=60 concurrent=2 tpm=20000 priority=high "
         "models=qwen*,org/tiny:Q4_K_M"
@@ -55,23 +55,23 @@ def test_everything_can_be_said_of_a_key() -> None:
     assert not opens("KEY name=alice", "KEY name=alice")
 
 
-def test_a_key_may_control_and_not_infer() -> None:
+def test_key_may_have_only_the_control_right() -> None:
     key = only("KEY rights=control")
     assert key.controls
     assert not key.infers
 
 
-def test_comments_blank_lines_and_other_systems_line_ends_are_passed_over() -> None:
+def test_comments_blank_lines_and_windows_line_ends_are_ignored() -> None:
     lines = read("\ufeff# team\r\n\r\none\t name=a  rpm=1 \r\n   \n  # more\n two\n")
     assert [(line.number, line.key.name) for line in lines] == [(3, "a"), (6, "key-1")]
     assert opens("\ufeffone\r\n", "one")
 
 
-def test_keys_without_a_name_are_numbered_among_themselves() -> None:
+def test_keys_without_a_name_are_numbered() -> None:
     assert [line.key.name for line in read("one\ntwo name=b\nthree")] == ["key-1", "b", "key-2"]
 
 
-def test_a_hash_stands_for_its_key() -> None:
+def test_hash_matches_its_key() -> None:
     text = f"{HASH} name=bob\ntwo"
     assert [line.hashed for line in read(text)] == [True, False]
     assert opens(text, "one")
@@ -82,24 +82,24 @@ def test_a_hash_stands_for_its_key() -> None:
 @pytest.mark.parametrize(
     "key", ["with space", "a=b", "=", "a==", "clé", "a,b;c", "a\tb", "x:y", "$a", "a # b"]
 )
-def test_odd_keys_of_llama_server_still_work(key: str) -> None:
-    """As a real one takes them (tests/real/test_keys.py)."""
+def test_unusual_keys_of_llama_server_work(key: str) -> None:
+    """tests/real/test_keys.py shows that llama-server accepts them."""
     assert read_key_file(key + "\n") == (key,)
     assert opens(key + "\n", key)
 
 
-# --- what is not
+# --- invalid files
 
 
 @pytest.mark.parametrize(
     ("text", "line", "seen", "allowed"),
     [
-        ("KEY nmae=alice", 1, "nmae= is unknown; the nearest known is name=", "rpm="),
-        ("a\n\n# c\nKEY RPM=60", 4, "RPM= is unknown; the nearest known is rpm=", "rpm="),
-        ("KEY zzz=alice", 1, "word 2 is an attribute that is unknown", "rights="),
-        ("KEY name=a high", 1, "word 3 is no attribute", "priority="),
-        ("KEY name=a priority high", 1, "priority is no attribute: it has no =", "priority="),
-        ("KEY name = alice", 1, "name is no attribute: it has no =", "without blanks"),
+        ("KEY nmae=alice", 1, "unknown attribute nmae= (did you mean name?)", "rpm="),
+        ("a\n\n# c\nKEY RPM=60", 4, "unknown attribute RPM= (did you mean rpm?)", "rpm="),
+        ("KEY zzz=alice", 1, "word 2 is an unknown attribute", "rights="),
+        ("KEY name=a high", 1, "word 3 is not followed by =", "priority="),
+        ("KEY name=a priority high", 1, "priority is not followed by =", "priority="),
+        ("KEY name = alice", 1, "name is not followed by =", "without blanks"),
         ("name=alice KEY", 1, "it begins with name=", "key comes first"),
         ("name=alice", 1, "it begins with name=", "key comes first"),
         ("name=alice rights=control", 1, "it begins with name=", "key comes first"),
@@ -115,28 +115,26 @@ def test_odd_keys_of_llama_server_still_work(key: str) -> None:
         ("KEY rights=", 1, "rights=''", "inference, control"),
         ("KEY rights=control,control", 1, "rights='control,control'", "inference, control"),
         ("KEY priority=urgent", 1, "priority='urgent'", "normal or high"),
-        ("KEY models=", 1, "'' is no name of a model", "commas between them"),
-        ("KEY models=a,,b", 1, "'' is no name of a model", "commas between them"),
-        ("KEY models=[ab]*", 1, "'[ab]*' is no name of a model", "commas between them"),
-        ("KEY models=" + ",".join("a" * 33), 1, "names no models", "up to 32 names"),
-        ("KEY rpm=1 rpm=2", 1, "rpm= is there twice", "once"),
-        ("KEY name=a/b", 1, "'a/b' is no name", "letters"),
-        ("KEY name=key-1", 1, "without a name is called", "another name"),
-        ("KEY name=given-1", 1, "without a name is called", "another name"),
-        ("a name=x\nb name=x", 2, "name=x is the name of line 1 too", "of its own"),
-        ("a\nb\na rpm=5", 3, "the key of line 1 is here again", "Keep one"),
-        (f"one\n{HASH} name=x", 2, "the key of line 1 is here again", "Keep one"),
-        (f"{HASH} name=x\nz\none", 3, "the key of line 1 is here again", "Keep one"),
-        (f"{HASH} name=x\n{HASH} name=y", 2, "the key of line 1 is here again", "Keep one"),
+        ("KEY models=", 1, "'' is not a valid model name", "separated by commas"),
+        ("KEY models=a,,b", 1, "'' is not a valid model name", "separated by commas"),
+        ("KEY models=[ab]*", 1, "'[ab]*' is not a valid model name", "separated by commas"),
+        ("KEY models=" + ",".join("a" * 33), 1, "has 33 model names", "up to 32 names"),
+        ("KEY rpm=1 rpm=2", 1, "rpm= occurs twice", "once"),
+        ("KEY name=a/b", 1, "'a/b' is not a valid key name", "letters"),
+        ("KEY name=key-1", 1, "is reserved for keys without a name", "another name"),
+        ("KEY name=given-1", 1, "is reserved for keys without a name", "another name"),
+        ("a name=x\nb name=x", 2, "name=x is already the name of line 1", "its own name"),
+        ("a\nb\na rpm=5", 3, "the same key as in line 1", "Keep one"),
+        (f"one\n{HASH} name=x", 2, "the same key as in line 1", "Keep one"),
+        (f"{HASH} name=x\nz\none", 3, "the same key as in line 1", "Keep one"),
+        (f"{HASH} name=x\n{HASH} name=y", 2, "the same key as in line 1", "Keep one"),
         ("a\x00b", 1, "control character", "HTTP header"),
         ("a\x7f", 1, "control character", "HTTP header"),
-        ("sha256:short:00", 1, "is no hash of a key", "sha256:SALT:HEX"),
-        (HASH.upper().replace("SHA256", "sha256"), 1, "is no hash of a key", "lower case"),
+        ("sha256:short:00", 1, "is not a valid hash", "sha256:SALT:HEX"),
+        (HASH.upper().replace("SHA256", "sha256"), 1, "is not a valid hash", "lower case"),
     ],
 )
-def test_a_mistake_names_file_line_what_was_seen_and_what_is_allowed(
-    text: str, line: int, seen: str, allowed: str
-) -> None:
+def test_error_names_file_line_value_and_remedy(text: str, line: int, seen: str, allowed: str) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         read(text)
     assert caught.value.message.startswith(f"The API key file 'keys', line {line}: ")
@@ -146,14 +144,14 @@ def test_a_mistake_names_file_line_what_was_seen_and_what_is_allowed(
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# none\n", "\ufeff", "   \r\n"])
-def test_a_file_may_hold_no_key(text: str) -> None:
+def test_file_may_have_no_key(text: str) -> None:
     assert read(text) == ()
 
 
-def test_a_file_has_so_many_keys_and_no_more() -> None:
+def test_number_of_keys_is_limited() -> None:
     thousand = "".join(f"key{number}\n" for number in range(1000))
     assert len(read(thousand)) == 1000
-    with pytest.raises(ConfigInvalid, match=r"more than 1000 keys, in line 1001"):
+    with pytest.raises(ConfigInvalid, match=r"more than 1000 keys \(line 1001\)"):
         read(thousand + "more\n")
 
 
@@ -182,7 +180,7 @@ WORDS = st.one_of(
 @QUICKLY
 @given(st.lists(st.lists(WORDS, max_size=5).map(" ".join), max_size=6).map("\n".join))
 @example("\x1c\x1d a=\u2028b")
-def test_any_text_is_a_file_of_keys_or_a_mistake_in_one(text: str) -> None:
+def test_any_text_is_read_or_refused(text: str) -> None:
     try:
         lines = read(text)
     except ConfigInvalid:
@@ -210,22 +208,22 @@ def test_no_message_shows_a_key(secret: str, behind: list[str], twice: bool) -> 
     try:
         read(text)
     except ConfigInvalid as error:
-        said = f"{error.message} {error.remedy}"
+        message = f"{error.message} {error.remedy}"
         for word in re.split(r"[ =]+", secret):
             if len(word) >= 5 and word.isalnum() and word not in "".join(behind):
-                assert word not in said
+                assert word not in message
 
 
 # --- names and writing
 
 
 @pytest.mark.parametrize("name", ["alice", "a", "A.b_c@d-e", "x" * 64, "key", "key-a"])
-def test_a_name(name: str) -> None:
+def test_valid_name(name: str) -> None:
     assert checked_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a=b", "a,b", "é", "x" * 65, "key-7", "a\n"])
-def test_no_name(name: str) -> None:
+def test_invalid_name(name: str) -> None:
     with pytest.raises(UsageInvalid):
         checked_name(name)
 
@@ -238,15 +236,15 @@ def test_no_name(name: str) -> None:
     st.none() | st.just("saltsalt"),
     st.lists(st.sampled_from(["*", "qwen?", "org/repo:Q4_K_M"]), max_size=3).map(tuple),
 )
-def test_what_is_written_is_what_is_read(
+def test_written_line_is_read_back(
     rights: tuple[bool, bool],
     priority: str,
     limits: tuple[int | None, ...],
     salt: str | None,
     models: tuple[str, ...],
 ) -> None:
-    said = ApiKey("alice", b"", b"", *rights, KeyLimits(*limits), priority, models)  # type: ignore[arg-type]
-    line = key_line(stored_form("the-key", salt), said)
+    given = ApiKey("alice", b"", b"", *rights, KeyLimits(*limits), priority, models)  # type: ignore[arg-type]
+    line = key_line(stored_form("the-key", salt), given)
     (found,) = read(line)
     assert found.hashed == (salt is not None)
     assert opens(line, "the-key")
@@ -254,12 +252,12 @@ def test_what_is_written_is_what_is_read(
     assert (key.name, key.infers, key.controls, key.limits, key.priority, key.models) == (
         "alice",
         *rights,
-        said.limits,
+        given.limits,
         priority,
         models,
     )
 
 
-def test_a_line_goes_and_the_others_stay_as_they_are() -> None:
+def test_removing_a_line_keeps_the_others() -> None:
     assert without_line("# a\r\n\r\none\r\ntwo", 3) == "# a\r\n\r\ntwo"
     assert without_line("one\ntwo", 2) == "one"

@@ -28,7 +28,7 @@ def names(file: KeyFile) -> list[str]:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    found = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    found = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     caplog.clear()
     return found
 
@@ -36,62 +36,63 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- the environment
 
 
-def test_without_the_variable_there_is_no_key() -> None:
+def test_unset_variable_is_no_key() -> None:
     assert environment_keys({}) == ()
     assert environment_keys({"LLAMASUP_API_KEY": ""}) == ()
 
 
-def test_the_variable_is_a_key_less_the_line_end_that_came_with_it() -> None:
+def test_line_end_of_the_variable_is_removed() -> None:
     assert environment_keys({"LLAMASUP_API_KEY": "zero\n"}) == ("zero",)
     assert environment_keys({"LLAMASUP_API_KEY": "two words €"}) == ("two words €",)
 
 
-def test_a_variable_of_bytes_that_are_no_text_is_a_key() -> None:
+def test_variable_may_have_bytes_that_are_not_utf8() -> None:
     (key,) = environment_keys({"LLAMASUP_API_KEY": os.fsdecode(b"caf\xe9")})
     assert KeyRing(plain_keys((key,), PROCESS_SALT)).find((b"caf\xe9",)) is not None
 
 
 @pytest.mark.parametrize(
-    ("value", "says"), [("   ", "nothing but blanks"), ("se\ncret", "control"), ("\x7fsecret", "control")]
+    ("value", "says"),
+    [("   ", "3 characters that are all blanks"), ("se\ncret", "control"), ("\x7fsecret", "control")],
 )
-def test_a_variable_that_no_client_can_send_is_refused_and_not_shown(value: str, says: str) -> None:
+def test_variable_that_no_client_can_send_is_refused_and_not_shown(value: str, says: str) -> None:
     with pytest.raises(ConfigInvalid, match=says) as caught:
         environment_keys({"LLAMASUP_API_KEY": value})
     assert "cret" not in caught.value.message
 
 
-# --- the file, for the first time
+# --- the first read of the file
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "holds no key"),
-        (b"# none\n", "holds no key"),
+        (b"", "has no keys"),
+        (b"# none\n", "has no keys"),
         (b"\xff\xfe", "it is not UTF-8 text"),
-        (b"k rpm=x", "line 1: rpm='x'"),
+        (b"k rpm=x", "line 1: invalid rpm='x'"),
         (b"k\n" * (1 << 19) + b"k", "larger than 1048576 bytes"),
     ],
     ids=["empty", "a comment", "UTF-16", "a mistake", "too large"],
 )
-def test_a_file_that_protects_nothing_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
+def test_file_without_valid_keys_is_refused(content: bytes, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match=says):
         KeyFile(written(tmp_path / "keys", content))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid, match="No such file"):
         KeyFile(tmp_path / "none")
     with pytest.raises(ConfigInvalid, match="directory"):
         KeyFile(tmp_path)
 
 
-def test_a_folder_of_nobody_is_refused() -> None:
-    with pytest.raises(ConfigInvalid, match="no such user"):
+def test_unknown_user_is_refused() -> None:
+    with pytest.raises(ConfigInvalid, match="the user after ~ does not exist"):
         KeyFile(Path("~nobody-of-this-name/keys"))
 
 
-def test_a_file_that_others_can_read_is_told_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_file_that_others_can_read_is_warned_about_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     KeyFile(path)
     assert warnings(caplog) == []
     path.chmod(0o640)
@@ -104,7 +105,7 @@ def test_a_file_that_others_can_read_is_told_once(path: Path, caplog: pytest.Log
     assert warnings(caplog) == []
 
 
-def test_a_credential_of_systemds_is_not_open_to_others(
+def test_systemd_credential_is_private(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.chmod(0o440)  # as systemd gives it to a user that exists while the service runs
@@ -113,18 +114,18 @@ def test_a_credential_of_systemds_is_not_open_to_others(
     assert warnings(caplog) == []
 
 
-# --- the file, again
+# --- changes of the file
 
 
-def test_what_has_not_changed_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_not_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = KeyFile(path)
     assert not file.changed()  # read once more, for a second change within one tick of the clock
-    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("the file was read"))
     assert not file.changed()
     assert not file.changed()
 
 
-def test_two_changes_within_one_tick_of_the_clock_are_two(path: Path) -> None:
+def test_two_changes_within_one_clock_tick_are_both_seen(path: Path) -> None:
     file = KeyFile(path)
     while file.changed() or not file._settled:
         pass
@@ -137,14 +138,14 @@ def test_two_changes_within_one_tick_of_the_clock_are_two(path: Path) -> None:
     assert names(file) == ["c"]
 
 
-def test_a_touched_file_changes_nothing(path: Path) -> None:
+def test_touched_file_changes_nothing(path: Path) -> None:
     file = KeyFile(path)
     os.utime(path, ns=(1, 1))
     assert not file.changed()
 
 
-def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path) -> None:
-    """As Kubernetes replaces a secret."""
+def test_changed_symlink_is_a_change(tmp_path: Path) -> None:
+    """Kubernetes replaces a secret like this."""
     first = written(tmp_path / "first", "one name=a\n")
     second = written(tmp_path / "second", "two name=b\n")
     (tmp_path / "keys").symlink_to(first)
@@ -155,26 +156,26 @@ def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path) -> None:
     assert names(file) == ["b"]
 
 
-def test_a_mistake_is_told_once_and_another_once_more(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_each_error_is_logged_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = KeyFile(path)
     path.write_text("one name=a\ntwo rpm=x\n")
     for _ in range(3):
         assert not file.changed()
     (warning,) = warnings(caplog)
-    assert "line 2: rpm='x'" in warning
-    assert "keys before still count" in warning
+    assert "line 2: invalid rpm='x'" in warning
+    assert "Keeping the previous keys" in warning
     assert names(file) == ["a"]
     path.write_text("two rpm=y\n")
     for _ in range(3):
         assert not file.changed()
-    assert "line 1: rpm='y'" in warnings(caplog)[0]
+    assert "line 1: invalid rpm='y'" in warnings(caplog)[0]
     path.write_text("two name=b\n")
     assert file.changed()
-    assert "as it should be again" in warnings(caplog)[0]
+    assert "is valid again" in warnings(caplog)[0]
     assert names(file) == ["b"]
 
 
-def test_a_file_whose_last_key_goes_has_none_then_and_says_so_once(
+def test_removal_of_the_last_key_revokes_all_and_is_logged_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = KeyFile(path)
@@ -184,39 +185,39 @@ def test_a_file_whose_last_key_goes_has_none_then_and_says_so_once(
     for _ in range(3):
         assert not file.changed()
     (warning,) = warnings(caplog)
-    assert "holds no key any more" in warning
+    assert "every key from it is revoked" in warning
     path.write_text("two name=b\n")
     assert file.changed()
     assert names(file) == ["b"]
     assert warnings(caplog) == []
 
 
-def test_an_empty_file_counts_from_the_second_look_on(path: Path) -> None:
+def test_empty_file_revokes_keys_at_the_second_read(path: Path) -> None:
     file = KeyFile(path)
-    path.write_text("")  # as an editor leaves it while it writes
+    path.write_text("")  # an editor that is writing leaves it empty
     assert not file.changed()
     assert names(file) == ["a"]
     assert file.changed()
     assert names(file) == []
 
 
-def test_a_file_that_goes_and_comes_back_as_it_was_is_told_twice(
+def test_missing_file_is_logged_when_it_goes_and_returns(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = KeyFile(path)
     path.rename(path.with_name("away"))
     for _ in range(3):
         assert not file.changed()
-    assert [each for each in warnings(caplog) if "No such file" in each]
+    assert any("No such file" in warning for warning in warnings(caplog))
     path.with_name("away").rename(path)
     for _ in range(3):
         assert not file.changed()
     (warning,) = warnings(caplog)
-    assert "as it should be again" in warning
+    assert "is valid again" in warning
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_may_be_read_again_is_read(path: Path) -> None:
+def test_file_is_read_after_its_permissions_return(path: Path) -> None:
     file = KeyFile(path)
     path.write_text("two name=b\n")
     path.chmod(0)
@@ -226,16 +227,16 @@ def test_a_file_that_may_be_read_again_is_read(path: Path) -> None:
     assert names(file) == ["b"]
 
 
-def test_a_pipe_in_its_place_is_not_waited_for(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pipe_in_place_of_the_file_does_not_block(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = KeyFile(path)
     path.unlink()
     os.mkfifo(path)
     assert not file.changed()
-    assert "no file any more" in warnings(caplog)[0]
+    assert "not a regular file" in warnings(caplog)[0]
     assert names(file) == ["a"]
 
 
-def test_a_pipe_is_read_once() -> None:
+def test_pipe_is_read_once() -> None:
     reading, writing = os.pipe()
     os.write(writing, b"one name=a\n")
     os.close(writing)
@@ -245,7 +246,7 @@ def test_a_pipe_is_read_once() -> None:
     assert not file.changed()
 
 
-def test_a_key_in_the_place_of_its_file_is_not_shown_where_a_config_names_it(tmp_path: Path) -> None:
+def test_key_in_place_of_the_path_is_not_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigInvalid) as raised:
         KeyFile(tmp_path / "sk-SECRET", of="auth.api_key_file")
     assert raised.value.message == (
@@ -253,9 +254,7 @@ def test_a_key_in_the_place_of_its_file_is_not_shown_where_a_config_names_it(tmp
     )
 
 
-def test_a_pipe_that_nothing_writes_to_is_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_for_a_pipe_without_a_writer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llamasup.system.storage.folders.PIPE_WAIT_S", 0.05)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -270,7 +269,7 @@ def test_a_pipe_that_nothing_writes_to_is_not_waited_for_without_end(
     os.close(keeps_open)
 
 
-def test_a_pipe_is_waited_for_and_read_to_its_end(tmp_path: Path) -> None:
+def test_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writing = threading.Thread(target=pipe.write_text, args=("one name=a\n" + "# x\n" * 50_000,))
@@ -279,6 +278,6 @@ def test_a_pipe_is_waited_for_and_read_to_its_end(tmp_path: Path) -> None:
     writing.join()
 
 
-def test_a_pipe_without_end_is_too_large() -> None:
+def test_endless_file_is_too_large() -> None:
     with pytest.raises(ConfigInvalid, match="larger than"):
         KeyFile(Path("/dev/zero"))

@@ -23,15 +23,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_new_file_is_its_owners_alone(path: Path) -> None:
+def test_new_file_is_private(path: Path) -> None:
     change_key_file(path, lambda text: f"{text} one\n")
     assert path.read_text() == "None one\n"
     assert mode(path) == 0o600
 
 
-def test_the_default_file_is_in_a_folder_of_its_owners_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_file_is_in_a_private_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert default_key_file() == tmp_path / "config" / "llamasup" / "keys"
     assert key_file_text(default_key_file()) is None
@@ -44,7 +42,7 @@ def test_the_default_file_is_in_a_folder_of_its_owners_alone(
     assert key_file_text(default_key_file()) == "one\ntwo\n"
 
 
-def test_a_file_that_was_there_keeps_its_mode_and_owner(path: Path) -> None:
+def test_existing_file_keeps_its_mode_and_owner(path: Path) -> None:
     path.write_text("one\n")
     path.chmod(0o640)
     if os.geteuid() == 0:
@@ -56,7 +54,7 @@ def test_a_file_that_was_there_keeps_its_mode_and_owner(path: Path) -> None:
     assert (mode(path), after.st_uid, after.st_gid) == (0o640, before.st_uid, before.st_gid)
 
 
-def test_what_a_change_refuses_leaves_the_file_as_it_was(path: Path) -> None:
+def test_failed_change_leaves_the_file_unchanged(path: Path) -> None:
     path.write_text("one\n")
     before = path.stat()
 
@@ -69,8 +67,8 @@ def test_what_a_change_refuses_leaves_the_file_as_it_was(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_changes_at_the_same_time_lose_nothing(path: Path) -> None:
-    """Each adds its line to what it has read; without the lock one would write over another's."""
+def test_concurrent_changes_lose_nothing(path: Path) -> None:
+    """Without the lock, threads would overwrite the lines of others."""
     together = threading.Barrier(8)
 
     def appended(line: str, text: str | None) -> str:
@@ -93,7 +91,7 @@ def test_changes_at_the_same_time_lose_nothing(path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_no_symlink_is_followed(path: Path, tmp_path: Path) -> None:
+def test_symlink_is_refused(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.write_text("one\n")
     path.symlink_to(target)
@@ -105,31 +103,29 @@ def test_no_symlink_is_followed(path: Path, tmp_path: Path) -> None:
     assert path.is_symlink()
 
 
-def test_what_is_no_file_is_refused(path: Path) -> None:
+def test_folder_in_place_of_the_file_is_refused(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(ConfigInvalid, match="is no file"):
+    with pytest.raises(ConfigInvalid, match="is not a regular file"):
         change_key_file(path, lambda _: "two\n")
 
 
-def test_a_folder_that_is_not_there_is_not_made(path: Path) -> None:
-    with pytest.raises(FolderUnusable, match="no such folder"):
+def test_missing_folder_is_not_created(path: Path) -> None:
+    with pytest.raises(FolderUnusable, match="the folder does not exist"):
         change_key_file(path.parent / "none" / "keys", lambda _: "one\n")
     assert not (path.parent / "none").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_named() -> None:
-    with pytest.raises(FolderUnusable, match="/proc/keys-of-nobody"):
-        change_key_file(Path("/proc/keys-of-nobody"), lambda _: "one\n")
+def test_unwritable_folder_is_named() -> None:
+    with pytest.raises(FolderUnusable, match="/proc/no-such-keys"):
+        change_key_file(Path("/proc/no-such-keys"), lambda _: "one\n")
 
 
-def test_a_lock_that_is_never_let_go_is_waited_for_in_vain(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_store, "_LOCK_S", 0.0)
+def test_lock_that_is_never_released_times_out(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_store, "_LOCK_TIMEOUT_S", 0.0)
     folder = os.open(path.parent, os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
     try:
-        with pytest.raises(FolderUnusable, match="another program has locked it"):
+        with pytest.raises(FolderUnusable, match="another program has held its lock"):
             change_key_file(path, lambda _: "one\n")
     finally:
         os.close(folder)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.auth.keys import KeyLimits
-from llamasup.auth.quota import Bucket, Quota, context_left, cost_of, tokens_made_in, untold_tokens
+from llamasup.auth.quota import Bucket, Quota, context_left, cost_of, tokens_made_in, unreported_tokens
 from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.heads import HttpError
 from llamasup.http.sse import TokenCounts
@@ -22,26 +22,26 @@ def refused(answer: HttpError | None) -> HttpError:
     return answer
 
 
-def test_without_limits_everything_enters() -> None:
+def test_key_without_limits_is_never_refused() -> None:
     quota = Quota(KeyLimits(), 0.0)
     assert all(quota.enter(0.0) is None for _ in range(1000))
     quota.leave(10**9, 0.0)
     assert quota.enter(0.0) is None
 
 
-def test_a_minutes_requests_may_come_at_once_and_then_as_they_flow() -> None:
+def test_requests_of_a_minute_may_come_at_once_then_at_the_rate() -> None:
     quota = Quota(KeyLimits(requests_per_minute=3), 100.0)
     assert [quota.enter(100.0) for _ in range(3)] == [None] * 3
     late = refused(quota.enter(100.0))
     assert late.cause == "key_requests"
-    assert "requests a minute, 3" in late.message
+    assert "limit of 3 requests per minute" in late.message
     assert late.retry_after_s == pytest.approx(20.0)
     refused(quota.enter(119.9))
     assert quota.enter(120.0) is None
     refused(quota.enter(120.0))
 
 
-def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> None:
+def test_abandoned_request_counts_until_the_server_ends_it() -> None:
     quota = Quota(KeyLimits(concurrent=1), 0.0)
     assert quota.enter(0.0) is None
     quota.hold(2)
@@ -51,7 +51,7 @@ def test_a_request_that_left_counts_at_one_time_until_the_server_lets_go() -> No
     assert quota.enter(0.0) is None
 
 
-def test_what_the_server_generated_for_a_request_that_left_is_charged() -> None:
+def test_tokens_of_an_abandoned_request_are_charged() -> None:
     quota = Quota(KeyLimits(tokens_per_minute=60), 0.0)
     assert quota.enter(0.0) is None
     quota.hold(1)
@@ -62,7 +62,7 @@ def test_what_the_server_generated_for_a_request_that_left_is_charged() -> None:
     assert tokens_made_in(2.0, 45.0, 3) == 270
 
 
-def test_a_refused_request_costs_nothing() -> None:
+def test_refused_request_costs_nothing() -> None:
     quota = Quota(KeyLimits(requests_per_minute=1), 0.0)
     assert quota.enter(0.0) is None
     for at in range(59):
@@ -70,7 +70,7 @@ def test_a_refused_request_costs_nothing() -> None:
     assert quota.enter(60.0) is None
 
 
-def test_a_request_that_is_refused_after_it_entered_gets_its_turn_back_and_no_more() -> None:
+def test_refund_gives_back_one_request() -> None:
     quota = Quota(KeyLimits(requests_per_minute=2), 0.0)
     for _ in range(5):
         assert quota.enter(0.0) is None
@@ -78,7 +78,7 @@ def test_a_request_that_is_refused_after_it_entered_gets_its_turn_back_and_no_mo
         quota.refund(0.0)
     assert quota.enter(0.0) is None
     assert quota.enter(0.0) is None
-    quota.refund(60.0)  # a minute has filled it
+    quota.refund(60.0)  # the bucket is full after a minute
     assert [quota.enter(60.0) for _ in range(2)] == [None, None]
     refused(quota.enter(60.0))
     unlimited = Quota(KeyLimits(concurrent=2), 0.0)
@@ -86,13 +86,13 @@ def test_a_request_that_is_refused_after_it_entered_gets_its_turn_back_and_no_mo
     unlimited.refund(0.0)
 
 
-def test_a_long_rest_saves_up_no_more_than_a_minute() -> None:
+def test_bucket_holds_at_most_one_minute() -> None:
     quota = Quota(KeyLimits(requests_per_minute=2), 0.0)
     assert [quota.enter(1e6) for _ in range(2)] == [None, None]
     refused(quota.enter(1e6))
 
 
-def test_so_many_at_one_time_and_the_next_when_one_is_over() -> None:
+def test_next_request_enters_when_a_concurrent_one_ends() -> None:
     quota = Quota(KeyLimits(concurrent=2), 0.0)
     assert quota.enter(0.0) is None
     assert quota.enter(0.0) is None
@@ -103,10 +103,10 @@ def test_so_many_at_one_time_and_the_next_when_one_is_over() -> None:
     assert quota.enter(0.0) is None
 
 
-def test_tokens_are_counted_when_an_answer_is_over_and_the_next_request_waits_for_them() -> None:
+def test_tokens_are_charged_at_the_end_of_an_answer() -> None:
     quota = Quota(KeyLimits(tokens_per_minute=600), 0.0)
     assert quota.enter(0.0) is None
-    quota.leave(1200, 0.0)  # more than a minute has: nobody knew before
+    quota.leave(1200, 0.0)  # more than the limit of a minute
     over = refused(quota.enter(0.0))
     assert over.cause == "key_tokens"
     assert over.retry_after_s == pytest.approx(60.1)
@@ -114,14 +114,14 @@ def test_tokens_are_counted_when_an_answer_is_over_and_the_next_request_waits_fo
     assert quota.enter(60.1) is None
 
 
-def test_tokens_are_paid_by_the_minute_in_which_the_answer_ends() -> None:
+def test_tokens_are_charged_to_the_minute_in_which_the_answer_ends() -> None:
     quota = Quota(KeyLimits(tokens_per_minute=60), 0.0)
     assert quota.enter(0.0) is None
-    quota.leave(60, 300.0)  # five minutes of rest saved up nothing
+    quota.leave(60, 300.0)  # the bucket holds one minute, not five
     assert refused(quota.enter(300.0)).retry_after_s == pytest.approx(1.0)
 
 
-def test_a_key_whose_tokens_are_used_up_loses_no_request_by_asking() -> None:
+def test_refusal_for_tokens_costs_no_request() -> None:
     quota = Quota(KeyLimits(requests_per_minute=2, tokens_per_minute=60), 0.0)
     assert quota.enter(0.0) is None
     quota.leave(60, 0.0)
@@ -130,7 +130,7 @@ def test_a_key_whose_tokens_are_used_up_loses_no_request_by_asking() -> None:
     assert quota.enter(1.0) is None
 
 
-def test_other_limits_count_on_from_what_was_used() -> None:
+def test_changed_limits_keep_the_use_so_far() -> None:
     quota = Quota(KeyLimits(requests_per_minute=2, concurrent=5), 0.0)
     assert quota.enter(0.0) is None
     assert quota.enter(0.0) is None
@@ -143,7 +143,7 @@ def test_other_limits_count_on_from_what_was_used() -> None:
     assert quota.enter(0.0) is None
 
 
-def test_a_lower_rate_takes_back_no_more_than_there_is() -> None:
+def test_lower_rate_never_overdraws_the_bucket() -> None:
     bucket = Bucket(60, 0.0)
     bucket.take(59)
     bucket.resize(6, 0.0)
@@ -156,19 +156,19 @@ def test_a_lower_rate_takes_back_no_more_than_there_is() -> None:
     assert full.seconds_until_one(0.0) == pytest.approx(60.0)
 
 
-def test_a_clock_that_stands_or_goes_back_gives_nothing() -> None:
+def test_clock_that_stops_or_goes_back_fills_nothing() -> None:
     bucket = Bucket(1, 10.0)
     bucket.take(1)
     assert bucket.seconds_until_one(10.0) == pytest.approx(60.0)
     assert bucket.seconds_until_one(5.0) == pytest.approx(60.0)
 
 
-def test_a_quota_says_whether_tokens_count() -> None:
+def test_quota_knows_whether_tokens_are_limited() -> None:
     assert Quota(KeyLimits(tokens_per_minute=1), 0.0).counts_tokens
     assert not Quota(KeyLimits(requests_per_minute=1), 0.0).counts_tokens
 
 
-# --- what an answer does not tell
+# --- tokens that an answer does not report
 
 ANSWER: Mapping[str, Any] = {
     "items": 1,
@@ -178,18 +178,18 @@ ANSWER: Mapping[str, Any] = {
     "whole": True,
     "streams": False,
     "generates": True,
-    "tells_all_prompts": True,
+    "reports_all_prompts": True,
     "prompt_bytes": 300,
     "seconds": 2.0,
     "begun": True,
     "tokens_per_s": 50.0,
-    "places": 4,
+    "max_concurrent": 4,
     "n_ctx": None,
 }
 
 
 @pytest.mark.parametrize(
-    ("told", "answer", "tokens"),
+    ("reported", "answer", "tokens"),
     [
         (TokenCounts(90, 0, 40), {"items_reported": 1}, 0),
         (TokenCounts(90, 0, 40), {"items_reported": 1, "streams": True, "events": 45}, 0),
@@ -224,15 +224,15 @@ ANSWER: Mapping[str, Any] = {
             {"items": 3, "items_reported": 1},
             299,
         ),  # the first was short, the others were not
-        (TokenCounts(5, 0, 80), {"items": 2, "items_reported": 1, "tells_all_prompts": False}, 95 + 120),
+        (TokenCounts(5, 0, 80), {"items": 2, "items_reported": 1, "reports_all_prompts": False}, 95 + 120),
         (
             TokenCounts(5, 0, 80),
-            {"items": 2, "items_reported": 1, "prompts_reported": 2, "tells_all_prompts": False},
+            {"items": 2, "items_reported": 1, "prompts_reported": 2, "reports_all_prompts": False},
             120,
         ),
         (
             TokenCounts(5, 0, 160),
-            {"items": 2, "items_reported": 2, "prompts_reported": 1, "tells_all_prompts": False},
+            {"items": 2, "items_reported": 2, "prompts_reported": 1, "reports_all_prompts": False},
             95,
         ),
         (None, {"n_ctx": 64, "prompt_bytes": 9_000_000}, 64),
@@ -240,13 +240,13 @@ ANSWER: Mapping[str, Any] = {
         (TokenCounts(900, 0, 4), {"n_ctx": 64, "whole": False}, 0),  # its context has shifted
     ],
 )
-def test_what_an_answer_does_not_tell_is_estimated(
-    told: TokenCounts | None, answer: Mapping[str, Any], tokens: int
+def test_unreported_tokens_are_estimated(
+    reported: TokenCounts | None, answer: Mapping[str, Any], tokens: int
 ) -> None:
-    assert untold_tokens(told, **{**ANSWER, **answer}) == tokens
+    assert unreported_tokens(reported, **{**ANSWER, **answer}) == tokens
 
 
-def test_what_the_contexts_of_an_answer_leave() -> None:
+def test_context_left_is_the_context_minus_reported_tokens() -> None:
     assert context_left(None, 2, 64) == 128
     assert context_left(TokenCounts(60, 10, 8), 2, 64) == 60
     assert context_left(TokenCounts(100, None, None), 1, 64) == 0  # its context has shifted
@@ -258,7 +258,7 @@ def test_what_the_contexts_of_an_answer_leave() -> None:
     st.integers(1, 10_000),
     st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=60),
 )
-def test_who_waits_as_long_as_was_said_is_served(per_minute: int, steps: list[tuple[float, bool]]) -> None:
+def test_retry_after_the_given_time_is_served(per_minute: int, steps: list[tuple[float, bool]]) -> None:
     quota = Quota(KeyLimits(requests_per_minute=per_minute), 0.0)
     now, entered = 0.0, 0
     for pause, patient in steps:
@@ -293,7 +293,7 @@ def test_cached_tokens_are_free(
 # --- requests of several jobs
 
 
-def test_the_jobs_of_a_request_count_as_so_many_requests_at_one_time() -> None:
+def test_each_job_of_a_request_counts_as_concurrent() -> None:
     quota = Quota(KeyLimits(concurrent=4), 0.0)
     assert quota.enter(0.0) is None
     assert quota.weigh(3) is None
@@ -307,21 +307,21 @@ def test_the_jobs_of_a_request_count_as_so_many_requests_at_one_time() -> None:
     assert quota.weigh(3) is None
 
 
-def test_more_jobs_than_the_key_may_ever_have_are_refused_for_good_with_both_numbers() -> None:
+def test_more_jobs_than_the_limit_are_refused_with_both_numbers() -> None:
     quota = Quota(KeyLimits(concurrent=2), 0.0)
     assert quota.enter(0.0) is None
     error = quota.weigh(3000)
     assert error is not None
     assert (error.status, error.cause, error.retry_after_s) == (400, "too_many_jobs", None)
     assert "has 3000 jobs" in error.message
-    assert "may have 2 at one time" in error.message
+    assert "may have 2 at the same time" in error.message
     uncounted = quota.weigh(MANY_JOBS)
     assert uncounted is not None
     assert "has too many jobs" in uncounted.message
     assert quota.in_flight == 1
 
 
-def test_without_that_limit_jobs_are_only_counted() -> None:
+def test_jobs_without_a_limit_are_counted() -> None:
     quota = Quota(KeyLimits(requests_per_minute=5), 0.0)
     assert quota.enter(0.0) is None
     assert quota.weigh(3000) is None

@@ -142,8 +142,8 @@ def test_unfinished_last_line_gets_its_newline(key: Commands) -> None:
     ("act", "code", "says"),
     [
         (lambda key: key.new("a"), 2, "already has a key 'a'"),
-        (lambda key: key.new("b b"), 2, "'b b' is no name of a key"),
-        (lambda key: key.new("key-1"), 2, "without a name is called"),
+        (lambda key: key.new("b b"), 2, "'b b' is not a valid key name"),
+        (lambda key: key.new("key-1"), 2, "is reserved for keys without a name"),
         (lambda key: key.new("b", rights="control", rpm=1), 2, "limits apply to requests to models"),
         (lambda key: key.revoke("aa"), 2, "Did you mean 'a'?"),
         (lambda key: key.revoke("zzzzzz"), 2, "`llamasup key list`"),
@@ -189,7 +189,7 @@ def test_invalid_file_is_refused_with_its_line(key: Commands, act: Any) -> None:
     key.path.write_text("one name=a\nsecret rpm=x\n")
     result = act(key)
     assert result.code == 78
-    assert f"{str(key.path)!r}, line 2: rpm='x'" in result.err
+    assert f"{str(key.path)!r}, line 2: invalid rpm='x'" in result.err
     assert "secret" not in result.err
     assert key.path.read_text() == "one name=a\nsecret rpm=x\n"
 

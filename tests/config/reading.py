@@ -1,4 +1,4 @@
-"""Reads configs from text, as the tests of this folder need it."""
+"""Reads configs from text."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from llamasup.config.reading import read_text
 from llamasup.config.values import Config
 
 HERE = Path("/etc/llamasup")
-"""Where the config is taken to be."""
+"""The folder of the config."""
 
 
 def config_of(text: str, **environ: str) -> Config:
     reading, issues = read_text(dedent(text).encode(), "c.yaml", HERE, {"HOME": "/home/ann", **environ})
-    assert not issues, [each.in_file("c.yaml") for each in issues]
+    assert not issues, [issue.in_file("c.yaml") for issue in issues]
     return reading.config
 
 
-def mistakes_of(text: str | bytes, **environ: str) -> list[str]:
-    """As they are told, in the order of the lines."""
+def issues_of(text: str | bytes, **environ: str) -> list[str]:
+    """The messages, in the order of the lines."""
     content = text if isinstance(text, bytes) else dedent(text).encode()
     try:
         _, issues = read_text(content, "c.yaml", HERE, {"HOME": "/home/ann", **environ})
@@ -29,8 +29,8 @@ def mistakes_of(text: str | bytes, **environ: str) -> list[str]:
     return list(ConfigIssues("c.yaml", issues).details)
 
 
-def mistake_of(text: str | bytes, **environ: str) -> str:
-    """The only one."""
-    found = mistakes_of(text, **environ)
+def issue_of(text: str | bytes, **environ: str) -> str:
+    """The only message."""
+    found = issues_of(text, **environ)
     assert len(found) == 1, found
     return found[0]

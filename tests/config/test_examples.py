@@ -1,4 +1,4 @@
-"""configs/: every one is read, is sound where what it names is there, and says what is missing where not."""
+"""configs/: every example is read, and is valid on a machine that has the files it names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = sorted(CONFIGS.glob("*.yaml"))
 
 @pytest.fixture
 def machine(tmp_path: Path) -> dict[str, str]:
-    """An environment with all that the examples ask for."""
+    """An environment with everything that the examples need."""
     (tmp_path / "models").mkdir()
     keys = tmp_path / "keys"
     keys.write_text("a-key\n")
@@ -31,12 +31,12 @@ def machine(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_there_is_one_for_each_use() -> None:
+def test_examples_cover_each_use() -> None:
     assert [path.stem for path in EXAMPLES] == ["cpu-only", "folder", "sidecar", "single", "team", "two-gpus"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: dict[str, str]) -> None:
+def test_example_is_valid_on_a_machine_with_its_files(path: Path, machine: dict[str, str]) -> None:
     reading, issues = read(path, machine)
 
     assert issues == ()
@@ -45,13 +45,13 @@ def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: di
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_read_without_any_variable(path: Path) -> None:
-    """``serve --config configs/X.yaml`` needs nothing set to say what it would need."""
+def test_example_is_read_without_environment_variables(path: Path) -> None:
+    """``serve --config configs/X.yaml`` then reports the missing files."""
     load(path, {"HOME": "/nonexistent"})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_short_and_says_how_it_is_run(path: Path) -> None:
+def test_example_is_short_and_shows_its_command(path: Path) -> None:
     lines = path.read_text().splitlines()
 
     assert len(lines) <= 35
@@ -59,9 +59,9 @@ def test_it_is_short_and_says_how_it_is_run(path: Path) -> None:
     assert any(f"--config configs/{path.name}" in line for line in lines[:4])
 
 
-def test_team_is_open_to_others_with_a_key_alone(machine: dict[str, str]) -> None:
+def test_team_example_needs_a_key_file(machine: dict[str, str]) -> None:
     reading, _ = read(CONFIGS / "team.yaml", machine)
     assert reading.config.hosts == ("0.0.0.0",)
 
     (Path(machine["HOME"]) / "keys").unlink()
-    assert [each.key for each in environment_issues(reading, machine)] == ["auth.api_key_file"]
+    assert [issue.key for issue in environment_issues(reading, machine)] == ["auth.api_key_file"]

@@ -1,4 +1,4 @@
-"""The JSON Schema takes what the reader takes, and refuses what it refuses as far as a schema can."""
+"""The JSON Schema accepts what the reader accepts, and refuses what it refuses as far as a schema can."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import jsonschema
 import pytest
 import yaml
 
-from llamasup.config.keys import Many, Named, Section
+from llamasup.config.kinds import Many, Named, Section
 from llamasup.config.reading import keys_of
 from llamasup.config.schema import json_schema, rows_of
 from llamasup.config.values import Config, ModelEntry
-from tests.config.reading import mistakes_of
+from tests.config.reading import issues_of
 from tests.paths import ROOT
 
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
@@ -27,7 +27,7 @@ def errors_of(text: str) -> list[Any]:
     return list(validator.iter_errors(yaml.safe_load(text)))
 
 
-def test_it_is_a_schema_of_draft_2020_12() -> None:
+def test_schema_is_valid_draft_2020_12() -> None:
     schema = json.loads(json.dumps(json_schema(), allow_nan=False))
 
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -35,7 +35,7 @@ def test_it_is_a_schema_of_draft_2020_12() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_config_of_ours_is_valid(path: Path) -> None:
+def test_example_configs_match_the_schema(path: Path) -> None:
     assert errors_of(path.read_text()) == []
 
 
@@ -67,9 +67,9 @@ def test_every_config_of_ours_is_valid(path: Path) -> None:
         "[models_dir]",
     ],
 )
-def test_what_the_reader_refuses_the_schema_refuses(text: str) -> None:
+def test_schema_refuses_what_the_reader_refuses(text: str) -> None:
     assert errors_of(text)
-    assert mistakes_of(text)
+    assert issues_of(text)
 
 
 @pytest.mark.parametrize(
@@ -84,27 +84,27 @@ def test_what_the_reader_refuses_the_schema_refuses(text: str) -> None:
         "models_dir: m\nmodels:\nmemory:\ngroups:\n",
     ],
 )
-def test_what_the_reader_takes_the_schema_takes(text: str) -> None:
+def test_schema_accepts_what_the_reader_accepts(text: str) -> None:
     assert errors_of(text) == []
-    assert mistakes_of(text, N="2", W="true", T="5s", R="1GiB") == []
+    assert issues_of(text, N="2", W="true", T="5s", R="1GiB") == []
 
 
-def test_every_key_is_described() -> None:
+def test_every_key_has_a_description() -> None:
     def descriptions(struct: Any) -> list[str]:
         found = []
-        for _, said in keys_of(struct).values():
-            found.append(said.about)
-            match said.kind:
+        for _, key in keys_of(struct).values():
+            found.append(key.about)
+            match key.kind:
                 case Section(keys) | Named(Section(keys)):
                     found += descriptions(keys)
         return found
 
-    assert all(each.endswith(".") for each in descriptions(Config))
-    text = json.dumps(json_schema())
-    assert all(each in text for each in descriptions(Config))
+    assert all(text.endswith(".") for text in descriptions(Config))
+    schema = json.dumps(json_schema())
+    assert all(text in schema for text in descriptions(Config))
 
 
-def test_rows_say_what_a_key_takes_and_what_holds_without_it() -> None:
+def test_rows_describe_values_and_defaults() -> None:
     rows = {row.key: row for row in (*rows_of(Config), *rows_of(ModelEntry))}
 
     assert (rows["swap_after"].takes, rows["swap_after"].default) == (
@@ -115,15 +115,15 @@ def test_rows_say_what_a_key_takes_and_what_holds_without_it() -> None:
     assert all(row.default for row in rows.values() if row.takes != "keys, see below")
 
 
-def test_lists_of_one_are_only_where_one_value_cannot_be_mistaken() -> None:
-    """``extra: --flag value`` would be one word."""
+def test_extra_needs_a_list() -> None:
+    """``extra: --flag value`` would be a single argument."""
     kind = keys_of(ModelEntry)["extra"][1].kind
 
     assert isinstance(kind, Many)
     assert not kind.or_one
 
 
-def test_the_tables_in_the_documentation_are_current() -> None:
+def test_tables_in_the_documentation_are_current() -> None:
     checked = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "config_tables.py"), "--check"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""What is read of a config that is right."""
+"""The values of a valid config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llamasup.models.spec import ModelOptions
 from tests.config.reading import config_of
 
 
-def test_the_config_of_the_contract_is_read_as_it_is_meant(tmp_path: Path) -> None:
+def test_example_of_the_contract_is_read(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         """
@@ -57,11 +57,11 @@ auth: {api_key_file: ~/.config/llamasup/keys}
     assert config.auth.api_key_file == Path("/home/ann/.config/llamasup/keys")
 
 
-def test_every_key_of_a_model_becomes_an_option_of_the_same_name() -> None:
-    assert list(ModelKeys.__struct_fields__) == [each.name for each in dataclasses.fields(ModelOptions)]
+def test_every_key_of_a_model_is_an_option_of_the_same_name() -> None:
+    assert list(ModelKeys.__struct_fields__) == [field.name for field in dataclasses.fields(ModelOptions)]
 
 
-def test_all_that_can_be_said_of_a_model_reaches_its_options() -> None:
+def test_all_settings_of_a_model_reach_its_options() -> None:
     config = config_of(
         """
         models:
@@ -122,7 +122,7 @@ def test_all_that_can_be_said_of_a_model_reaches_its_options() -> None:
     )
 
 
-def test_the_other_sections_are_read_too() -> None:
+def test_other_sections_are_read() -> None:
     config = config_of(
         """
         listen: [0.0.0.0:80, "[::1]:80", run/x.sock]
@@ -170,22 +170,22 @@ def test_the_other_sections_are_read_too() -> None:
     assert config.watch
 
 
-def test_a_name_of_a_program_is_no_path() -> None:
+def test_runtime_may_be_a_program_name() -> None:
     assert config_of("{models_dir: m, runtime: llama-server}").runtime == "llama-server"
     assert config_of("{models_dir: m, runtime: embedded}").runtime == "embedded"
 
 
-def test_only_sockets_are_listened_on_at_no_port() -> None:
+def test_port_is_0_if_listen_has_only_sockets() -> None:
     assert config_of("{models_dir: m, listen: /run/x.sock}").port == 0
 
 
-def test_sections_with_nothing_but_comments_say_nothing() -> None:
+def test_sections_with_only_comments_have_defaults() -> None:
     config = config_of("models_dir: m\nmodels:\n#  a: {}\nmemory:\ncaches:\ngroups:\n")
 
     assert structs.replace(config, lines={}) == structs.replace(config_of("models_dir: m\n"), lines={})
 
 
-def test_what_looks_like_something_else_is_what_its_key_takes() -> None:
+def test_key_decides_the_type_of_its_value() -> None:
     config = config_of(
         """
         models:
@@ -201,7 +201,7 @@ def test_what_looks_like_something_else_is_what_its_key_takes() -> None:
     assert config.default_model == "1e3"
 
 
-def test_rules_come_in_the_order_of_the_file() -> None:
+def test_rules_keep_the_order_of_the_file() -> None:
     config = config_of(
         """
         models_dir: m
@@ -219,27 +219,27 @@ def test_rules_come_in_the_order_of_the_file() -> None:
     ]
 
 
-def test_a_thousand_models_are_read() -> None:
+def test_thousand_models_are_read() -> None:
     config = config_of("models:\n" + "".join(f"  m{n}: {{path: m{n}.gguf, ttl: 1m}}\n" for n in range(1000)))
 
     assert len(config.rules) == 1000
 
 
-def test_a_config_that_is_not_there_says_what_to_do(tmp_path: Path) -> None:
+def test_error_for_a_missing_config_has_a_remedy(tmp_path: Path) -> None:
     for path, why in ((tmp_path / "none.yaml", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(ConfigInvalid, match=why) as caught:
             load(path, {})
         assert "llamasup config init" in caught.value.remedy
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_mistake() -> None:
+def test_byte_order_mark_and_windows_line_ends_are_accepted() -> None:
     assert config_of("\ufeffmodels_dir: m\r\nmax_loaded: 2\r\n").max_loaded == 2
 
 
 # --- the environment ---------------------------------------------------------------------------------
 
 
-def test_variables_are_replaced_in_every_kind_of_value() -> None:
+def test_variables_are_replaced_in_all_kinds_of_values() -> None:
     config = config_of(
         """
         listen: 127.0.0.1:${PORT}
@@ -262,7 +262,7 @@ def test_variables_are_replaced_in_every_kind_of_value() -> None:
     assert config.defaults.extra == ("--alias", "${MODELS}", "$5")
 
 
-def test_what_comes_from_the_environment_is_not_replaced_again() -> None:
+def test_values_of_variables_are_not_expanded_again() -> None:
     config = config_of('{models_dir: m, defaults: {extra: ["${A}"]}}', A="${B}", B="b")
 
     assert config.defaults.extra == ("${B}",)
@@ -307,12 +307,12 @@ def test_times_are_read(text: str, seconds: float) -> None:
         "1.5.5s",
     ],
 )
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     assert read_duration(text) is None
 
 
 @pytest.mark.parametrize("text", ["0s", "0.5s", "5s", "1m30s", "1h30m", "1d", "1d2h3m4s"])
-def test_times_are_written_as_they_are_read(text: str) -> None:
+def test_written_times_are_read_back(text: str) -> None:
     seconds = read_duration(text)
 
     assert seconds is not None
@@ -339,32 +339,32 @@ def test_sizes_are_read(text: str, size: Size) -> None:
     [
         ("0%", "it is outside 1% to 100%"),
         ("101%", "it is outside 1% to 100%"),
-        ("-1GiB", "it is below zero"),
-        ("-5%", "it is below zero"),
-        ("12", "it has no unit"),
-        ("12G", "its unit 'G' is none of KiB, MiB, GiB, TiB, kB, KB, MB, GB, TB"),
-        ("0GiB", "it is nothing"),
+        ("-1GiB", "it is negative"),
+        ("-5%", "it is negative"),
+        ("12", "the unit is missing"),
+        ("12G", "unknown unit 'G', use KiB, MiB, GiB, TiB, kB, KB, MB, GB, TB"),
+        ("0GiB", "it is less than a byte"),
         ("much", ""),
         ("", ""),
     ],
 )
-def test_what_is_no_size_is_refused_with_the_reason(text: str, why: str) -> None:
+def test_invalid_sizes_are_refused_with_the_reason(text: str, why: str) -> None:
     assert read_size(text) == (None, why)
 
 
-def test_a_share_is_of_what_there_is_and_no_size_is_more_than_that() -> None:
+def test_size_is_at_most_the_total() -> None:
     assert Size(percent=80).of(1000) == 800
     assert Size(bytes=600).of(1000) == 600
     assert Size(bytes=6000).of(1000) == 1000
 
 
-def test_sizes_are_written_as_they_are_read() -> None:
+def test_written_sizes_are_read_back() -> None:
     for text in ("12GiB", "512MiB", "80%", "1GB", "2.5%"):
         size, _ = read_size(text)
         assert str(size) == text
 
 
-def test_a_config_says_how_much_everything_is_by_default() -> None:
+def test_empty_config_has_defaults() -> None:
     config = Config()
 
     assert config.hosts == ("127.0.0.1",)
@@ -372,7 +372,7 @@ def test_a_config_says_how_much_everything_is_by_default() -> None:
     assert config.default_options == ModelOptions()
 
 
-def test_slots_are_kept_where_the_config_says_so_unless_a_model_says_otherwise() -> None:
+def test_keep_slots_of_a_model_overrides_slots_keep() -> None:
     config = config_of("slots: {keep: true}\nmodels:\n  shy: {path: shy.gguf, keep_slots: false}\n")
     assert config.default_options.keep_slots is True
     (shy,) = config.rules

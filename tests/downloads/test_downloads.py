@@ -68,7 +68,7 @@ def held(hub: Hub) -> Awaitable[bool]:
     return asyncio.to_thread(hub.held.wait, PATIENCE_S)
 
 
-def test_a_frozen_application_is_not_started_again_for_a_download(
+def test_frozen_application_is_not_started_for_a_download(
     acting: Acting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     application = tmp_path / "application"
@@ -86,9 +86,7 @@ def test_a_frozen_application_is_not_started_again_for_a_download(
     assert not (tmp_path / "started").exists()
 
 
-def test_all_who_ask_for_a_model_share_one_download(
-    hub: Hub, acting: Acting, new_children: NewChildren
-) -> None:
+def test_concurrent_requests_share_one_download(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.faults.append(Fault(NAME, hold_after=1 << 20, only_parts=True))
     seen: list[Progress] = []
     got: list[FetchedModel] = []
@@ -121,7 +119,7 @@ def test_all_who_ask_for_a_model_share_one_download(
     assert len(seen) % 5 == 0  # each heard of all
 
 
-def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(
+def test_download_ends_with_its_last_waiter_and_continues_later(
     hub: Hub, acting: Acting, new_children: NewChildren
 ) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=4 << 20, only_parts=True))
@@ -148,7 +146,9 @@ def test_the_download_ends_with_the_last_who_wants_it_and_goes_on_later(
     acting(act)
 
 
-def test_a_signature_is_in_no_list_of_processes(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
+def test_signature_is_not_in_the_process_arguments(
+    hub: Hub, acting: Acting, new_children: NewChildren
+) -> None:
     hub.plain["/m.gguf"] = hub.repos[REF][NAME]
     hub.faults.append(Fault("/m.gguf", hold_after=1 << 20, only_parts=True))
 
@@ -164,12 +164,12 @@ def test_a_signature_is_in_no_list_of_processes(hub: Hub, acting: Acting, new_ch
     acting(act)
 
 
-def test_errors_are_those_of_the_download(hub: Hub, acting: Acting) -> None:
+def test_errors_of_the_download_are_raised(hub: Hub, acting: Acting) -> None:
     async def act(downloads: Downloads) -> None:
         with pytest.raises(AccessDenied, match="no org/none") as caught:
             await downloads.fetch("org/none")
         assert "HF_TOKEN" in caught.value.remedy
-        with pytest.raises(ModelMissing, match="has no Q8_0") as missing:
+        with pytest.raises(ModelMissing, match="has no quantization Q8_0") as missing:
             await downloads.fetch(f"{REF}:Q8_0")
         assert "Q4_K_M" in missing.value.details[0]
         assert (await downloads.fetch(REF)).path.exists()  # no error stays
@@ -177,9 +177,7 @@ def test_errors_are_those_of_the_download(hub: Hub, acting: Acting) -> None:
     acting(act)
 
 
-def test_a_process_that_is_killed_is_an_error_and_no_hang(
-    hub: Hub, acting: Acting, new_children: NewChildren
-) -> None:
+def test_killed_process_is_an_error(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
@@ -187,15 +185,13 @@ def test_a_process_that_is_killed_is_an_error_and_no_hang(
         await held(hub)
         (process,) = new_children()
         os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(DownloadFailed, match="ended without a word"):
+        with pytest.raises(DownloadFailed, match="ended without a result"):
             await fetching
 
     acting(act)
 
 
-def test_a_machine_that_is_short_of_something_is_an_error_of_one_download(
-    acting: Acting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_spawn_is_an_error_of_one_download(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     def spawn(*_: object, **__: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -209,20 +205,18 @@ def test_a_machine_that_is_short_of_something_is_an_error_of_one_download(
 
 
 @pytest.mark.check("X13", "not shown")
-def test_an_error_does_not_show_the_signature_of_a_url(
-    acting: Acting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_hides_the_signature_of_a_url(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", ""])
 
     async def act(downloads: Downloads) -> None:
-        with pytest.raises(DownloadFailed, match=r"https://h/m\.gguf ended without a word") as caught:
+        with pytest.raises(DownloadFailed, match=r"https://h/m\.gguf ended without a result") as caught:
             await downloads.fetch("https://h/m.gguf?X-Signature=secret")
         assert "secret" not in str(caught.value)
 
     acting(act)
 
 
-def test_a_line_that_is_too_long_is_passed_over(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_line_is_skipped(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     error = '{"event":"error","cause":"model_missing","message":"none","remedy":"","details":[]}'
     lines = f"print('x' * (3 << 20)); print('{error}')"
     monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", lines])
@@ -234,7 +228,7 @@ def test_a_line_that_is_too_long_is_passed_over(acting: Acting, monkeypatch: pyt
     acting(act)
 
 
-def test_closing_ends_all_of_them(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
+def test_closing_ends_all_downloads(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
@@ -248,8 +242,10 @@ def test_closing_ends_all_of_them(hub: Hub, acting: Acting, new_children: NewChi
     acting(act)
 
 
-def test_more_than_can_wait_are_refused(hub: Hub, acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ASKED", 1)
+def test_number_of_waiting_downloads_is_limited(
+    hub: Hub, acting: Acting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_DOWNLOADS", 1)
     hub.faults.append(Fault(NAME, times=9, hold_after=1 << 20, only_parts=True))
 
     async def act(downloads: Downloads) -> None:
@@ -263,7 +259,7 @@ def test_more_than_can_wait_are_refused(hub: Hub, acting: Acting, monkeypatch: p
     acting(act)
 
 
-def test_what_lies_in_another_folder_of_ours_is_not_fetched_again(
+def test_model_in_another_folder_is_not_downloaded_again(
     hub: Hub, tmp_path: Path, acting: Callable[[Callable[[Downloads], Awaitable[None]]], None]
 ) -> None:
     path = tmp_path / "pulled" / REF / NAME

@@ -59,7 +59,7 @@ def far(spec: ModelSpec, ref: str = REF) -> ModelSpec:
 
 
 @async_test
-async def test_a_download_that_fails_as_nobody_thought_of_is_no_end_for_the_others(
+async def test_unexpected_error_of_a_download_does_not_affect_others(
     tmp_path: Path, specs: dict[str, ModelSpec], caplog: pytest.LogCaptureFixture
 ) -> None:
     """S17."""
@@ -83,7 +83,7 @@ async def test_a_download_that_fails_as_nobody_thought_of_is_no_end_for_the_othe
 
 
 @async_test
-async def test_a_download_ends_with_the_last_client_who_waits_for_it(
+async def test_download_ends_with_the_last_waiting_client(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["b"].source))
@@ -105,9 +105,7 @@ async def test_a_download_ends_with_the_last_client_who_waits_for_it(
 
 
 @async_test
-async def test_a_download_ends_with_the_last_who_asked_for_the_load(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_download_ends_with_the_last_load_request(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     hub = FarAway(Path(specs["b"].source))
     async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
@@ -118,7 +116,7 @@ async def test_a_download_ends_with_the_last_who_asked_for_the_load(
 
 
 @async_test
-async def test_a_download_ends_with_those_who_came_to_it_from_another_name(
+async def test_download_ends_with_waiters_of_another_name(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["b"].source))
@@ -134,7 +132,7 @@ async def test_a_download_ends_with_those_who_came_to_it_from_another_name(
 
 
 @async_test
-async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     hub = FarAway(Path(specs["b"].source))
     async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
         loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
@@ -147,7 +145,7 @@ async def test_an_unload_ends_the_download(tmp_path: Path, specs: dict[str, Mode
 
 
 @async_test
-async def test_who_is_told_when_a_download_ends_finds_it_then(
+async def test_model_is_present_when_the_end_of_its_download_is_reported(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     """It waits for no longer than it may, and the download goes on for when it comes again."""
@@ -169,7 +167,7 @@ async def test_who_is_told_when_a_download_ends_finds_it_then(
 
 
 @async_test
-async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+async def test_download_ends_with_its_purpose(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     """A config that is mended is not held up by what it said before."""
     hub = FarAway(Path(specs["b"].source))
     async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as it:
@@ -191,9 +189,7 @@ async def test_a_download_ends_with_what_it_was_for(tmp_path: Path, specs: dict[
 
 
 @async_test
-async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
-    tmp_path: Path, specs: dict[str, ModelSpec]
-) -> None:
+async def test_deleted_model_is_downloaded_again(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     spare = Path(specs["b"].source)
     hub = FarAway(spare.with_name("brought.gguf"))
     hub.may.set()
@@ -217,7 +213,7 @@ async def test_what_was_downloaded_and_taken_away_is_downloaded_again(
 
 
 @async_test
-async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memory_of_what_is_idle(
+async def test_other_models_change_and_use_idle_memory_during_a_download(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
@@ -248,7 +244,7 @@ async def test_while_a_change_is_downloaded_the_others_change_and_have_the_memor
 
 
 @async_test
-async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_change(
+async def test_download_of_a_change_ends_with_unload_or_the_next_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
@@ -270,7 +266,7 @@ async def test_the_download_of_a_change_ends_with_an_unload_and_with_the_next_ch
 
 
 @async_test
-async def test_a_change_that_was_downloaded_is_no_download_any_more(
+async def test_finished_download_of_a_change_is_not_reported(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))

@@ -16,10 +16,10 @@ from llamasup.downloads.reference import (
     Ref,
     RepoRef,
     UrlRef,
-    asked_as,
     is_reference,
     is_safe_path,
     local_path,
+    names_of,
     origin_of,
     parse_ref,
     resolve_url,
@@ -88,7 +88,7 @@ DIGEST = "ab" * 32
         ("https://huggingface.co/datasets/org/x.gguf", UrlRef("https://huggingface.co/datasets/org/x.gguf")),
     ],
 )
-def test_what_a_reference_names(text: str, ref: Ref) -> None:
+def test_references_are_parsed(text: str, ref: Ref) -> None:
     assert parse_ref(text, "https://hub.local") == ref
     assert is_reference(text)
 
@@ -97,7 +97,7 @@ def test_what_a_reference_names(text: str, ref: Ref) -> None:
     "text",
     ["", "m.gguf", "folder/m.gguf", "./org/repo", "/org/repo", "~/repo", "a/b/c", "demo", "org/", "a b/c"],
 )
-def test_paths_and_names_are_no_references(text: str) -> None:
+def test_paths_and_names_are_not_references(text: str) -> None:
     assert parse_ref(text) is None
     assert not is_reference(text)
 
@@ -105,27 +105,27 @@ def test_paths_and_names_are_no_references(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("org/re..po", "no repository"),
-        ("hf:org", "no repository"),
+        ("org/re..po", "is not a valid repository"),
+        ("hf:org", "is not a valid repository"),
         ("hf://org/repo/a/m.bin", "neither a quantization nor"),
         ("org/repo:", "neither a quantization nor"),
-        ("org/repo:../m.gguf", "no file of a repository"),
+        ("org/repo:../m.gguf", "is not a valid path in a repository"),
         ("https://user:secret@example.com/m.gguf", "user name or a password"),
         ("https:///m.gguf?sig=secret", "no host"),
-        ("https://[::1/m.gguf?sig=secret", "no URL"),
-        ("HTTPS://example.com:99999/m.gguf?sig=secret", "no URL"),
-        ("https://example.com:x/m.gguf", "no URL"),
+        ("https://[::1/m.gguf?sig=secret", "The URL is invalid"),
+        ("HTTPS://example.com:99999/m.gguf?sig=secret", "The URL is invalid"),
+        ("https://example.com:x/m.gguf", "The URL is invalid"),
         ("https://example.com/m.bin", "does not end in"),
         ("https://example.com", "does not end in"),
         ("https://example.com/a/../../m.gguf", "does not end in"),
         ("https://example.com/m.gguf#part", "not a checksum"),
         ("https://huggingface.co/org/repo/resolve/main/m.gguf#part", "not a checksum"),
         (f"https://huggingface.co/org/repo#sha256={DIGEST}", "names no file"),
-        ("https://huggingface.co/org/repo/blob/main/README.md", "no .gguf file"),
+        ("https://huggingface.co/org/repo/blob/main/README.md", "not a .gguf file"),
         ("https://huggingface.co/org/repo/discussions/1", "neither a repository nor"),
     ],
 )
-def test_a_reference_that_cannot_be_followed_says_what_can(text: str, why: str) -> None:
+def test_invalid_reference_has_a_remedy(text: str, why: str) -> None:
     with pytest.raises(UsageInvalid, match=why) as caught:
         parse_ref(text)
     assert caught.value.remedy
@@ -133,15 +133,15 @@ def test_a_reference_that_cannot_be_followed_says_what_can(text: str, why: str) 
     assert is_reference(text)
 
 
-def test_a_url_is_shown_without_what_could_be_secret() -> None:
+def test_url_is_shown_without_secrets() -> None:
     assert shown_url("https://u:p@[::1]:8443/a%20b.gguf?X-Signature=s#f") == "https://[::1]:8443/a%20b.gguf"
-    assert shown_url("https://h:x/a") == "a URL that cannot be read"
+    assert shown_url("https://h:x/a") == "an invalid URL"
     assert str(UrlRef("https://h/m.gguf?sig=1")) == "https://h/m.gguf"
     assert str(RepoRef("o/r")) == "o/r"
     assert str(RepoRef("o/r", quant="Q8_0")) == "o/r:Q8_0"
 
 
-def test_the_hubs_urls() -> None:
+def test_urls_of_the_hub() -> None:
     ref = RepoRef("o/r", revision="refs/pr/1")
     assert tree_url(HUB, ref).startswith(
         "https://huggingface.co/api/models/o/r/tree/refs%2Fpr%2F1?recursive=true"
@@ -154,7 +154,7 @@ def test_the_hubs_urls() -> None:
         origin_of("ftp://h/x")
 
 
-def test_the_urls_of_a_split_set() -> None:
+def test_urls_of_a_split_model() -> None:
     urls = split_urls("https://h/m-00002-of-00003.gguf?sig=1")
     assert urls == tuple(f"https://h/m-0000{part}-of-00003.gguf?sig=1" for part in (1, 2, 3))
     assert split_urls("https://h/m.gguf") == ("https://h/m.gguf",)
@@ -165,7 +165,7 @@ def test_the_urls_of_a_split_set() -> None:
 
 
 @pytest.mark.parametrize("path", ["m.gguf", "sub/m.gguf", "モデル-Q4_K_M.gguf", "a+b@c (1).gguf"])
-def test_paths_that_may_be_written(path: str) -> None:
+def test_safe_paths_are_accepted(path: str) -> None:
     assert is_safe_path(path)
 
 
@@ -185,17 +185,17 @@ def test_paths_that_may_be_written(path: str) -> None:
         *("C:m.gguf", "m\n.gguf", "m\u202e.gguf", "a./m.gguf", "a /m.gguf", f"{'x' * 300}.gguf", "x/" * 600),
     ],
 )
-def test_paths_that_lead_elsewhere_are_not_written(path: str) -> None:
+def test_unsafe_paths_are_refused(path: str) -> None:
     assert not is_safe_path(path)
 
 
-def test_where_files_go() -> None:
+def test_local_paths_of_files() -> None:
     assert str(local_path(RepoRef("o/r"), "BF16/m.gguf")) == "o/r/BF16/m.gguf"
     assert str(local_path(UrlRef("https://Example.com/m.gguf"), "/m.gguf")) == "@example.com/m.gguf"
     assert str(local_path(UrlRef("http://[::1]:81/a/b/m.gguf"), "/a/b/m.gguf")) == "@__1_81/a--b/m.gguf"
 
 
-def test_no_two_paths_of_a_server_are_one_here() -> None:
+def test_different_urls_have_different_local_paths() -> None:
     def place(path: str) -> str:
         return str(local_path(UrlRef("https://h/x"), path))
 
@@ -213,14 +213,14 @@ def test_no_two_paths_of_a_server_are_one_here() -> None:
         assert all(len(name.encode()) <= 220 for name in place(path).split("/"))
 
 
-def test_what_a_file_remembers_of_what_was_asked_for_shows_no_signature() -> None:
-    plain, signed = asked_as(UrlRef("https://h/m-00002-of-00002.gguf?sig=secret"))
+def test_recorded_names_hide_signatures() -> None:
+    plain, signed = names_of(UrlRef("https://h/m-00002-of-00002.gguf?sig=secret"))
     assert plain == "https://h/m-00001-of-00002.gguf"
     assert signed.startswith(f"{plain}?")
     assert "secret" not in signed
-    assert asked_as(UrlRef(plain)) == (plain,)
-    assert asked_as(RepoRef("o/r", quant="q4", revision="v1")) == ("v1:q4",)
-    assert asked_as(RepoRef("o/r", file="a/m.gguf")) == ("main:a/m.gguf",)
+    assert names_of(UrlRef(plain)) == (plain,)
+    assert names_of(RepoRef("o/r", quant="q4", revision="v1")) == ("v1:q4",)
+    assert names_of(RepoRef("o/r", file="a/m.gguf")) == ("main:a/m.gguf",)
 
 
 # --- what of a repository -----------------------------------------------------------------------
@@ -255,9 +255,7 @@ def names(choice: Choice) -> list[str]:
         (["old/m-Q4_K_M.gguf", "m-Q4_K_M.gguf"], "m-Q4_K_M.gguf", "m-Q4_K_M.gguf"),
     ],
 )
-def test_where_nothing_is_said_the_default_or_the_nearest_to_it(
-    there: list[str], expected: str, name: str
-) -> None:
+def test_default_quantization_or_the_closest_is_chosen(there: list[str], expected: str, name: str) -> None:
     choice = chosen("o/r", *there)
     assert names(choice) == [expected]
     assert choice.name == name
@@ -266,10 +264,10 @@ def test_where_nothing_is_said_the_default_or_the_nearest_to_it(
     assert names(chosen(again, *there)) == [expected]
 
 
-def test_the_reason_says_what_was_not_there() -> None:
-    assert "as llama.cpp" in chosen("o/r", "m-Q4_K_M.gguf", "m-Q8_0.gguf").reason
+def test_reason_names_the_missing_default() -> None:
+    assert "the default of llama.cpp" in chosen("o/r", "m-Q4_K_M.gguf", "m-Q8_0.gguf").reason
     assert "no Q4_K_M" in chosen("o/r", "m-Q4_0.gguf", "m-Q8_0.gguf").reason
-    assert "only one" in chosen("o/r", "m.gguf").reason
+    assert "the only model" in chosen("o/r", "m.gguf").reason
 
 
 @pytest.mark.parametrize(
@@ -283,19 +281,19 @@ def test_the_reason_says_what_was_not_there() -> None:
         ("thinking", "m-thinking-Q6_K.gguf"),
     ],
 )
-def test_a_quantization_that_is_asked_for(quant: str, expected: str) -> None:
+def test_requested_quantization_is_chosen(quant: str, expected: str) -> None:
     there = ["m-Q8_0.gguf", "m-Q5_0.gguf", "m-Q5_K_M.gguf", "m-UD-Q2_K_XL.gguf", "m-thinking-Q6_K.gguf"]
     assert names(chosen(f"o/r:{quant}", *there)) == [expected]
 
 
-def test_one_that_is_not_there_is_never_replaced_by_another() -> None:
-    with pytest.raises(ModelMissing, match="has no Q3_K_M") as caught:
+def test_missing_quantization_is_never_replaced() -> None:
+    with pytest.raises(ModelMissing, match="has no quantization Q3_K_M") as caught:
         chosen("o/r:Q3_K_M", "m-Q8_0.gguf", "strange.gguf")
     assert "o/r:Q8_0" in caught.value.remedy
     assert len(caught.value.details) == 2
 
 
-def test_a_file_that_is_asked_for_by_name_or_path() -> None:
+def test_file_is_chosen_by_name_or_path() -> None:
     there = ["a/m-Q8_0.gguf", "b/m-Q8_0.gguf", "mmproj-F16.gguf"]
     assert names(chosen("o/r:b/m-Q8_0.gguf", *there)) == ["mmproj-F16.gguf", "b/m-Q8_0.gguf"]
     assert names(chosen("o/r:MMPROJ-f16.gguf", *there)) == ["mmproj-F16.gguf"]
@@ -306,7 +304,7 @@ def test_a_file_that_is_asked_for_by_name_or_path() -> None:
         chosen("o/r:c.gguf", *there)
 
 
-def test_where_the_hub_cannot_be_asked_what_is_near_is_not_meant() -> None:
+def test_exact_choice_ignores_similar_names() -> None:
     there = files("q4/m.gguf", "m-UD-Q4_K_M.gguf", "m-Q8_0.gguf")
     for near in ("o/r:q8", "o/r:Q4_K_M", "o/r:q8/m.gguf", "o/r:M.gguf"):
         ref = parse_ref(near)
@@ -317,22 +315,22 @@ def test_where_the_hub_cannot_be_asked_what_is_near_is_not_meant() -> None:
     assert names(choose(RepoRef("o/r", file="q4/m.gguf"), there, exact=True)) == ["q4/m.gguf"]
 
 
-def test_two_models_of_one_quantization_are_not_guessed_between() -> None:
+def test_two_models_of_one_quantization_are_an_error() -> None:
     for ref in ("o/r", "o/r:Q4_K_M", "o/r:q4"):
         with pytest.raises(UsageInvalid, match="2 models") as caught:
             chosen(ref, "one-Q4_K_M.gguf", "two-Q4_K_M.gguf")
         assert caught.value.details
 
 
-def test_of_many_files_that_are_not_written_some_are_named() -> None:
+def test_list_of_unsafe_files_is_shortened() -> None:
     notes = chosen("o/r", "m.gguf", *(f"../{number}.gguf" for number in range(1000)), "x" * 2000).notes
-    assert "'../0.gguf' is left out" in notes[0]
+    assert "'../0.gguf' is ignored: its name is not safe" in notes[0]
     assert notes[-1] == "and 995 more"
     assert len(notes) == 6
 
 
 @pytest.mark.parametrize("name", ["{}-Q4_K_M.gguf", "../{}.gguf"])
-def test_choosing_takes_time_in_proportion_to_the_files(name: str) -> None:
+def test_time_of_a_choice_is_proportional_to_the_files(name: str) -> None:
     def taken_s(count: int) -> float:
         files = [RepoFile(name.format(number), 1) for number in range(count)]
         began_s = time.thread_time()
@@ -344,7 +342,7 @@ def test_choosing_takes_time_in_proportion_to_the_files(name: str) -> None:
     assert large_s < 64 * small_s  # there are 16 times as many; each compared with each would be 256
 
 
-def test_a_split_set_is_one_model_and_comes_in_order() -> None:
+def test_split_model_has_its_parts_in_order() -> None:
     parts = [f"Q4_K_M/m-Q4_K_M-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
     choice = chosen("o/r", parts[2], "m-Q8_0.gguf", parts[0], parts[1])
     assert [each.path for each in choice.parts] == parts
@@ -352,17 +350,17 @@ def test_a_split_set_is_one_model_and_comes_in_order() -> None:
     assert [each.path for each in chosen(f"o/r:{parts[1]}", *parts).parts] == parts
 
 
-def test_a_set_that_lacks_a_part_is_refused() -> None:
+def test_model_with_a_missing_part_is_refused() -> None:
     with pytest.raises(ModelInvalid, match="2 of the 3 parts") as caught:
         chosen("o/r", "m-Q4_K_M-00001-of-00003.gguf", "m-Q4_K_M-00003-of-00003.gguf")
     assert "(2 of 3 parts)" in caught.value.details[0]
 
 
-def test_drafts_matrices_and_projectors_are_no_models() -> None:
+def test_drafts_matrices_and_projectors_are_not_models() -> None:
     others = ["mtp-m.gguf", "eagle3-m.gguf", "imatrix.gguf", "mmproj-F16.gguf"]
     assert [each.path for each in chosen("o/r", "m.gguf", *others).parts] == ["m.gguf"]
     for ref in ("o/r", "o/r:Q8_0"):
-        with pytest.raises(ModelMissing, match=r"no GGUF file to serve|has no Q8_0") as caught:
+        with pytest.raises(ModelMissing, match=r"no GGUF file of a model|has no quantization Q8_0") as caught:
             chosen(ref, *others)
         assert "-GGUF" in caught.value.remedy
 
@@ -380,21 +378,19 @@ def test_drafts_matrices_and_projectors_are_no_models() -> None:
         ("m-Q4_K_M.gguf", ["mmproj-a.gguf", "mmproj-b.gguf"], None),
     ],
 )
-def test_the_projector_that_belongs_to_a_model(
-    model: str, projectors: Sequence[str], expected: str | None
-) -> None:
+def test_projector_of_a_model_is_chosen(model: str, projectors: Sequence[str], expected: str | None) -> None:
     choice = chosen(f"o/r:{model}", model, *projectors)
     assert (choice.projector.path if choice.projector else None) == expected
     assert bool(choice.notes) == (len(projectors) == 2 and expected is None)
 
 
-def test_files_that_could_not_be_written_are_left_out_and_told() -> None:
+def test_unsafe_files_are_ignored_with_a_note() -> None:
     choice = chosen("o/r", "m.gguf", "../../evil-Q4_K_M.gguf", "a/../Q4_K_M.gguf")
     assert names(choice) == ["m.gguf"]
     assert len(choice.notes) == 2
 
 
-def test_a_long_list_is_cut() -> None:
+def test_long_list_is_shortened() -> None:
     with pytest.raises(ModelMissing) as caught:
         chosen("o/r:Q3_K_M", *(f"m{number}-Q8_0.gguf" for number in range(50)))
     assert caught.value.details[-1] == "and 10 more"
@@ -403,7 +399,7 @@ def test_a_long_list_is_cut() -> None:
 # --- what the hub answers -------------------------------------------------------------------------
 
 
-def test_a_page_of_the_list() -> None:
+def test_page_of_the_file_list() -> None:
     page = (
         b'[{"type":"directory","path":"sub","oid":"1","size":0},{"type":"file","path":"a.gguf","size":3,"oid":"2"},'
         b'{"type":"file","path":"b.gguf","size":9,"lfs":{"oid":"' + DIGEST.encode() + b'","size":9}},'
@@ -411,11 +407,11 @@ def test_a_page_of_the_list() -> None:
     )
     assert read_page(page) == (RepoFile("a.gguf", 3), RepoFile("b.gguf", 9, DIGEST), RepoFile("c.gguf", 9))
     for wrong in (b"<html>", b'{"error":"x"}', b'[{"path":1}]', b"\xff"):
-        with pytest.raises(DownloadFailed, match="cannot be read"):
+        with pytest.raises(DownloadFailed, match="is invalid"):
             read_page(wrong)
 
 
-def test_the_next_page_is_asked_of_the_same_host() -> None:
+def test_next_page_stays_on_the_same_host() -> None:
     link = '<https://huggingface.co/api/models/o/r/tree/main?cursor=x%3D>; rel="next"'
     assert next_page(link, "https://mirror:1/api/models/o/r/tree/main") == (
         "https://mirror:1/api/models/o/r/tree/main?cursor=x%3D"
@@ -423,7 +419,7 @@ def test_the_next_page_is_asked_of_the_same_host() -> None:
     assert next_page("</a?b=1>; rel=next", "https://h/x") == "https://h/a?b=1"
     assert next_page('<https://h/1>; rel="prev"', "https://h/x") is None
     assert next_page(None, "https://h/x") is None
-    with pytest.raises(DownloadFailed, match="no URL"):
+    with pytest.raises(DownloadFailed, match="an invalid URL"):
         next_page('<http://[>; rel="next"', "https://h/x")
 
 
@@ -443,20 +439,27 @@ URL = UrlRef("https://h/m.gguf")
             {"x-error-code": "RepoNotFound"},
             False,
             AccessDenied,
-            "There is no o/r, or it is private",
+            "The repository o/r does not exist or is private",
         ),
-        (REPO, 401, {}, True, AccessDenied, "may not be downloaded"),
-        (URL, 403, {}, False, AccessDenied, "may not be downloaded"),
-        (REPO, 404, {"x-error-code": "RevisionNotFound"}, False, ModelMissing, "no revision 'v2' of o/r"),
-        (REPO, 404, {"x-error-code": "EntryNotFound"}, False, ModelMissing, "There is no o/r:m.gguf"),
-        (REPO, 404, {}, False, ModelMissing, "no repository o/r"),
-        (URL, 410, {}, False, ModelMissing, "There is no https://h/m.gguf"),
+        (REPO, 401, {}, True, AccessDenied, "The server denied access to"),
+        (URL, 403, {}, False, AccessDenied, "The server denied access to"),
+        (
+            REPO,
+            404,
+            {"x-error-code": "RevisionNotFound"},
+            False,
+            ModelMissing,
+            "The revision 'v2' of o/r does not exist",
+        ),
+        (REPO, 404, {"x-error-code": "EntryNotFound"}, False, ModelMissing, "o/r:m.gguf does not exist"),
+        (REPO, 404, {}, False, ModelMissing, "The repository o/r does not exist"),
+        (URL, 410, {}, False, ModelMissing, "https://h/m.gguf does not exist"),
         (REPO, 451, {"x-error-message": "removed"}, False, AccessDenied, "451: removed"),
         (REPO, 503, {}, False, DownloadFailed, "cannot be downloaded"),
         (URL, 416, {}, False, DownloadFailed, "cannot be downloaded"),
     ],
 )
-def test_what_a_refusal_means(
+def test_errors_of_the_hub(
     ref: Ref, status: int, headers: dict[str, str], token: bool, kind: type[LlamasupError], said: str
 ) -> None:
     error = refusal(ref, "https://h/x?sig=secret", status, headers, endpoint=HUB, with_token=token)
@@ -466,7 +469,7 @@ def test_what_a_refusal_means(
     assert "secret" not in error.message
 
 
-def test_which_answers_may_change() -> None:
+def test_transient_statuses() -> None:
     assert [status for status in (200, 400, 401, 404, 408, 425, 429, 500, 503) if is_transient(status)] == [
         *(408, 425, 429, 500, 503)
     ]
@@ -487,11 +490,11 @@ def test_which_answers_may_change() -> None:
         *(("::7f00:1", False), ("::ffff:0:7f00:1", False)),
     ],
 )
-def test_which_addresses_are_public(address: str, public: bool) -> None:
+def test_public_addresses(address: str, public: bool) -> None:
     assert is_public(address) is public
 
 
-def test_only_public_addresses_are_connected_to() -> None:
+def test_private_addresses_are_refused() -> None:
     reach = UrlPolicy(HUB)
     assert reach.allowed("https://h/x", ["10.0.0.1", "8.8.8.8"]) == ["8.8.8.8"]
     with pytest.raises(DownloadRefused, match=r"10\.0\.0\.1") as caught:
@@ -502,7 +505,7 @@ def test_only_public_addresses_are_connected_to() -> None:
     assert UrlPolicy("https://mirror:1").allowed("https://mirror:1/x", ["10.0.0.1"]) == ["10.0.0.1"]
 
 
-def test_plain_http_is_for_a_hub_on_this_machine() -> None:
+def test_plain_http_is_allowed_for_a_local_hub_only() -> None:
     UrlPolicy(HUB).check_url("https://h/x")
     UrlPolicy("http://127.0.0.1:1").check_url("http://127.0.0.1:1/x")
     UrlPolicy("http://localhost:1").check_url("http://localhost:1/x")
@@ -518,7 +521,7 @@ def test_plain_http_is_for_a_hub_on_this_machine() -> None:
             reach.check_url(url)
 
 
-def test_the_token_is_for_the_hub_alone() -> None:
+def test_only_the_hub_gets_the_token() -> None:
     assert UrlPolicy(HUB).allows_token("https://huggingface.co/o/r")
     assert UrlPolicy("http://127.0.0.1:1").allows_token("http://127.0.0.1:1/x")
     for url in ("https://cdn.huggingface.co/x", "http://huggingface.co/x", "https://huggingface.co:444/x"):
@@ -529,17 +532,17 @@ def test_the_token_is_for_the_hub_alone() -> None:
 # --- the file on the server ------------------------------------------------------------------------
 
 
-def test_when_bytes_that_are_here_are_of_the_same_file() -> None:
+def test_reasons_against_resuming() -> None:
     one = RemoteFile(10, DIGEST, "a")
     assert why_not_resumed(one, RemoteFile(10, DIGEST, "b")) == ""
     assert "checksum" in why_not_resumed(one, RemoteFile(10, "cd" * 32, "a"))
-    assert "11 bytes now, and had 10" in why_not_resumed(one, RemoteFile(11, DIGEST, "a"))
+    assert "changed from 10 to 11 bytes" in why_not_resumed(one, RemoteFile(11, DIGEST, "a"))
     assert why_not_resumed(RemoteFile(10, None, "a"), RemoteFile(10, DIGEST, "a")) == ""
     assert "changed" in why_not_resumed(RemoteFile(10, None, "a"), RemoteFile(10, None, "b"))
-    assert "does not say" in why_not_resumed(RemoteFile(10), RemoteFile(10, None, "b"))
+    assert "gives no checksum or ETag" in why_not_resumed(RemoteFile(10), RemoteFile(10, None, "b"))
 
 
-def test_headers_of_a_part() -> None:
+def test_content_range_headers() -> None:
     assert content_range("bytes 0-9/100") == ContentRange(0, 10, 100)
     assert content_range("bytes 5-5/*") == ContentRange(5, 6, None)
     for wrong in (None, "", "bytes */100", "bytes 9-0/100", "bytes 0-100/100", "items 0-9/100", "bytes 0-9"):
@@ -552,7 +555,7 @@ def test_headers_of_a_part() -> None:
     assert linked_sha256({}) is None
 
 
-def test_when_to_come_back() -> None:
+def test_retry_after_headers() -> None:
     now = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
     assert retry_after_s("7", now) == 7.0
     assert retry_after_s("Thu, 01 Jan 2026 12:00:30 GMT", now) == 30.0
@@ -565,7 +568,7 @@ def test_when_to_come_back() -> None:
 # --- ranges ------------------------------------------------------------------------------------------
 
 
-def test_ranges_join_where_they_touch() -> None:
+def test_touching_ranges_are_joined() -> None:
     ranges: remote_file.Ranges = ()
     for start, end in [(10, 20), (30, 40), (0, 0), (20, 30), (0, 5), (4, 11)]:
         ranges = remote_file.added(ranges, start, end)
@@ -573,7 +576,7 @@ def test_ranges_join_where_they_touch() -> None:
     assert remote_file.added(((0, 5), (20, 30)), 10, 15) == ((0, 5), (10, 15), (20, 30))
 
 
-def test_what_is_missing_and_what_is_here() -> None:
+def test_missing_ranges_and_prefix() -> None:
     here = ((0, 10), (20, 30))
     assert remote_file.missing(here, 40) == ((10, 20), (30, 40))
     assert remote_file.missing((), 40) == ((0, 40),)
@@ -584,13 +587,13 @@ def test_what_is_missing_and_what_is_here() -> None:
     assert remote_file.total(here) == 20
 
 
-def test_ranges_that_make_no_sense_are_none() -> None:
+def test_invalid_ranges_are_dropped() -> None:
     assert remote_file.checked(((0, 10), (20, 30)), 30) == ((0, 10), (20, 30))
     for wrong in (((0, 31),), ((10, 5),), ((0, 10), (10, 20)), ((5, 10), (0, 3)), ((-5, 3),)):
         assert remote_file.checked(wrong, 30) == ()
 
 
-def test_requests_are_neither_too_small_nor_too_large() -> None:
+def test_sizes_of_requests_are_bounded() -> None:
     assert remote_file.piece_bytes(1 << 20, 4) == 16 << 20
     assert remote_file.piece_bytes(1 << 34, 4) == 1 << 30
     assert remote_file.piece_bytes(1 << 30, 4) == 64 << 20

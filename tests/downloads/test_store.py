@@ -130,7 +130,7 @@ def test_a_projector_stays_while_another_folder_links_to_it(tmp_path: Path) -> N
     assert names_in(tmp_path) == ["x/mmproj-F16.gguf", "y/b.gguf", "y/mmproj-F16.gguf"]
 
 
-def test_of_a_hub_cache_the_links_go_and_the_blobs_stay(tmp_path: Path) -> None:
+def test_removal_from_a_hub_cache_keeps_the_blobs(tmp_path: Path) -> None:
     put_models(tmp_path, "blobs/model", "blobs/mmproj")
     for commit in ("one", "two"):
         folder = tmp_path / "snapshots" / commit
@@ -150,13 +150,13 @@ def test_a_folder_with_two_names_is_one_folder(tmp_path: Path) -> None:
     assert names_in(tmp_path / "real") == ["notes.txt"]
 
 
-def test_a_part_whose_number_is_beyond_its_count_is_a_file_of_its_own(tmp_path: Path) -> None:
+def test_part_number_beyond_the_count_is_a_separate_file(tmp_path: Path) -> None:
     put_models(tmp_path, "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "m-00003-of-00002.gguf")
     rm(tmp_path, "m-00003-of-00002.gguf")
     assert names_in(tmp_path) == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 
 
-def test_sets_whose_names_differ_in_case_are_two(tmp_path: Path) -> None:
+def test_models_whose_names_differ_in_case_are_separate(tmp_path: Path) -> None:
     put_models(tmp_path / "o/r", "m-Q8_0-00001-of-00002.GGUF", "M-Q8_0-00001-of-00002.gguf")
     models.write_split_decoder(tmp_path / "o/r", "m-Q8_0", 2)
     rm(tmp_path, "o/r:m-Q8_0-00001-of-00002.gguf")

@@ -125,7 +125,7 @@ def test_a_name_reaches_the_terminal_as_letters_alone(
 
 
 def test_a_model_that_must_not_be_downloaded_is_told() -> None:
-    refused(78, "127.0.0.1, no public one", "run", "https://127.0.0.1:9/m.gguf")
+    refused(78, "the private address 127.0.0.1", "run", "https://127.0.0.1:9/m.gguf")
 
 
 # --- the address ----------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_a_port_that_is_none(port: str, run_tiny: tuple[str, ...]) -> None:
 
 def test_a_key_file_without_a_key_protects_nothing(run_tiny: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none yet\n")
-    refused(78, "holds no key", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
+    refused(78, "has no keys", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
 
 
 # --- the runtime ----------------------------------------------------------------------------------------

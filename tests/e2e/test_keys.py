@@ -86,7 +86,7 @@ def test_a_file_whose_last_key_is_revoked_opens_nothing_and_is_told(
         await_status(http, "two", 200)
         assert asked(http, "one").status_code == 401
         assert running.stop() == 0
-        assert running.said.count("holds no key") == 1
+        assert running.said.count("has no keys now") == 1
 
 
 def test_a_mistake_in_the_file_is_told_before_anything_is_started(
@@ -96,7 +96,7 @@ def test_a_mistake_in_the_file_is_told_before_anything_is_started(
     path.write_text("# team\nsecret-of-alice nmae=alice\n")
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--api-key-file", str(path))
     assert done.returncode == 78
-    assert f"{str(path)!r}, line 2: nmae= is unknown; the nearest known is name=." in done.stderr
+    assert f"{str(path)!r}, line 2: unknown attribute nmae= (did you mean name?)." in done.stderr
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -146,7 +146,7 @@ def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first
     hub: Hub, folder: Path
 ) -> None:
     done = pulled("org/tiny-GGUF:Q2_K", "org/tiny-GGUF", "./path", code=66)
-    assert "has no Q2_K" in done.stderr
+    assert "has no quantization Q2_K" in done.stderr
     assert "Q8_0" in done.stderr  # what there is
     assert "is not a model reference" in done.stderr
     assert done.stdout == f"{folder / 'org/tiny-GGUF' / NAME}\n"

@@ -135,7 +135,7 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
     [
         ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a right"),
         ("models_dir: models\nlisten: 0.0.0.0:8080", [], 78, "no API key is set"),
-        ("models: {a: {ctxsize: 5}}", [], 78, "there is no such key; the nearest is ctx_size"),
+        ("models: {a: {ctxsize: 5}}", [], 78, "unknown key; did you mean ctx_size?"),
         ("models: {x: {path: nothing.gguf}}", [], 78, "No such file or directory"),
         ("models_dir: models\nmodels: {x: {}}", [], 66, "no model 'x'"),
         ("models: {x: {path: keys}}", [], 65, "keys"),

@@ -128,9 +128,9 @@ def test_one_request_cannot_have_more_jobs_than_its_keys_concurrent_limit(
     error = error_of(client, 400)
     assert (error["cause"], error["type"]) == ("too_many_jobs", "invalid_request_error")
     assert "3000 jobs" in str(error["message"])
-    assert "2 at one time" in str(error["message"])
+    assert "2 at the same time" in str(error["message"])
     assert rig.backend.requested_models == []
-    client.send(keyed(b"k", prompts(2)))  # its quota is free again
+    client.send(keyed(b"k", prompts(2)))  # it has its whole quota again
     child = rig.accept()
     child.message()
     child.send(answer())

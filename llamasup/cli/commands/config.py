@@ -23,7 +23,7 @@ from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
     from llamasup.config.issues import Issue
-    from llamasup.config.starter import GenerationContext
+    from llamasup.config.starter import StarterFacts
     from llamasup.config.values import Config
 
 __all__ = ["check", "commands", "init", "schema"]
@@ -60,7 +60,7 @@ def init(output: Output = None, force: Force = False) -> int:
     from llamasup.config.starter import starter_text
 
     def act(view: View) -> None:
-        text = starter_text(_generation_context(os.environ))
+        text = starter_text(_starter_facts(os.environ))
         if output == _STANDARD_OUTPUT:
             write_result(text.rstrip("\n"))
             return
@@ -154,9 +154,9 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
 # --- this machine ------------------------------------------------------------------------------------
 
 
-def _generation_context(environ: Mapping[str, str]) -> GenerationContext:
+def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
     from llamasup.auth.key_store import default_key_file
-    from llamasup.config.starter import GenerationContext
+    from llamasup.config.starter import StarterFacts
     from llamasup.config.values import Cache
     from llamasup.llama_server.inspect import find_runtime
     from llamasup.models.search import cache_folders
@@ -172,7 +172,7 @@ def _generation_context(environ: Mapping[str, str]) -> GenerationContext:
         runtime = f"{found.path} ({found.version})"
         devices = [(device.name, device.description) for device in found.capabilities.devices]
     keys = default_key_file()
-    return GenerationContext(
+    return StarterFacts(
         ram_bytes=machine.memory_total_bytes,
         cores=machine.physical_cores,
         devices=devices,

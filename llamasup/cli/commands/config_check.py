@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamasup.auth.key_source import KeyFile, environment_keys
-from llamasup.config.issues import NOT_SHOWN, Issue, Place, mistake_at, place_text, shown
-from llamasup.config.keys import FilePath, Many
+from llamasup.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
+from llamasup.config.kinds import FilePath, Many
 from llamasup.config.reading import Reading, keys_of
 from llamasup.config.values import Config, ModelKeys
 from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
@@ -101,7 +101,7 @@ def _text(problem: Problem) -> str:
 
 
 def _issue(reading: Reading, place: Place, problem: str) -> Issue:
-    return mistake_at(place, reading.as_written(problem), reading.config.lines)
+    return issue_at(place, reading.as_written(problem), reading.config.lines)
 
 
 # --- access ----------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _paths(reading: Reading) -> _Found:
     downloads = config.downloads
     token: Place = ("downloads", "token_file")
     if downloads.token_file is not None and (problem := _no_file(downloads.token_file)):
-        yield token, f"{NOT_SHOWN}: not a readable file" if token in reading.hidden else problem
+        yield token, f"the file {NOT_SHOWN} cannot be read" if token in reading.hidden else problem
     if (
         downloads.folder is not None
         and path_kind(downloads.folder) is not PathKind.NOTHING

@@ -1,4 +1,4 @@
-"""Where a config is looked for."""
+"""Which config file is used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_what_is_named_is_taken_whether_it_is_there_or_not(tmp_path: Path) -> None:
+def test_named_file_is_used_even_if_missing(tmp_path: Path) -> None:
     environ = {"LLAMASUP_CONFIG": "/none/env.yaml", "HOME": str(tmp_path)}
 
     assert find_config(Path("/none/given.yaml"), environ) == Path("/none/given.yaml")
@@ -28,7 +28,7 @@ def test_what_is_named_is_taken_whether_it_is_there_or_not(tmp_path: Path) -> No
     assert find_config(Path("x.yaml"), {}) == Path("x.yaml").absolute()
 
 
-def test_of_those_that_are_there_the_users_own_comes_first(tmp_path: Path, system: Path) -> None:
+def test_config_of_the_user_comes_before_the_systems(tmp_path: Path, system: Path) -> None:
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "xdg"), "HOME": str(tmp_path), "LLAMASUP_CONFIG": ""}
     system.write_text("models_dir: m")
     assert find_config(None, environ) == system
@@ -39,13 +39,13 @@ def test_of_those_that_are_there_the_users_own_comes_first(tmp_path: Path, syste
     assert find_config(None, environ) == own == tmp_path / "xdg/llamasup/config.yaml"
 
 
-def test_a_folder_of_settings_that_is_not_absolute_is_none() -> None:
+def test_relative_xdg_config_home_is_ignored() -> None:
     environ = {"XDG_CONFIG_HOME": "here", "HOME": "/home/ann"}
 
     assert own_config(environ) == Path("/home/ann/.config/llamasup/config.yaml")
 
 
-def test_without_any_it_says_where_it_looked(tmp_path: Path, system: Path) -> None:
+def test_error_without_a_config_lists_the_searched_paths(tmp_path: Path, system: Path) -> None:
     with pytest.raises(ConfigInvalid) as caught:
         find_config(None, {"HOME": str(tmp_path)})
 
@@ -54,23 +54,23 @@ def test_without_any_it_says_where_it_looked(tmp_path: Path, system: Path) -> No
     assert "llamasup config init" in caught.value.remedy
 
 
-def test_an_unknown_user_is_named() -> None:
-    with pytest.raises(ConfigInvalid, match="there is no such user"):
+def test_unknown_user_is_reported() -> None:
+    with pytest.raises(ConfigInvalid, match="names an unknown user"):
         find_config(Path("~nobody-at-all/x"), {})
 
 
-def test_one_that_may_not_be_looked_for_is_not_passed_over(
+def test_unreadable_config_is_not_skipped(
     tmp_path: Path, system: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may say who gets in."""
+    """It may set which keys are valid."""
     system.write_text("models_dir: m")
     own = own_config({"HOME": str(tmp_path)})
-    look = Path.stat
+    stat = Path.stat
 
     def refused(path: Path, **options: bool) -> os.stat_result:
         if path == own:
             raise PermissionError(13, "Permission denied", str(path))
-        return look(path, **options)
+        return stat(path, **options)
 
     monkeypatch.setattr(Path, "stat", refused)
     assert find_config(None, {"HOME": str(tmp_path)}) == own
