@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llamasup.system.storage.folders import file_id
+
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
 
@@ -38,7 +40,7 @@ class FolderEvents:
 
     def happened(self) -> bool:
         """Whether anything did since the last call. Takes a millisecond, most of it asleep."""
-        identities = {folder: _identity(folder) for folder in (*self._deep, *self._flat)}
+        identities = {folder: file_id(folder, follow=True) for folder in (*self._deep, *self._flat)}
         if identities != self._identities:
             self._identities = identities
             self._watch_again()
@@ -90,13 +92,6 @@ def _can_be_watched(top: str) -> bool:
         if folders > _MAX_FOLDERS or entries > _MAX_ENTRIES:
             return False
     return True
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        status = folder.stat()
-        return status.st_dev, status.st_ino
-    return None
 
 
 def _is_told(watched: RustNotify) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llamasup.cli.commands import control
-from llamasup.control.client import Place
+from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
 from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.diff import Changes
@@ -35,7 +35,7 @@ def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
     async def main() -> tuple[FakeControlled, int]:
         fake = OneTooLarge()
         async with served(fake, tmp_path) as (_, path):
-            monkeypatch.setattr(control, "reach", lambda **_: Place(socket=path))
+            monkeypatch.setattr(control, "reach", lambda **_: ControlAddress(socket=path))
             code = await asyncio.to_thread(control.restart, None, **ANY_LLAMASUP, json=True)
         return fake, code
 
@@ -61,7 +61,7 @@ def test_a_reload_tells_what_has_another_name_as_what_it_is(
 ) -> None:
     async def main() -> None:
         async with served(Reloaded(), tmp_path) as (_, path):
-            monkeypatch.setattr(control, "reach", lambda **_: Place(socket=path))
+            monkeypatch.setattr(control, "reach", lambda **_: ControlAddress(socket=path))
             assert await asyncio.to_thread(control.reload, None, **ANY_LLAMASUP, json=False) == 0
 
     asyncio.run(main())

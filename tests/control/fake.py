@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import httpx
 
 from llamasup.control.app import ControlServer
-from llamasup.control.client import AsyncControlClient, Place
 from llamasup.errors import LlamasupError, ModelUnknown
+from llamasup.http.errors import error_from
 from llamasup.observability.metrics import InstanceGauges, Metrics
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
-__all__ = ["PATIENCE_S", "FakeControlled", "controlled", "served"]
+__all__ = ["PATIENCE_S", "AsyncControlClient", "FakeControlTarget", "controlled", "served"]
 
 
 class WatchedBus(Bus):
@@ -38,7 +42,7 @@ class WatchedBus(Bus):
         self._changed()
 
 
-class FakeControlled:
+class FakeControlTarget:
     """Two models. ``error`` is raised by whatever is asked for; with ``gate`` cleared it takes its time."""
 
     def __init__(self, log: Path | None = None) -> None:
@@ -127,7 +131,7 @@ class FakeControlled:
 
 
 @asynccontextmanager
-async def served(fake: FakeControlled, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
+async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
@@ -139,8 +143,74 @@ async def served(fake: FakeControlled, folder: Path) -> AsyncIterator[tuple[Cont
             await server.aclose()
 
 
+class AsyncControlClient:
+    """A client whose requests a test can cancel."""
+
+    def __init__(self, socket: str) -> None:
+        transport = httpx.AsyncHTTPTransport(uds=socket)
+        self._http = httpx.AsyncClient(
+            transport=transport, base_url="http://localhost/llamasup/v1", timeout=PATIENCE_S
+        )
+
+    async def __aenter__(self) -> AsyncControlClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def status(self) -> Mapping[str, Any]:
+        return await self._request("GET", "/status")
+
+    async def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/load", wait=wait)
+
+    async def unload(self, model: str) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/unload")
+
+    async def restart(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/restart", wait=wait)
+
+    async def reload(self) -> Mapping[str, Any]:
+        return await self._request("POST", "/reload")
+
+    async def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
+        return await self._request("POST", "/shutdown", now=now)
+
+    async def events(self) -> AsyncGenerator[Mapping[str, Any]]:
+        async with self._http.stream("GET", "/events") as response:
+            await _check(response)
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    async def log(self, model: str, **query: int) -> AsyncGenerator[bytes]:
+        async with self._http.stream("GET", f"{_path(model)}/logs", params=_numbers(query)) as response:
+            await _check(response)
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
+    async def _request(self, method: str, path: str, **query: bool) -> Mapping[str, Any]:
+        response = await self._http.request(method, path, params=_numbers(query))
+        await _check(response)
+        answer: Mapping[str, Any] = response.json()
+        return answer
+
+
+def _numbers(query: Mapping[str, int]) -> dict[str, int]:
+    return {name: int(value) for name, value in query.items()}
+
+
+async def _check(response: httpx.Response) -> None:
+    if not response.is_success:
+        raise error_from(response.status_code, json.loads(await response.aread()))
+
+
+def _path(model: str) -> str:
+    return f"/models/{quote(model, safe='').replace('.', '%2E')}"
+
+
 @asynccontextmanager
-async def controlled(fake: FakeControlled, folder: Path) -> AsyncIterator[AsyncControlClient]:
+async def controlled(fake: FakeControlTarget, folder: Path) -> AsyncIterator[AsyncControlClient]:
     """The same, with a client of it."""
-    async with served(fake, folder) as (_, path), AsyncControlClient(Place(socket=path)) as client:
+    async with served(fake, folder) as (_, path), AsyncControlClient(path) as client:
         yield client

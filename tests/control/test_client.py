@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from llamasup.control.client import ControlClient, Place
+from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.errors import ControlFailed, NotRunning
 from tests.control.fake import PATIENCE_S
 
@@ -61,7 +61,7 @@ def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
     scheme: str, certificate: tuple[str, str]
 ) -> None:
     with another(b"{}", certificate) as other:
-        place = Place(f"{scheme}://localhost:{other.port}", api_key="sk-secret")
+        place = ControlAddress(f"{scheme}://localhost:{other.port}", api_key="sk-secret")
         with ControlClient(place) as client, pytest.raises(NotRunning) as caught:
             client.status()
     assert other.heard == b""
@@ -81,7 +81,7 @@ def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
     ],
 )
 def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
-    with another(body) as other, ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client:
+    with another(body) as other, ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client:
         with pytest.raises(ControlFailed, match="does not answer GET /llamasup/v1/status"):
             client.status()
         if body[:1] != b"{":
@@ -93,7 +93,7 @@ def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
 def test_an_event_that_cannot_be_read_is_an_error_of_ours(event: bytes) -> None:
     with (
         another(event + b"\n\n") as other,
-        ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client,
+        ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client,
         pytest.raises(ControlFailed, match="llamasup sent an invalid event"),
     ):
         list(client.events())

@@ -11,7 +11,6 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.client import AsyncControlClient, Place
 from llamasup.control.interface import shown
 from llamasup.errors import Conflict, ModelUnknown, ServerFailed, Stopping
 from llamasup.llama_server.settings import Settings
@@ -19,7 +18,7 @@ from llamasup.models.diff import Changes
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
-from tests.control.fake import PATIENCE_S
+from tests.control.fake import PATIENCE_S, AsyncControlClient
 from tests.e2e.service import Serving, serving
 
 pytestmark = pytest.mark.slow
@@ -37,7 +36,7 @@ async def controlled(
         plan = it.runner.plan
         assert plan is not None
         path = str(Path(plan.env["XDG_CONFIG_HOME"]) / "control.sock")
-        async with AsyncControlClient(Place(socket=path)) as control:
+        async with AsyncControlClient(path) as control:
             yield it, control
 
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from llamasup.control import routes
-from llamasup.control.client import AsyncControlClient, ControlClient, Place
+from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.errors import (
     ConfigInvalid,
     Conflict,
@@ -28,12 +28,12 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
-from tests.control.fake import FakeControlled, controlled, served
+from tests.control.fake import AsyncControlClient, FakeControlTarget, controlled, served
 
 
-def run(folder: Path, visit: Callable[[FakeControlled, AsyncControlClient], Awaitable[None]]) -> None:
+def run(folder: Path, visit: Callable[[FakeControlTarget, AsyncControlClient], Awaitable[None]]) -> None:
     async def both() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         async with controlled(fake, folder) as client:
             await visit(fake, client)
 
@@ -44,7 +44,7 @@ def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
     """Requests as any HTTP client sends them."""
 
     async def all_of_them() -> list[httpx.Response]:
-        async with served(FakeControlled(), folder) as (_, path):
+        async with served(FakeControlTarget(), folder) as (_, path):
             transport = httpx.AsyncHTTPTransport(uds=path)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 return [await http.request(method, target) for method, target in asked]
@@ -53,7 +53,7 @@ def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
 
 
 def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         assert (await client.load("tiny"))["id"] == "tiny"
         assert (await client.unload("small"))["id"] == "tiny"  # by its alias
         assert (await client.restart("org/repo:q8_0"))["id"] == "org/repo:q8_0"
@@ -76,7 +76,7 @@ def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path
     "name", ["a/b/c:Q4", "a b", "ü%2F", "..", ".", "a//b", "/a", "a/", "load", "x/logs", "a?b#c"]
 )
 def test_a_model_may_have_any_name(tmp_path: Path, name: str) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.names = {name: ()}
         await client.load(name)
         assert fake.asked == [("load", name)]
@@ -95,7 +95,7 @@ def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
 
 
 def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         assert (await client.load("tiny", wait=False))["id"] == "tiny"
         assert fake.asked == [("load", "tiny")]
@@ -110,7 +110,7 @@ def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["load", "restart"])
 def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Path, what: str) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(getattr(client, what)("tiny"))  # noqa: TID251 - cancelled below
         await fake.until(lambda: fake.asked == [(what, "tiny")])
@@ -121,7 +121,7 @@ def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Pat
 
 
 def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(client.reload())  # noqa: TID251 - cancelled below
         await fake.until(lambda: fake.asked == [("reload", "")])
@@ -134,7 +134,7 @@ def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> Non
 
 
 def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         with pytest.raises(ModelUnknown, match="nosuch"):
             await client.load("nosuch", wait=False)
 
@@ -144,7 +144,7 @@ def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Pat
 def test_a_failure_that_nobody_waits_for_is_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         logged: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(routes._log, "warning", lambda text, *rest: logged.set_result(text % rest))
         fake.gate.clear()
@@ -170,7 +170,7 @@ def test_a_failure_that_nobody_waits_for_is_in_the_log(
     ids=lambda error: error.cause,
 )
 def test_an_error_is_the_same_on_both_sides(tmp_path: Path, error: LlamasupError) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.error = error
         with pytest.raises(type(error)) as raised:
             await client.reload()
@@ -197,7 +197,7 @@ def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
 def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         async def broken(model: str) -> None:
             raise RuntimeError("the secret inside")
 
@@ -254,7 +254,7 @@ def test_what_the_driver_tells_of_a_process_is_in_its_status(
 ) -> None:
     monkeypatch.setattr(routes, "vram_by_process", lambda: {7: 1000, 8: 1})
 
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         tiny, other = (await client.status())["models"]
         assert tiny["memory"] == {"ram_bytes": 1, "vram_bytes": 1000}
         assert other["memory"]["vram_bytes"] is None
@@ -267,7 +267,7 @@ def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
     log.write_bytes(b"one\ntwo\n")
 
     def ask(path: str) -> list[Any]:
-        with ControlClient(Place(socket=path)) as client:
+        with ControlClient(ControlAddress(socket=path)) as client:
             return [
                 client.status()["pid"],
                 client.load("small")["id"],
@@ -280,7 +280,7 @@ def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
             ]
 
     async def both() -> None:
-        fake = FakeControlled(log)
+        fake = FakeControlTarget(log)
         async with served(fake, tmp_path) as (_, path):
             answers = await asyncio.to_thread(ask, path)
         assert answers == [4242, "tiny", "tiny", "tiny", ["new"], b"two\n", "tiny", 4242]
@@ -326,7 +326,7 @@ def test_somebody_else_who_answers_is_no_traceback(
     tmp_path: Path, response: bytes, error: type[LlamasupError], says: str
 ) -> None:
     path = tmp_path / "other.sock"
-    client = ControlClient(Place(socket=str(path)))
+    client = ControlClient(ControlAddress(socket=str(path)))
     with other_program(path, response), client, pytest.raises(error, match=says):
         client.reload()
 
@@ -336,20 +336,20 @@ def test_somebody_else_who_answers_is_no_traceback(
 @pytest.mark.parametrize(
     ("place", "error"),
     [
-        (Place(socket="/nonexistent/control.sock"), NotRunning),
-        (Place(url="http://127.0.0.1:1"), NotRunning),
-        (Place(url="ftp://127.0.0.1:1"), UsageInvalid),
-        (Place(url="http://"), UsageInvalid),
-        (Place(url="http://[::1"), UsageInvalid),
+        (ControlAddress(socket="/nonexistent/control.sock"), NotRunning),
+        (ControlAddress(url="http://127.0.0.1:1"), NotRunning),
+        (ControlAddress(url="ftp://127.0.0.1:1"), UsageInvalid),
+        (ControlAddress(url="http://"), UsageInvalid),
+        (ControlAddress(url="http://[::1"), UsageInvalid),
     ],
 )
-def test_where_nobody_answers_says_so(place: Place, error: type[LlamasupError]) -> None:
+def test_where_nobody_answers_says_so(place: ControlAddress, error: type[LlamasupError]) -> None:
     with pytest.raises(error), ControlClient(place) as client:
         client.status()
 
 
 def test_a_key_is_sent_and_never_shown() -> None:
-    place = Place(url="http://127.0.0.1:1", api_key="the-secret")
+    place = ControlAddress(url="http://127.0.0.1:1", api_key="the-secret")
     assert "the-secret" not in repr(place)
     with pytest.raises(NotRunning) as raised, ControlClient(place) as client:
         client.status()

@@ -217,7 +217,7 @@ def test_a_disk_with_room_again_is_written_to_again(
 def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted(
     open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "MOST_PENDING", 50)
+    monkeypatch.setattr(access_log, "MAX_PENDING", 50)
     hangs, on = threading.Event(), threading.Event()
 
     def hanging(number: int, ended: datetime) -> bytes:

@@ -28,7 +28,7 @@ from llamasup.pool.state import AWAY
 from llamasup.system.text import printable
 
 if TYPE_CHECKING:
-    from llamasup.control.client import ControlClient, Place
+    from llamasup.control.client import ControlAddress, ControlClient
 
 __all__ = ["commands", "load", "logs", "ps", "reach", "reload", "restart", "status", "stop", "unload"]
 
@@ -309,14 +309,14 @@ def _changed(changes: Mapping[str, Any]) -> str:
     return "; ".join(f"{what}: {shortened(each)}" for what, each in found.items() if each)
 
 
-def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
+def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
     """The address of the llamasup that a command talks to.
 
     Raises NotRunning, UsageInvalid (several run, or the options exclude each other), ConfigInvalid.
     """
     from llamasup.auth.key_source import client_key
     from llamasup.control.choose import choose
-    from llamasup.control.client import Place
+    from llamasup.control.client import ControlAddress
     from llamasup.control.discovery import look
 
     if pid is not None and url is not None:
@@ -329,14 +329,14 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Pla
                 "--api-key-file needs --url: on this machine no key is required.",
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
-        return Place(socket=choose(look(), pid).socket)
+        return ControlAddress(socket=choose(look(), pid).socket)
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and ps would show it
         raise UsageInvalid(
             "The URL contains a user name or a password.",
             remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
         )
-    return Place(url=full, api_key=client_key(api_key_file, os.environ))
+    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
 
 
 def _talk(where: Where, act: Callable[[View, ControlClient], int | None]) -> int:
@@ -384,7 +384,7 @@ def _end(client: ControlClient) -> Callable[[], None]:
     """A function that waits for the exit. Made before the stop: later another process may have the ID."""
     from llamasup.system.process.exit_watch import end_of
 
-    if client.place.socket is not None:
+    if client.address.socket is not None:
         with suppress(ProcessLookupError):  # it runs in another container, with other process IDs
             return end_of(client.status()["pid"]).wait
 

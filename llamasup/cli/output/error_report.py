@@ -63,7 +63,7 @@ def guarded(act: Callable[[View], int | None]) -> int:
 
 def _where(error: Exception) -> str:
     """The innermost line of llamasup in the traceback, which most commands do not show."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
     if not ours:

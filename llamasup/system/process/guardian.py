@@ -28,7 +28,7 @@ __all__ = ["Guardian", "guarded_run_folder"]
 _log = logging.getLogger(__name__)
 
 _EXEC_GUARDIAN = Path(__file__).with_name("exec_guardian.py")
-_PACKAGE_ROOT = Path(__file__).parents[2]
+_PACKAGE_ROOT = Path(__file__).parents[3]
 
 
 class Guardian:

@@ -13,14 +13,12 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
-from llamasup.system.storage.folders import Claimed, claim_file, private_folder, state_folder
+from llamasup.system.storage.folders import Claimed, claim_file, open_private, private_folder, state_folder
 
 __all__ = ["LEFT_OUT", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
 
@@ -46,7 +44,7 @@ class LogTail:
         self._open: list[int] = []  # descriptors, the one that is read first
         for each in self._kept():
             with contextlib.suppress(FileNotFoundError):
-                self._open.append(_opened(each))
+                self._open.append(open_private(each))
         if not self._open:
             raise FileNotFoundError(str(path))
         self._begin(lines)
@@ -127,7 +125,7 @@ class LogTail:
         found = False
         for path in self._kept():
             with contextlib.suppress(FileNotFoundError):
-                fd = _opened(path)
+                fd = open_private(path)
                 if os.path.samestat(os.fstat(fd), ours):
                     found = True
                     while later:
@@ -145,17 +143,6 @@ def _after(block: bytes, ends: int) -> int:
     for _ in range(ends):
         at = block.rindex(b"\n", 0, at)
     return at + 1
-
-
-def _opened(path: Path) -> int:
-    flags = os.O_RDONLY
-    if sys.platform != "win32":
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
-    fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is not a plain file")
-    return fd
 
 
 # Of the 255 bytes that file systems take, where each is one of UTF-8's longest; a digest and numbers follow.

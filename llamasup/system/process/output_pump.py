@@ -26,6 +26,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from llamasup.system.storage.folders import open_private
+
 __all__ = ["LogPump", "RotatedFile"]
 
 _log = logging.getLogger(__name__)
@@ -304,20 +306,13 @@ class RotatedFile:
         return self._path.with_name(f"{self._path.name}.{number}")
 
     def _open(self) -> None:
-        """Open for appending; never through a symlink, never something that is not a plain file of ours."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        if sys.platform != "win32":
-            flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
         try:
-            fd = os.open(self._path, flags, 0o600)
+            fd = self._fd = open_private(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except OSError as error:
-            if (what := _NO_FILES.get(error.errno or 0)) is None:
+            if (reason := _NO_FILES.get(error.errno or 0)) is None:
                 raise
-            raise OSError(what) from error
+            raise OSError(reason) from error
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
-            os.close(fd)
-            raise OSError(f"not a plain file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
-        self._fd, self._size = fd, status.st_size
+        self._size = status.st_size
         if sys.platform != "win32" and stat.S_IMODE(status.st_mode) != 0o600:
             os.fchmod(fd, 0o600)

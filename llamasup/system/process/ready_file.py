@@ -12,7 +12,7 @@ from typing import Any
 
 from llamasup.errors import FolderUnusable, UsageInvalid
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import atomic_write
+from llamasup.system.storage.folders import atomic_write, file_id
 from llamasup.system.text import INVALID_JSON, json_text
 
 __all__ = ["ReadyFile", "clear_place", "remove_of"]
@@ -32,22 +32,18 @@ class ReadyFile:
         """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
         try:
             atomic_write(self.path, json_text(ready).encode() + b"\n")
-            status = self.path.lstat()
         except OSError as error:
             raise FolderUnusable(
                 f"The folder {str(self.path.parent)!r} cannot be used: {error.strerror or error}.",
                 remedy="Make it a folder that you may write to, or name another file.",
             ) from error
-        self._written = status.st_dev, status.st_ino
+        self._written = file_id(self.path)
 
     def remove(self) -> None:
-        """Remove it if it is still the one written here: another run may have taken the place."""
+        """Remove it, unless another run has replaced it."""
         written, self._written = self._written, None
-        if written is None:
-            return
-        with contextlib.suppress(OSError):
-            status = self.path.lstat()
-            if (status.st_dev, status.st_ino) == written:
+        if written is not None and file_id(self.path) == written:
+            with contextlib.suppress(OSError):
                 self.path.unlink()
 
 

@@ -122,7 +122,7 @@ def test_no_log_a_symlink_and_a_folder_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"symbolic|symlink"):
         LogTail(tmp_path / "b.log", 5)
     (tmp_path / "c.log").mkdir()
-    with pytest.raises(OSError, match="not a plain file"):
+    with pytest.raises(OSError, match="not a regular file"):
         LogTail(tmp_path / "c.log", 5)
 
 
