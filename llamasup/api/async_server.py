@@ -64,7 +64,7 @@ class AsyncServer:
 
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of docs/design.md."""
-        return self._hosted.controlled.status()
+        return self._hosted.control_target.status()
 
     def events(self) -> AsyncEvents:
         """What happens from now on, as ``--events jsonl`` tells it; ends with ``{"event": "stopped"}``.
@@ -78,24 +78,24 @@ class AsyncServer:
     async def load(self, model: str | None = None) -> None:
         """Until it serves. Raises ModelUnknown, ModelMissing, ModelInvalid, DoesNotFit, ServerFailed, …"""
         hosted = self._here()
-        await hosted.controlled.load(self._meant(model))
+        await hosted.control_target.load(self._meant(model))
 
     async def unload(self, model: str | None = None) -> None:
         """Until its memory is free. Requests in flight have their time to finish; the next one loads it."""
         hosted = self._here()
-        await hosted.controlled.unload(self._meant(model))
+        await hosted.control_target.unload(self._meant(model))
 
     async def restart(self, model: str | None = None) -> None:
         """Until it serves again."""
         hosted = self._here()
-        await hosted.controlled.restart(self._meant(model))
+        await hosted.control_target.restart(self._meant(model))
 
     async def reload(self) -> Mapping[str, Any]:
         """Read the config and the folders again: ids of models that were ``added``, ``removed``, ``changed``,
         ``retouched`` or are ``unchanged``. Raises ConfigInvalid; then all is as before.
         """
         hosted = self._here()
-        return await hosted.controlled.reload()
+        return await hosted.control_target.reload()
 
     async def switch(
         self, model: str | Path, *, name: str | None = None, **options: Unpack[ModelArguments]
@@ -130,7 +130,7 @@ class AsyncServer:
                 await hosted.settled(id_)
                 self._refuse_if_stopping()  # what was to be changed ended instead
                 if was_loaded and hosted.backend.known(id_) is not served:
-                    await hosted.controlled.load(id_)
+                    await hosted.control_target.load(id_)
             except LlamasupError:
                 self._given.models = before
                 if not self._service.stops_asked:
@@ -266,7 +266,7 @@ async def _put_back(hosted: HostedModels, loaded: str | None) -> None:
         with contextlib.suppress(LlamasupError):  # why it could not be switched counts more
             await hosted.reload()
             if loaded is not None:
-                await hosted.controlled.load(loaded)
+                await hosted.control_target.load(loaded)
     except BaseException:
         hosted.ask_reload()
         raise

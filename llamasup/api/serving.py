@@ -19,7 +19,7 @@ from llamasup.config import Config
 from llamasup.errors import UnsafeBind, UsageInvalid
 from llamasup.http.address import addresses, is_local, why_no_host
 from llamasup.service.serve import ServeOptions, serve_options
-from llamasup.system.storage.paths import refuse_no_folder
+from llamasup.system.storage.paths import require_folders
 
 __all__ = ["Serving", "serve"]
 
@@ -180,7 +180,7 @@ class Serving:
             )
 
     def _serve_options(self, given: ConfigInputs) -> ServeOptions:
-        refuse_no_folder(given.folders, of="models_dir")
+        require_folders(given.folders, of="models_dir")
         options = serve_options(given, config_file=given.file, **self._options)
         keys = (*options.api_keys, *environment_keys(given.environ))
         if keys or options.api_key_file is not None:

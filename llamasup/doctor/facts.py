@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llamasup.control.choose import RunningFact
+from llamasup.control.selection import RunningFact
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 
 __all__ = [
     "CertificateFact",
@@ -106,7 +106,7 @@ class Facts:
     gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of a card that is there
     nvml: NvmlFact | None = None  # None where there is nothing to ask about
     folders: tuple[FolderFact, ...] = ()
-    left: tuple[LeftFolder, ...] = ()
+    left: tuple[StaleRun, ...] = ()
     port_problem: Problem | None = None
     running: RunningFact | None = None  # who has the port, where it is one of us
     config_files: tuple[ConfigFile, ...] = ()

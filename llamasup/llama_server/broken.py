@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server.capabilities import Option
-from llamasup.system.process.run_once import Answer
+from llamasup.system.process.run_once import CommandResult
 
 __all__ = ["cannot_start", "check_file", "no_devices", "no_use"]
 
@@ -84,7 +84,7 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
     return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_ANOTHER))
 
 
-def no_use(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
+def no_use(name: str, answer: CommandResult, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
     """It was started, and its answer to ``--help`` is not llama-server's."""
     printed = answer.stderr or answer.stdout
     if answer.too_slow:
@@ -132,7 +132,7 @@ def no_use(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: fl
     return _not_llama_server(name, answer, options)
 
 
-def no_devices(name: str, answer: Answer) -> BrokenRuntime:
+def no_devices(name: str, answer: CommandResult) -> BrokenRuntime:
     """It answers ``--help`` and failed at ``--list-devices``: no sign that there are none."""
     how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
     return BrokenRuntime(
@@ -143,7 +143,7 @@ def no_devices(name: str, answer: Answer) -> BrokenRuntime:
     )
 
 
-def _not_llama_server(name: str, answer: Answer, options: tuple[Option, ...]) -> BrokenRuntime:
+def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, ...]) -> BrokenRuntime:
     ended = f"exit code {answer.exit_code}"
     beside = Path(name).with_name("llama-server")
     remedy = (
@@ -236,7 +236,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _first_line(answer: Answer) -> str:
+def _first_line(answer: CommandResult) -> str:
     text = answer.stdout if answer.stdout.strip() else answer.stderr
     return _cut(next(line for line in text.splitlines() if line.strip()))
 

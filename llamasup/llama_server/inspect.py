@@ -26,7 +26,7 @@ from llamasup.llama_server.capabilities import (
 from llamasup.llama_server.search import Candidate, chosen, everything
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
 from llamasup.system.process.environment import RuntimeKind, child_environment
-from llamasup.system.process.run_once import Answer, ask
+from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 
 __all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_devices", "survey_runtimes"]
@@ -271,7 +271,7 @@ def _devices(
 
 def _answers(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *flags: str
-) -> tuple[Answer, ...]:
+) -> tuple[CommandResult, ...]:
     """What it prints for each flag, in the environment that it will be run in.
 
     Whatever a child does not get could change the answers: a removed option's variable is fatal even to
@@ -288,7 +288,7 @@ def _answers(
         )
         commands = [(*candidate.command, flag) for flag in flags]
         try:
-            return ask(commands, env=env, cwd=empty, timeout_s=timeout_s)
+            return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:
             raise broken_runtimes.cannot_start(Path(candidate.command[0]), error) from error
 

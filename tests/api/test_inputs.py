@@ -216,7 +216,7 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
         ({"model": "demo", "host": " , "}, "host=' , ' names no address."),
         ({"model": "demo", "runtime": 5}, "runtime=5: it takes a text or a Path."),
         ({"model": "demo", "api_key": 5}, "The api_key is no key (not shown)."),
-        ({"model": "demo", "port": 70_000}, "port=70000 is no port."),
+        ({"model": "demo", "port": 70_000}, "port=70000 is not a valid port."),
         ({"model": "demo", "environ": ["A=1"]}, "environ=['A=1']: it takes a mapping, as os.environ is."),
         ({"models_dir": [5]}, "models_dir=5: it takes a text or a Path."),
         ({"config": 5}, "config is a int; it takes the path of a file, or a dict."),

@@ -15,12 +15,12 @@ from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
 from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.diff import Changes
-from tests.control.fake import FakeControlled, served
+from tests.control.fake import FakeControlTarget, served
 
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None, "no_wait": False}
 
 
-class OneTooLarge(FakeControlled):
+class OneTooLarge(FakeControlTarget):
     """The first of its models cannot be started."""
 
     async def restart(self, model: str) -> None:
@@ -32,7 +32,7 @@ class OneTooLarge(FakeControlled):
 def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def main() -> tuple[FakeControlled, int]:
+    async def main() -> tuple[FakeControlTarget, int]:
         fake = OneTooLarge()
         async with served(fake, tmp_path) as (_, path):
             monkeypatch.setattr(control, "reach", lambda **_: ControlAddress(socket=path))
@@ -48,7 +48,7 @@ def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
     assert "tiny does not fit" in printed.err
 
 
-class Reloaded(FakeControlled):
+class Reloaded(FakeControlTarget):
     async def reload(self) -> Mapping[str, Any]:
         changes = Changes(
             added=("chat", "new"), removed=("tiny", "old"), settings=("memory",), renamed=(("tiny", "chat"),)

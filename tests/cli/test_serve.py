@@ -9,21 +9,21 @@ import pytest
 from llamasup.cli.commands.serve import serve_models
 from llamasup.cli.foreground import OutputOptions
 from llamasup.errors import ModelMissing
-from llamasup.system.storage.paths import refuse_no_folder
+from llamasup.system.storage.paths import require_folders
 
 
 def test_a_folder_on_the_command_line_that_is_not_there_was_mistyped(tmp_path: Path) -> None:
-    refuse_no_folder([tmp_path], of="--models-dir")
+    require_folders([tmp_path], of="--models-dir")
     with pytest.raises(ModelMissing, match="there is no such folder"):
-        refuse_no_folder([tmp_path, tmp_path / "modles"], of="--models-dir")
+        require_folders([tmp_path, tmp_path / "modles"], of="--models-dir")
 
 
 def test_a_file_is_served_by_run(tmp_path: Path) -> None:
     file = tmp_path / "my model.gguf"
     file.touch()
     with pytest.raises(ModelMissing, match="is a file") as raised:
-        refuse_no_folder([file], of="--models-dir")
-    assert raised.value.remedy == f"Serve it alone: llamasup run '{file}'"
+        require_folders([file], of="--models-dir")
+    assert raised.value.remedy == f"To serve only this file: llamasup run '{file}'"
 
 
 def test_a_folder_in_nobodys_home_is_said_to_be_none(capfd: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def another(body: bytes, certificate: tuple[str, str] | None = None) -> Iterator
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
-def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
+def test_key_is_not_sent_to_a_server_with_untrusted_certificate(
     scheme: str, certificate: tuple[str, str]
 ) -> None:
     with another(b"{}", certificate) as other:
@@ -80,7 +80,7 @@ def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
         b"[" * 100_000 + b"]" * 100_000,
     ],
 )
-def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
+def test_other_program_is_detected(body: bytes) -> None:
     with another(body) as other, ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client:
         with pytest.raises(ControlFailed, match="does not answer GET /llamasup/v1/status"):
             client.status()
@@ -90,7 +90,7 @@ def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("event", [b"data: {", b"data: " + b"[" * 100_000])
-def test_an_event_that_cannot_be_read_is_an_error_of_ours(event: bytes) -> None:
+def test_invalid_event_is_an_error_of_llamasup(event: bytes) -> None:
     with (
         another(event + b"\n\n") as other,
         ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client,

@@ -21,7 +21,7 @@ def test_the_table_is_current() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_stale_table_is_found_and_written_anew(tmp_path: Path) -> None:
+def test_stale_table_is_detected_and_rewritten(tmp_path: Path) -> None:
     stale = tmp_path / "observability.md"
     stale.write_text(
         DOC.read_text("utf-8").replace("| `llamasup_replays_total`", "| `llamasup_reruns_total`")

@@ -52,7 +52,7 @@ def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
     return asyncio.run(all_of_them())
 
 
-def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path: Path) -> None:
+def test_each_request_is_carried_out_once_and_answered(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         assert (await client.load("tiny"))["id"] == "tiny"
         assert (await client.unload("small"))["id"] == "tiny"  # by its alias
@@ -84,7 +84,7 @@ def test_a_model_may_have_any_name(tmp_path: Path, name: str) -> None:
     run(tmp_path, visit)
 
 
-def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
+def test_slashes_in_a_name_need_no_encoding(tmp_path: Path) -> None:
     plain, encoded = raw(
         tmp_path,
         ("POST", "/llamasup/v1/models/org/repo:q8_0/load"),
@@ -94,7 +94,7 @@ def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
     assert plain.json()["id"] == "org/repo:q8_0"
 
 
-def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
+def test_request_without_wait_continues_in_background(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         assert (await client.load("tiny", wait=False))["id"] == "tiny"
@@ -109,7 +109,7 @@ def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["load", "restart"])
-def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Path, what: str) -> None:
+def test_change_of_a_model_is_cancelled_when_its_client_disconnects(tmp_path: Path, what: str) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(getattr(client, what)("tiny"))  # noqa: TID251 - cancelled below
@@ -120,7 +120,7 @@ def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Pat
     run(tmp_path, visit)
 
 
-def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> None:
+def test_reload_continues_when_its_client_disconnects(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(client.reload())  # noqa: TID251 - cancelled below
@@ -133,7 +133,7 @@ def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> Non
     run(tmp_path, visit)
 
 
-def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Path) -> None:
+def test_early_error_is_answered_even_without_wait(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         with pytest.raises(ModelUnknown, match="nosuch"):
             await client.load("nosuch", wait=False)
@@ -141,9 +141,7 @@ def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Pat
     run(tmp_path, visit)
 
 
-def test_a_failure_that_nobody_waits_for_is_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_in_background_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         logged: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(routes._log, "warning", lambda text, *rest: logged.set_result(text % rest))
@@ -151,7 +149,7 @@ def test_a_failure_that_nobody_waits_for_is_in_the_log(
         fake.error = DoesNotFit("It does not fit.")
         await client.load("tiny", wait=False)
         fake.gate.set()
-        assert await logged == "What was asked for has failed: It does not fit."
+        assert await logged == "A request of the control API failed: It does not fit."
 
     run(tmp_path, visit)
 
@@ -169,7 +167,7 @@ def test_a_failure_that_nobody_waits_for_is_in_the_log(
     ],
     ids=lambda error: error.cause,
 )
-def test_an_error_is_the_same_on_both_sides(tmp_path: Path, error: LlamasupError) -> None:
+def test_client_raises_the_same_error_as_the_server(tmp_path: Path, error: LlamasupError) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.error = error
         with pytest.raises(type(error)) as raised:
@@ -181,7 +179,7 @@ def test_an_error_is_the_same_on_both_sides(tmp_path: Path, error: LlamasupError
     run(tmp_path, visit)
 
 
-def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
+def test_error_object_has_the_shape_of_the_contract(tmp_path: Path) -> None:
     (answer,) = raw(tmp_path, ("POST", "/llamasup/v1/models/nosuch/load"))
     assert answer.status_code == 404
     assert answer.json()["error"] == {
@@ -194,7 +192,7 @@ def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
     }
 
 
-def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
+def test_internal_error_is_answered_without_details_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
@@ -232,7 +230,7 @@ def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
         ("DELETE", "/llamasup/v1/models/tiny/logs", 405, "no_such_route"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_object(
+def test_invalid_request_gets_an_error_object(
     tmp_path: Path, method: str, target: str, status: int, cause: str
 ) -> None:
     (answer,) = raw(tmp_path, (method, target))
@@ -243,15 +241,13 @@ def test_what_cannot_be_meant_is_an_error_object(
     assert error["remedy"]
 
 
-def test_whoever_asks_for_the_head_of_a_stream_leaves_the_connection_to_the_next(tmp_path: Path) -> None:
+def test_head_request_of_a_stream_keeps_the_connection_usable(tmp_path: Path) -> None:
     head, status = raw(tmp_path, ("HEAD", "/llamasup/v1/events"), ("GET", "/llamasup/v1/status"))
     assert head.headers["content-type"].startswith("text/event-stream")
     assert status.json()["pid"] == 4242
 
 
-def test_what_the_driver_tells_of_a_process_is_in_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_contains_vram_reported_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "vram_by_process", lambda: {7: 1000, 8: 1})
 
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
@@ -262,7 +258,7 @@ def test_what_the_driver_tells_of_a_process_is_in_its_status(
     run(tmp_path, visit)
 
 
-def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
+def test_blocking_client_sends_the_same_requests(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntwo\n")
 
@@ -316,13 +312,13 @@ def other_program(path: Path, response: bytes) -> Iterator[None]:
     [
         (b"", ControlFailed, "broke"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", ControlFailed, "broke"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "as a llamasup does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "like a llamasup"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found", ControlFailed, "does not know"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\n[]", ControlFailed, "status 500"),
         (b'HTTP/1.1 503 No\r\nContent-Length: 14\r\n\r\n{"error":null}', ControlFailed, "status 503"),
     ],
 )
-def test_somebody_else_who_answers_is_no_traceback(
+def test_answer_of_another_program_is_a_control_error(
     tmp_path: Path, response: bytes, error: type[LlamasupError], says: str
 ) -> None:
     path = tmp_path / "other.sock"
@@ -343,7 +339,7 @@ def test_somebody_else_who_answers_is_no_traceback(
         (ControlAddress(url="http://[::1"), UsageInvalid),
     ],
 )
-def test_where_nobody_answers_says_so(place: ControlAddress, error: type[LlamasupError]) -> None:
+def test_unreachable_address_is_an_error(place: ControlAddress, error: type[LlamasupError]) -> None:
     with pytest.raises(error), ControlClient(place) as client:
         client.status()
 

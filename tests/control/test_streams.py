@@ -41,7 +41,7 @@ def as_event(frame: bytes) -> Event:
 # --- events ------------------------------------------------------------------------------------------
 
 
-def test_events_begin_with_what_is_and_go_on_with_what_happens(tmp_path: Path) -> None:
+def test_events_begin_with_the_state_of_each_model(tmp_path: Path) -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         async with controlled(fake, tmp_path) as client:
@@ -65,7 +65,7 @@ def test_events_begin_with_what_is_and_go_on_with_what_happens(tmp_path: Path) -
     run(visit)
 
 
-def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
+def test_disconnected_listener_is_unsubscribed(tmp_path: Path) -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         async with served(fake, tmp_path) as (_, path):
@@ -81,7 +81,7 @@ def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
     run(visit)
 
 
-def test_at_the_end_listeners_are_told_and_let_go(tmp_path: Path) -> None:
+def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         async with served(fake, tmp_path) as (server, path), AsyncControlClient(path) as client:
@@ -95,7 +95,7 @@ def test_at_the_end_listeners_are_told_and_let_go(tmp_path: Path) -> None:
     run(visit)
 
 
-def test_whoever_reads_too_slowly_is_told_so_after_what_came_before() -> None:
+def test_slow_reader_gets_missed_event_after_queued_ones() -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         stream = event_stream(fake, Streams())
@@ -111,7 +111,7 @@ def test_whoever_reads_too_slowly_is_told_so_after_what_came_before() -> None:
     run(visit)
 
 
-def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> None:
+def test_client_that_never_reads_costs_a_bounded_queue(tmp_path: Path) -> None:
     """Over a real socket: its buffers take what they can, then the queue, then it is over."""
 
     async def visit() -> None:
@@ -139,7 +139,7 @@ def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> Non
     run(visit)
 
 
-def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+def test_idle_stream_gets_keepalive_comments() -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         fake.names = {}
@@ -152,7 +152,7 @@ def test_a_silent_stream_is_kept_alive_with_comments() -> None:
     run(visit)
 
 
-def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: Path) -> None:
+def test_number_of_streams_is_limited_and_ended_streams_free_theirs(tmp_path: Path) -> None:
     async def visit() -> None:
         fake = FakeControlTarget()
         async with served(fake, tmp_path) as (_, path), AsyncControlClient(path) as client:
@@ -176,7 +176,7 @@ def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: 
 # --- logs --------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_log_is_given_as_it_is(tmp_path: Path) -> None:
+def test_end_of_a_log_is_sent_unchanged(tmp_path: Path) -> None:
     async def visit() -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\ntwo\n\xff\x1b[31mthree\n")
@@ -189,7 +189,7 @@ def test_the_end_of_a_log_is_given_as_it_is(tmp_path: Path) -> None:
     run(visit)
 
 
-def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
+def test_follower_gets_all_lines_through_rotations_until_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "POLL_S", 0.01)
@@ -216,7 +216,7 @@ def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
     run(visit)
 
 
-def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
+def test_disconnected_follower_frees_its_stream(tmp_path: Path) -> None:
     async def visit() -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\n")
@@ -233,7 +233,9 @@ def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
     ("log", "says"), [(None, "is not kept"), ("missing.log", "has no log yet"), (".", "cannot be read")]
 )
 @pytest.mark.parametrize("follow", [False, True])
-def test_a_model_without_a_log_says_why(tmp_path: Path, log: str | None, says: str, follow: bool) -> None:
+def test_missing_log_is_an_error_with_a_reason(
+    tmp_path: Path, log: str | None, says: str, follow: bool
+) -> None:
     async def visit() -> None:
         path = None if log is None else tmp_path / log
         async with controlled(FakeControlTarget(path), tmp_path) as client:
@@ -243,7 +245,7 @@ def test_a_model_without_a_log_says_why(tmp_path: Path, log: str | None, says: s
     run(visit)
 
 
-def test_every_log_that_was_opened_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_opened_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a reader who has gone before the first byte, whose stream never begins."""
     opened: list[LogTail] = []
     closed: list[LogTail] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.control.choose import RunningFact
+from llamasup.control.selection import RunningFact
 from llamasup.doctor.facts import (
     CertificateFact,
     Check,
@@ -23,7 +23,7 @@ from llamasup.doctor.report import as_json, examine
 from llamasup.doctor.server import settings_in
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 from tests.planning.plans import NEW, OLD, capabilities, machine
 
 GIB = 1 << 30
@@ -301,14 +301,14 @@ def test_folders_are_told_one_by_one() -> None:
 
 def test_a_folder_that_was_left_is_told_and_one_that_still_answers_hurts() -> None:
     assert only("left behind").found == "nothing"
-    dead = LeftFolder("/run/llamasup/17-abc", 17)
+    dead = StaleRun("/run/llamasup/17-abc", 17)
     assert only("left behind", left=(dead,)) == Check(
         "left behind",
         True,
         "by a llamasup that was killed: /run/llamasup/17-abc",
         "Nothing: the next llamasup run removes it.",
     )
-    orphan = LeftFolder("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
+    orphan = StaleRun("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
     check = only("left behind", left=(dead, orphan))
     assert not check.ok
     assert "pid 18" in check.found

@@ -198,7 +198,7 @@ def test_of_two_one_must_be_chosen(
         assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
         wrong = run_to_end("ps", "--pid", str(os.getpid()))
         assert wrong.returncode == 69
-        assert f"with the process number {os.getpid()}" in said(wrong)
+        assert f"with process ID {os.getpid()}" in said(wrong)
         assert f"--pid {running.pid} " in said(wrong)
         assert run_to_end("stop", "--wait", "--pid", str(other.pid)).returncode == 0
         assert run_to_end("ps").returncode == 0  # one is left

@@ -31,7 +31,7 @@ def test_a_line_has_every_field_of_the_record_and_the_time() -> None:
     assert (read["context"], read["n_ctx"], read["n_prompt_tokens"]) == ("cut", 256, 25)
 
 
-def test_what_is_not_known_is_null() -> None:
+def test_unknown_values_are_null() -> None:
     read = fields(first_byte_s=None, tokens_per_s=None, model="", client="", trace_id="")
     unknown = ("first_byte_s", "tokens_per_s", "model", "client", "trace_id", "context", "n_ctx")
     assert [read[name] for name in unknown] == [None] * len(unknown)
@@ -48,11 +48,11 @@ def test_what_is_not_known_is_null() -> None:
     ],
     ids=["line feed", "encoded line feed", "terminal", "long", "long and odd"],
 )
-def test_a_path_is_bounded_and_steers_no_terminal(path: str, shown: str) -> None:
+def test_path_is_truncated_and_escaped(path: str, shown: str) -> None:
     assert fields(path=path)["path"] == shown
 
 
-def test_a_waiting_record_holds_no_more_of_a_path_than_its_line_shows() -> None:
+def test_pending_record_has_a_truncated_path() -> None:
     long = msgspec.structs.replace(DONE, path="/" + "x" * 100_000)
     assert len(shortened(long).path) < 1000
     assert access_line(shortened(long), ENDED) == access_line(long, ENDED)

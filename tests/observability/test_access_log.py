@@ -67,7 +67,7 @@ def test_every_record_is_a_line_in_order_and_the_last_are_written_at_the_end(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_line_appears_without_anybody_closing_anything(open_log: Open, tmp_path: Path) -> None:
+def test_line_is_written_before_close(open_log: Open, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     log = open_log(path)
     log.write(1)
@@ -76,7 +76,7 @@ def test_a_line_appears_without_anybody_closing_anything(open_log: Open, tmp_pat
     eventually(lambda: path.read_bytes() == b"1\n2\n")
 
 
-def test_what_is_there_already_is_kept(open_log: Open, tmp_path: Path) -> None:
+def test_existing_lines_are_kept(open_log: Open, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_bytes(b"before\n")
     log = open_log(path)
@@ -127,7 +127,7 @@ def test_standard_error_gets_whole_lines(open_log: Open, capfd: pytest.CaptureFi
 # --- rotation ----------------------------------------------------------------------------------------
 
 
-def test_the_file_is_rotated_and_the_oldest_goes(open_log: Open, tmp_path: Path) -> None:
+def test_file_is_rotated_and_the_oldest_removed(open_log: Open, tmp_path: Path) -> None:
     log = open_log(tmp_path / "access.log", max_bytes=2000)
     for number in range(10_000, 20_000):
         log.write(number)
@@ -141,7 +141,7 @@ def test_the_file_is_rotated_and_the_oldest_goes(open_log: Open, tmp_path: Path)
     assert newest_first == [str(number) for number in range(19_999, 19_999 - len(newest_first), -1)]
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(open_log: Open, tmp_path: Path) -> None:
+def test_moved_file_is_created_again(open_log: Open, tmp_path: Path) -> None:
     path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
     log = open_log(path)
     log.write(1)
@@ -180,7 +180,7 @@ def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
 # --- disks that do not take it -----------------------------------------------------------------------
 
 
-def test_a_full_disk_loses_whole_lines_counts_them_and_is_told_once(
+def test_full_disk_loses_whole_lines_and_is_logged_once(
     open_log: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "RETRY_S", 1000.0)
@@ -196,7 +196,7 @@ def test_a_full_disk_loses_whole_lines_counts_them_and_is_told_once(
         log.close(PATIENCE_S)
     assert path.read_bytes() == b""  # no half line, which would spoil the next
     assert len(caplog.messages) == 1
-    assert "no more access log is written" in caplog.messages[0]
+    assert "the access log is no longer written" in caplog.messages[0]
 
 
 def test_a_disk_with_room_again_is_written_to_again(
@@ -214,7 +214,7 @@ def test_a_disk_with_room_again_is_written_to_again(
     assert log.dropped() == 1
 
 
-def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted(
+def test_hanging_disk_blocks_no_request_and_lost_lines_are_counted(
     open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "MAX_PENDING", 50)
@@ -238,7 +238,7 @@ def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(51))
 
 
-def test_a_reader_of_standard_error_that_is_gone_is_counted(open_log: Open) -> None:
+def test_lines_to_a_closed_standard_error_are_counted(open_log: Open) -> None:
     read_fd, write_fd = os.pipe()
     saved = os.dup(2)
     os.dup2(write_fd, 2)
@@ -267,7 +267,7 @@ def refused(path: Path, *words: str) -> None:
     assert "standard error" in caught.value.remedy
 
 
-def test_a_missing_folder_a_folder_and_a_file_of_no_folder(tmp_path: Path) -> None:
+def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     refused(tmp_path / "none" / "access.log", "No such file")
     refused(tmp_path, "Is a directory")
     (tmp_path / "file").touch()
@@ -285,9 +285,9 @@ def test_a_symlink_is_not_followed(tmp_path: Path) -> None:
 def test_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "it is a pipe")
-    refused(Path("/dev/full"), "not a plain file")
+    refused(Path("/dev/full"), "not a regular file")
 
 
-def test_a_good_place_is_left_with_an_empty_file_of_our_own(tmp_path: Path) -> None:
+def test_valid_path_gets_an_empty_private_file(tmp_path: Path) -> None:
     check_log_file(tmp_path / "access.log")
     assert (tmp_path / "access.log").read_bytes() == b""

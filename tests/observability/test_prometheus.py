@@ -11,7 +11,7 @@ def test_the_families_of_the_documentation_are_those_of_llamasup() -> None:
     assert all(name.startswith("llamasup_") for name in names)
 
 
-def test_samples_of_several_servers_stand_behind_one_head_and_other_lines_are_dropped() -> None:
+def test_samples_of_several_servers_share_one_header() -> None:
     head = "# HELP llamacpp:n_tokens_max Largest.\n# TYPE llamacpp:n_tokens_max counter\n"
     scraped = {
         "a": f'{head}llamacpp:n_tokens_max 5\n{{not a sample}}\nllamacpp:n_tokens_max{{slot="1"}} 6\n',

@@ -19,7 +19,7 @@ def strict(text: str) -> Any:
     return msgspec.json.decode(text.encode())
 
 
-def test_half_a_surrogate_pair_is_what_strict_parsers_refuse() -> None:
+def test_strict_parsers_reject_lone_surrogates() -> None:
     with pytest.raises(msgspec.DecodeError):
         strict(json.dumps("/m/\udcff.gguf"))
 
@@ -41,19 +41,19 @@ def test_a_path_outside_utf8_is_escaped_wherever_it_is() -> None:
     }
 
 
-def test_other_text_is_as_it_was_in_ascii() -> None:
+def test_other_text_is_unchanged_ascii_json() -> None:
     text = json_text({"name": "模型 \U0001f600 \\udcff"}, indent=2)
     assert text.isascii()
     assert text.startswith('{\n  "name"')
     assert strict(text) == {"name": "模型 \U0001f600 \\udcff"}
 
 
-def test_what_json_does_not_know_becomes_text() -> None:
+def test_values_unknown_to_json_become_text() -> None:
     assert json_text([PurePosixPath("/m")]) == '["/m"]'
     assert json_text([PurePosixPath("/\udcff")]) == '["/\\\\xff"]'
 
 
-def test_half_a_pair_that_is_no_byte_is_escaped_too() -> None:
+def test_lone_surrogate_outside_bytes_is_escaped() -> None:
     assert strict(json_text("\ud800")) == "\\ud800"
 
 
@@ -62,10 +62,10 @@ def test_half_a_pair_that_is_no_byte_is_escaped_too() -> None:
         st.text() | st.integers() | st.none(), lambda each: st.lists(each) | st.dictionaries(st.text(), each)
     )
 )
-def test_nothing_that_was_well_formed_is_changed(value: Any) -> None:
+def test_well_formed_text_is_unchanged(value: Any) -> None:
     assert json.loads(json_text(value)) == value
 
 
 @given(st.binary())
-def test_whatever_bytes_a_path_has(path: bytes) -> None:
+def test_path_with_any_bytes_is_valid_json(path: bytes) -> None:
     assert isinstance(strict(json_text(path.decode("utf-8", "surrogateescape"))), str)

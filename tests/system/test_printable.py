@@ -21,17 +21,17 @@ from llamasup.system.text import display_width, path_text, printable
         ("a\ud800b", "a\\ud800b"),  # no byte of anything
     ],
 )
-def test_what_moves_the_cursor_is_written_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
 @given(st.text(st.characters()))
-def test_whatever_it_is_it_can_be_printed(text: str) -> None:
+def test_any_text_becomes_printable(text: str) -> None:
     assert printable(text).isprintable()
     printable(text).encode()
 
 
-def test_a_path_outside_utf8_is_text_all_the_same() -> None:
+def test_path_outside_utf8_becomes_text() -> None:
     assert path_text("/m/\udcff é.gguf") == "/m/\\xff é.gguf"
 
 

@@ -50,7 +50,7 @@ def wrong_here(
     ``told``: the mistakes found so far. A model with one gets no second; if a folder is missing, names are
     not checked, since they may be in it.
     """
-    from llamasup.service.library import read_library
+    from llamasup.service.inventory import read_inventory
     from llamasup.service.serve import ConfigSource, serve_options
 
     config = reading.config
@@ -60,11 +60,11 @@ def wrong_here(
         try:
             source = ConfigSource(serve_options(lambda: config), environ)
         except RuntimeMissing as error:
-            untold, library = error.message, read_library(config)
+            untold, inventory = error.message, read_inventory(config)
         else:
             configured = source.first()
-            library = configured.library
-            for each in source.wrong(configured):
+            inventory = configured.inventory
+            for each in source.rejected(configured):
                 model = place_text(each.place[:2])
                 if any(known.key == model or known.key.startswith(f"{model}.") for known in told):
                     continue
@@ -74,7 +74,7 @@ def wrong_here(
     except ConfigInvalid as error:
         return (Issue(0, "", reading.as_written(error.message)),), ""
     is_known = not any(known.key.startswith("models_dir") for known in told)
-    names = _unknown_names(config, library.registry) if is_known else ()
+    names = _unknown_names(config, inventory.registry) if is_known else ()
     return (*found, *(_mistake(reading, place, what) for place, what in names)), untold
 
 

@@ -315,9 +315,9 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Con
     Raises NotRunning, UsageInvalid (several run, or the options exclude each other), ConfigInvalid.
     """
     from llamasup.auth.key_source import client_key
-    from llamasup.control.choose import choose
     from llamasup.control.client import ControlAddress
-    from llamasup.control.discovery import look
+    from llamasup.control.discovery import discover
+    from llamasup.control.selection import select_running
 
     if pid is not None and url is not None:
         raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
@@ -329,7 +329,7 @@ def reach(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Con
                 "--api-key-file needs --url: on this machine no key is required.",
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
-        return ControlAddress(socket=choose(look(), pid).socket)
+        return ControlAddress(socket=select_running(discover(), pid).socket)
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and ps would show it
         raise UsageInvalid(

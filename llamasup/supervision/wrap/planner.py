@@ -40,7 +40,7 @@ from llamasup.supervision.wrap.command_line import (
     shown_program,
 )
 from llamasup.system.process.platform import free_loopback_port
-from llamasup.system.process.run_once import Answer, ask
+from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.folders import atomic_write
 
 __all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober_for"]
@@ -204,10 +204,10 @@ def _asked(
     return capabilities, tuple(config)
 
 
-def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
+def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[CommandResult, ...]:
     commands = [(*program, flag) for flag in ("--help", "--version")]
     try:
-        return ask(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - as it is
+        return run_commands(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - as it is
     except FileNotFoundError as error:
         raise RuntimeMissing(
             f"There is no program {program[0]!r}.", remedy="Give its path, or a name that is on PATH."
@@ -219,7 +219,7 @@ def _answers(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ..
         ) from error
 
 
-def _no_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
+def _no_server(program: Sequence[str], answer: CommandResult) -> BrokenRuntime:
     shown = shown_program(program)
     lines = tuple(line for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip())[-4:]
     how = f"not within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"

@@ -109,12 +109,12 @@ def test_many_models_start_change_and_stop_as_one_service(
         # One that is wrong is refused, and said; the service goes on.
         home.put("served/config.yaml", CONFIG.format(more="b: {alias: other}"))
         assert machine.run("systemctl", "reload", service.unit, check=False).returncode != 0
-        service.until(ActiveState="active", StatusText="~config is not taken")
+        service.until(ActiveState="active", StatusText="~config rejected")
         assert "models.b.alias: there is no such key; the nearest is aliases" in machine.logs()
         assert client.post("/v1/completions", json={"model": "other", **asked}).status_code == 200
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}"))
         machine.systemctl("reload", service.unit)
-        assert "not taken" not in service.show("StatusText")
+        assert "rejected" not in service.show("StatusText")
         assert children(machine, service)["b"].pid == before["b"].pid
         assert (service.show("NRestarts"), machine.main(service.unit).pid) == ("0", main.pid)
 
@@ -133,7 +133,7 @@ def test_many_models_start_change_and_stop_as_one_service(
     assert machine.run("ls", "/run/llamasup").stdout == ""
 
 
-def test_one_of_many_that_begins_anew_is_no_reload_of_the_service(machine: Machine, tiny_model: Path) -> None:
+def test_restart_of_one_of_many_models_is_not_a_reload(machine: Machine, tiny_model: Path) -> None:
     home = Home(machine, "anew")
     home.put("served/models/a.gguf", tiny_model.read_bytes())
     service = Service(machine, "--models-dir", home.path / "served/models", runtime=fake(machine))
@@ -166,10 +166,10 @@ def test_a_model_is_downloaded_into_the_folder_that_the_config_names(
         )
         words = ("service", "install", "--config", str(config), "--runtime", fake(machine))
         missing = machine.llamasup(*words, check=False)
-        assert (missing.returncode, f"there is no folder {folder}" in missing.stderr) == (78, True)
+        assert (missing.returncode, f"the folder {folder} does not exist" in missing.stderr) == (78, True)
         machine.run("mkdir", "-m", "755", str(folder))
         closed = machine.llamasup(*words, check=False)
-        assert (closed.returncode, "could not write there" in closed.stderr) == (78, True)
+        assert (closed.returncode, "cannot write there" in closed.stderr) == (78, True)
         machine.run("chmod", "777", str(folder))
         service = Service(machine, "--config", config, runtime=fake(machine))
         service.start()

@@ -30,7 +30,7 @@ def states(status: ServiceStatus, *states: State) -> tuple[ServiceStatus, list[s
     return status, heard
 
 
-def test_a_start_is_ready_only_when_the_service_says_that_a_token_came() -> None:
+def test_start_is_ready_after_the_first_token() -> None:
     status, heard = states(ServiceStatus(), State.STARTING, State.LOADING, State.WARMING, State.READY)
     assert heard == [
         "STATUS=starting llama-server for qwen",
@@ -45,7 +45,7 @@ def test_a_start_is_ready_only_when_the_service_says_that_a_token_came() -> None
 @pytest.mark.parametrize(
     ("slots", "text"), [(1, f"serving a, b at {URL}, 1 slot"), (None, f"serving a, b at {URL}")]
 )
-def test_slots_are_told_where_they_are_known(slots: int | None, text: str) -> None:
+def test_known_slots_are_reported(slots: int | None, text: str) -> None:
     assert told.serving(ServiceStatus(), ["a", "b"], URL, slots=slots)[1][1] == f"STATUS={text}"
 
 
@@ -62,13 +62,13 @@ def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_s
     assert status == UP
 
 
-def test_a_smaller_plan_is_no_crash_that_counts() -> None:
+def test_start_with_a_smaller_plan_does_not_count_as_a_crash() -> None:
     smaller = replace(OUT_OF_MEMORY, cause="kv_unsupported", adjustment=Adjustment(1, 3, (), PlanLimits()))
     _, messages = told.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
     assert messages == ("STATUS=starting qwen smaller after kv unsupported",)
 
 
-def test_giving_up_says_why_and_what_to_do_in_one_line() -> None:
+def test_giving_up_reports_reason_and_remedy_in_one_line() -> None:
     diagnosis = replace(OUT_OF_MEMORY, message="It ended:\nout of\x1bmemory.")
     _, messages = told.exited(UP, "qwen", diagnosis, restarts=False, crashes=6, most_crashes=5)
     assert messages == ("STATUS=gave up on qwen: It ended: out of memory. Take a smaller context.",)
@@ -87,7 +87,7 @@ def test_a_reload_ends_with_ready() -> None:
 
 
 @pytest.mark.parametrize("status", [ServiceStatus(), ServiceStatus(url=URL, is_stopping=True)])
-def test_what_is_not_up_cannot_be_reloading(status: ServiceStatus) -> None:
+def test_reload_before_ready_is_not_reported(status: ServiceStatus) -> None:
     assert told.reloading(status, "qwen", monotonic_us=17) == (status, ())
 
 
@@ -99,22 +99,22 @@ def test_what_is_not_up_cannot_be_reloading(status: ServiceStatus) -> None:
         (3, "stopping: 3 requests in flight may finish"),
     ],
 )
-def test_a_stop_is_told_once_with_the_time_it_may_take(in_flight: int, text: str) -> None:
+def test_stop_is_reported_once_with_its_time_limit(in_flight: int, text: str) -> None:
     status, messages = told.stopping(UP, in_flight=in_flight, needs_s=45.0)
     assert messages == ("STOPPING=1", "EXTEND_TIMEOUT_USEC=45000000", f"STATUS={text}")
     assert told.stopping(status, in_flight=0, needs_s=45.0) == (status, ())
     assert states(status, State.STARTING, State.READY) == (status, [])
 
 
-def test_a_beat_asks_for_time_only_while_somebody_waits_for_a_load() -> None:
+def test_heartbeat_requests_time_only_during_a_load() -> None:
     starting = ("WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000")
-    assert told.beat(ServiceStatus()) == starting
-    assert told.beat(replace(UP, is_reloading=True)) == starting
-    assert told.beat(UP) == ("WATCHDOG=1",)
-    assert told.beat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
+    assert told.heartbeat(ServiceStatus()) == starting
+    assert told.heartbeat(replace(UP, is_reloading=True)) == starting
+    assert told.heartbeat(UP) == ("WATCHDOG=1",)
+    assert told.heartbeat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
 
 
-def test_a_model_that_was_unloaded_is_no_longer_said_to_be_served() -> None:
+def test_unloaded_model_is_not_reported_as_served() -> None:
     assert told.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == ("STATUS=qwen is not loaded",)
     # Nobody is to wait for a reload that an unload has overtaken.
     status, messages = told.state_changed(replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4)
@@ -136,7 +136,7 @@ def happens(status: ServiceStatus, *changes: tuple[str, State]) -> tuple[Service
     return status, heard
 
 
-def test_while_several_are_preloaded_all_that_goes_on_is_told_and_ready_comes_once() -> None:
+def test_several_preloads_are_reported_and_ready_is_sent_once() -> None:
     status, heard = happens(
         MANY,
         *(("a", State.STARTING), ("b", State.LOADING), ("a", State.WARMING), ("a", State.READY)),
@@ -153,7 +153,7 @@ def test_while_several_are_preloaded_all_that_goes_on_is_told_and_ready_comes_on
     assert (status, messages) == (MANY_UP, ("READY=1", f"STATUS=serving a, b at {URL}"))
 
 
-def test_many_are_served_while_one_of_them_loads_and_after_it_is_unloaded() -> None:
+def test_others_are_served_while_one_model_loads_and_unloads() -> None:
     status, heard = happens(
         MANY_UP, ("b", State.LOADING), ("b", State.READY), ("a", State.DRAINING), ("a", State.STOPPED)
     )
@@ -165,7 +165,7 @@ def test_many_are_served_while_one_of_them_loads_and_after_it_is_unloaded() -> N
     assert status == MANY_UP
 
 
-def test_the_trouble_of_one_of_many_is_its_own() -> None:
+def test_problem_of_one_model_does_not_affect_others() -> None:
     status, messages = told.exited(MANY_UP, "a", OUT_OF_MEMORY, restarts=True, crashes=None, most_crashes=5)
     trouble = "restarting a after out of memory"
     assert messages == (f"STATUS=serving a, b at {URL}; {trouble}",)
@@ -182,7 +182,7 @@ def test_the_trouble_of_one_of_many_is_its_own() -> None:
     assert (status, messages) == (replace(MANY_UP, models=("b",)), (f"STATUS=serving b at {URL}",))
 
 
-def test_a_config_that_is_read_again_ends_the_reload_whatever_loads_meanwhile() -> None:
+def test_reload_ends_with_the_new_config_while_models_load() -> None:
     status, messages = told.reloading(MANY_UP, None, monotonic_us=17)
     assert messages == ("RELOADING=1", "MONOTONIC_USEC=17", "STATUS=reading the config again")
     status, heard = happens(status, ("b", State.LOADING), ("b", State.READY))
@@ -194,10 +194,10 @@ def test_a_config_that_is_read_again_ends_the_reload_whatever_loads_meanwhile() 
     assert told.reloaded(MANY, ["a"]) == (MANY, ())
 
 
-def test_a_config_that_is_refused_leaves_the_service_ready_and_is_told_until_one_is_taken() -> None:
+def test_rejected_config_keeps_service_ready_and_is_reported() -> None:
     status, _ = told.reloading(MANY_UP, None, monotonic_us=17)
     status, messages = told.reloaded(status, None, "x.yaml has 2 mistakes.")
-    refused = "its config is not taken: x.yaml has 2 mistakes."
+    refused = "config rejected: x.yaml has 2 mistakes."
     assert messages == ("READY=1", f"STATUS=serving a, b at {URL}; {refused}")
     status, heard = happens(status, ("b", State.LOADING))
     assert heard == [f"STATUS=serving a, b at {URL}; loading b; {refused}"]
@@ -205,7 +205,7 @@ def test_a_config_that_is_refused_leaves_the_service_ready_and_is_told_until_one
     assert told.reloaded(status, ["a", "b"]) == (MANY_UP, (f"STATUS=serving a, b at {URL}",))
 
 
-def test_of_very_many_models_only_some_are_named() -> None:
+def test_only_some_of_very_many_models_are_named() -> None:
     models = [f"m{number}" for number in range(7)]
     status, _ = told.serving(MANY, models, URL, slots=None)
     _, heard = happens(status, *((model, State.LOADING) for model in models))

@@ -30,7 +30,7 @@ def of(pid: int) -> CpuUsage:
 
 
 @pytest.mark.parametrize("script", ["while :; do :; done", "(while :; do :; done) & wait"])
-def test_a_process_that_computes_spends_cpu_time_also_in_what_it_started(script: str) -> None:
+def test_cpu_time_includes_descendants(script: str) -> None:
     with subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True) as child:
         try:
             until(lambda: of(child.pid).cpu_s > 0.2)
@@ -38,7 +38,7 @@ def test_a_process_that_computes_spends_cpu_time_also_in_what_it_started(script:
             os.killpg(child.pid, signal.SIGKILL)
 
 
-def test_a_stopped_process_is_seen_to_be() -> None:
+def test_stopped_process_is_detected() -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as child:
         try:
             assert not of(child.pid).stopped
@@ -48,7 +48,7 @@ def test_a_stopped_process_is_seen_to_be() -> None:
             child.kill()
 
 
-def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+def test_exited_process_has_no_usage() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
     assert cpu_usage(child.pid) is None

@@ -24,7 +24,7 @@ def system(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_of_version_2_our_own_group_counts(tmp_path: Path) -> None:
+def test_cgroup_v2_counts_our_own_group(tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -50,7 +50,7 @@ def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_pa
     assert oom_kills(root) == 5
 
 
-def test_of_version_1_the_memory_controllers_group_counts(tmp_path: Path) -> None:
+def test_cgroup_v1_counts_the_memory_controllers_group(tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -63,7 +63,7 @@ def test_of_version_1_the_memory_controllers_group_counts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("control", ["oom_kill_disable 0\nunder_oom 0\n", ""])  # before Linux 4.13
-def test_where_no_group_counts_the_whole_systems_count_is_taken(control: str, tmp_path: Path) -> None:
+def test_count_of_the_whole_system_is_the_fallback(control: str, tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -76,11 +76,11 @@ def test_where_no_group_counts_the_whole_systems_count_is_taken(control: str, tm
     assert oom_kills(root) == 7
 
 
-def test_a_system_that_counts_nothing_has_counted_nothing(tmp_path: Path) -> None:
+def test_system_without_counter_counts_zero(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_on_this_system_it_only_grows() -> None:
+def test_count_only_grows_on_this_system() -> None:
     first = oom_kills()
     assert 0 <= first <= oom_kills()

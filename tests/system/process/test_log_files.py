@@ -34,7 +34,7 @@ def test_no_two_models_write_one_log(logs: LogFiles) -> None:
 
 
 @pytest.mark.parametrize("model", ["x" * 256, "\U00020000" * 256, "../" * 80, "..", "\udcff" * 9, "a\0b"])
-def test_whatever_a_model_is_called_its_log_can_be_written(model: str, state: Path, logs: LogFiles) -> None:
+def test_log_can_be_written_for_any_model_name(model: str, state: Path, logs: LogFiles) -> None:
     path = logs.path_of(model)
     assert path is not None
     assert path.parent == state / "logs"
@@ -65,7 +65,7 @@ def test_the_next_llamasup_takes_the_first_log_that_is_free(state: Path) -> None
     third.close()
 
 
-def test_the_logs_of_one_name_are_so_many_at_most(
+def test_number_of_logs_of_one_name_is_limited(
     state: Path, logs: LogFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = [LogFiles() for _ in range(MAX_LLAMASUPS)]
@@ -77,7 +77,7 @@ def test_the_logs_of_one_name_are_so_many_at_most(
         each.close()
 
 
-def test_a_link_in_the_place_of_the_lock_is_not_followed(
+def test_symlink_at_the_lock_file_is_not_followed(
     state: Path, logs: LogFiles, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     victim = tmp_path_factory.mktemp("victim") / "file"

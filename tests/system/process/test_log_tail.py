@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.process.log_tail import LEFT_OUT, LogTail
+from llamasup.system.process.log_tail import LINES_SKIPPED, LogTail
 from llamasup.system.process.output_pump import RotatedFile
 
 
@@ -53,7 +53,7 @@ def test_the_last_lines_are_read(tmp_path: Path, content: bytes, lines: int, see
         assert rest(log) == seen
 
 
-def test_lines_are_taken_from_the_files_before_where_the_newest_has_too_few(tmp_path: Path) -> None:
+def test_older_files_supply_missing_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(numbered(4, 5))
     path.with_name("a.log.1").write_bytes(numbered(2, 3))
@@ -63,7 +63,7 @@ def test_lines_are_taken_from_the_files_before_where_the_newest_has_too_few(tmp_
             assert rest(log) == numbered(*range(max(0, 6 - count), 6)), count
 
 
-def test_what_is_written_later_follows_through_every_rotation(tmp_path: Path) -> None:
+def test_later_lines_are_read_through_rotations(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     written = RotatedFile(path, max_bytes=40, files=3)  # five lines a file
     written.write(numbered(0))
@@ -90,7 +90,7 @@ def test_a_reader_two_rotations_behind_misses_nothing(tmp_path: Path) -> None:
     written.close()
 
 
-def test_what_was_rotated_away_before_it_was_read_is_told(tmp_path: Path) -> None:
+def test_lines_lost_by_rotation_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     written = RotatedFile(path, max_bytes=40, files=3)
     written.write(numbered(0))
@@ -98,7 +98,7 @@ def test_what_was_rotated_away_before_it_was_read_is_told(tmp_path: Path) -> Non
         assert rest(log) == numbered(0)
         for number in range(1, 50):
             written.write(numbered(number))
-        before, told, after = rest(log).partition(LEFT_OUT)
+        before, told, after = rest(log).partition(LINES_SKIPPED)
         assert told
         assert before == numbered(1, 2, 3, 4)  # of the file that was open
         assert after.endswith(numbered(48, 49))
@@ -106,7 +106,7 @@ def test_what_was_rotated_away_before_it_was_read_is_told(tmp_path: Path) -> Non
     written.close()
 
 
-def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_truncated_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(numbered(1, 2, 3))
     with tail(path, 10) as log:
@@ -115,7 +115,7 @@ def test_a_log_that_is_emptied_is_read_from_its_beginning(tmp_path: Path) -> Non
         assert rest(log) == numbered(4)
 
 
-def test_no_log_a_symlink_and_a_folder_are_told_apart(tmp_path: Path) -> None:
+def test_missing_log_symlink_and_folder_raise_different_errors(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         LogTail(tmp_path / "a.log", 5)
     (tmp_path / "b.log").symlink_to("/etc/passwd")

@@ -51,7 +51,7 @@ def told(pump: LogPump, write_fd: int, content: bytes) -> tuple[str, ...]:
     return pump.tail()
 
 
-def test_lines_are_passed_on_whole_and_the_last_words_too(open_pump: Open) -> None:
+def test_tee_gets_whole_lines_and_the_unfinished_last_one(open_pump: Open) -> None:
     heard: list[bytes] = []
     pump, write_fd = open_pump(tee=heard.extend)
     write_all(write_fd, b"one\ntw")
@@ -91,12 +91,12 @@ def test_a_line_that_comes_in_pieces_is_one_line(open_pump: Open) -> None:
     assert pump.tail() == ("abc", "de")
 
 
-def test_what_is_no_utf8_is_replaced(open_pump: Open) -> None:
+def test_invalid_utf8_is_replaced(open_pump: Open) -> None:
     pump, write_fd = open_pump()
     assert told(pump, write_fd, b"a\xff\xfeb\n\xc3\xbc\n") == ("a��b", "ü")
 
 
-def test_a_line_of_10_mb_is_cut_and_the_next_one_is_whole(open_pump: Open) -> None:
+def test_line_of_10_mb_is_truncated_and_the_next_one_complete(open_pump: Open) -> None:
     pump, write_fd = open_pump()
     tail = told(pump, write_fd, b"before\n" + b"x" * 10_000_000 + b"\nafter\n")
     assert tail == ("before", "x" * 4096, "after")
@@ -129,7 +129,7 @@ def test_a_log_is_continued_and_made_private(open_pump: Open, tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600
 
 
-def test_a_flood_stays_within_the_bound_and_its_end_is_kept(open_pump: Open, tmp_path: Path) -> None:
+def test_flood_stays_within_the_bound_and_keeps_its_end(open_pump: Open, tmp_path: Path) -> None:
     pump, write_fd = open_pump(path=tmp_path / "child.log", max_bytes=200_000, files=3)
     content = b"".join(b"line %07d\n" % n for n in range(200_000))
     told(pump, write_fd, content)
@@ -141,7 +141,7 @@ def test_a_flood_stays_within_the_bound_and_its_end_is_kept(open_pump: Open, tmp
     assert content.endswith(joined)
 
 
-def test_one_file_is_begun_anew_when_it_is_full(open_pump: Open, tmp_path: Path) -> None:
+def test_single_file_is_truncated_when_it_is_full(open_pump: Open, tmp_path: Path) -> None:
     pump, write_fd = open_pump(path=tmp_path / "child.log", max_bytes=100_000, files=1)
     told(pump, write_fd, b"z" * 1_000_000)
     assert [path.name for path in tmp_path.iterdir()] == ["child.log"]
@@ -149,7 +149,7 @@ def test_one_file_is_begun_anew_when_it_is_full(open_pump: Open, tmp_path: Path)
 
 
 @pytest.mark.parametrize("place", ["symlink", "folder", "fifo", "no folder"])
-def test_what_is_no_plain_file_of_ours_is_not_written_and_the_tail_lives_on(
+def test_only_regular_file_of_this_user_is_written(
     open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
     path, victim = tmp_path / "child.log", tmp_path / "victim"
@@ -172,7 +172,7 @@ def test_what_is_no_plain_file_of_ours_is_not_written_and_the_tail_lives_on(
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
+def test_full_disk_is_logged_once_and_reading_continues(
     open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -193,7 +193,7 @@ def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
 # --- watching --------------------------------------------------------------------------------------
 
 
-def test_a_watch_hears_of_matching_lines_earlier_ones_included(open_pump: Open) -> None:
+def test_watch_reports_matching_lines_with_earlier_ones(open_pump: Open) -> None:
     async def scenario() -> list[str]:
         pump, write_fd = open_pump()
         heard: list[str] = []
@@ -218,7 +218,7 @@ def test_a_watch_hears_of_matching_lines_earlier_ones_included(open_pump: Open) 
     assert asyncio.run(scenario()) == ["model loaded", "... listening on unix:///s"]
 
 
-def test_a_watch_of_a_loop_that_is_gone_disturbs_nobody(open_pump: Open) -> None:
+def test_watch_of_a_closed_loop_is_ignored(open_pump: Open) -> None:
     pump, write_fd = open_pump()
 
     async def watch() -> None:
@@ -232,9 +232,7 @@ def test_a_watch_of_a_loop_that_is_gone_disturbs_nobody(open_pump: Open) -> None
 
 
 @pytest.mark.parametrize("how", ["close", "aclose"])
-def test_closing_is_bounded_while_somebody_holds_the_pipe_and_takes_what_is_in_it(
-    open_pump: Open, how: str
-) -> None:
+def test_closing_is_bounded_and_reads_the_rest_while_the_pipe_is_open(open_pump: Open, how: str) -> None:
     pump, write_fd = open_pump()
     write_all(write_fd, b"last words\n")
     if how == "close":
@@ -260,7 +258,7 @@ def test_closing_ends_even_while_a_grandchild_floods_the_pipe(open_pump: Open) -
     thread.join()
 
 
-def test_aclose_waits_for_the_last_words(open_pump: Open) -> None:
+def test_aclose_waits_for_the_last_lines(open_pump: Open) -> None:
     async def scenario() -> tuple[str, ...]:
         pump, write_fd = open_pump()
         closing = asyncio.ensure_future(pump.aclose(60))  # noqa: TID251

@@ -17,24 +17,22 @@ from llamasup.system.storage.paths import expanded
 NOBODY = "~nobody-has-this-name/models"
 
 
-def test_home_is_the_users_and_what_is_relative_begins_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_home_and_relative_paths_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.chdir(tmp_path)
     assert expanded("~/m") == Path("/home/ann/m")
     assert expanded("m") == tmp_path / "m"
 
 
-def test_nobodys_home_is_no_folder() -> None:
+def test_home_of_an_unknown_user_is_an_error() -> None:
     with pytest.raises(ModelMissing, match="there is no user 'nobody-has-this-name'") as raised:
         expanded(NOBODY)
-    assert raised.value.remedy.endswith(f"say ./{NOBODY}")
+    assert raised.value.remedy.endswith(f"write ./{NOBODY}")
     with pytest.raises(UsageInvalid, match=r"^--folder: ~nobody"):
         expanded(NOBODY, UsageInvalid, of="--folder")
 
 
-def test_a_folder_that_is_gone_has_nothing_below_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_current_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     os.rmdir(tmp_path / "gone")  # noqa: PTH106 - the current one

@@ -11,7 +11,7 @@ import pytest
 from llamasup.system.storage.paths import PathKind, path_kind
 
 
-def test_what_can_be_told_is_told(tmp_path: Path) -> None:
+def test_known_kinds_are_returned(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to(tmp_path)
@@ -30,14 +30,14 @@ def test_what_can_be_told_is_told(tmp_path: Path) -> None:
     }
 
 
-def test_a_name_that_is_too_long_and_links_in_a_circle_say_nothing(tmp_path: Path) -> None:
+def test_too_long_name_and_symlink_loop_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "circle").symlink_to("circle")
     assert path_kind(tmp_path / ("n" * 300)) is PathKind.UNKNOWN
     assert path_kind(tmp_path / "circle") is PathKind.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.EIO])
-def test_a_dead_share_or_a_closed_folder_says_nothing(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_share_and_closed_folder_are_unknown(error: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object, **_: object) -> os.stat_result:
         raise OSError(error, os.strerror(error), str(path))
 

@@ -58,7 +58,7 @@ def run(visit: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_it_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
             asked: list[str] = []
@@ -89,7 +89,7 @@ def test_it_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp
     run(visit)
 
 
-def test_it_begins_anew_and_requests_wait_meanwhile(tiny_model: Path, tmp_path: Path) -> None:
+def test_requests_wait_during_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "load_s=0.2") as (it, control):
             restarting = asyncio.ensure_future(control.restart("tiny"))  # noqa: TID251 - awaited below
@@ -102,7 +102,7 @@ def test_it_begins_anew_and_requests_wait_meanwhile(tiny_model: Path, tmp_path: 
     run(visit)
 
 
-def test_an_unknown_name_is_told_the_nearest_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_unknown_name_suggests_the_nearest_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
             for change in (control.load, control.unload, control.restart):
@@ -117,7 +117,7 @@ def test_an_unknown_name_is_told_the_nearest_and_changes_nothing(tiny_model: Pat
     run(visit)
 
 
-def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Path, tmp_path: Path) -> None:
+def test_later_of_two_contradicting_requests_wins(tiny_model: Path, tmp_path: Path) -> None:
     """An unloading that waits for a request in flight, and a load before it is over."""
     go = tmp_path / "go"
 
@@ -138,7 +138,7 @@ def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Pa
     run(visit)
 
 
-def test_a_load_that_is_overtaken_by_an_unload_is_told(tiny_model: Path, tmp_path: Path) -> None:
+def test_load_overtaken_by_an_unload_is_a_conflict(tiny_model: Path, tmp_path: Path) -> None:
     (go := tmp_path / "go").touch()
 
     async def visit() -> None:
@@ -148,15 +148,13 @@ def test_a_load_that_is_overtaken_by_an_unload_is_told(tiny_model: Path, tmp_pat
             loading = asyncio.ensure_future(control.load("tiny"))  # noqa: TID251 - awaited below
             await it.told(StateChanged, lambda told: (told.state, told.generation) == (State.LOADING, 2))
             await control.unload("tiny")
-            with pytest.raises(Conflict, match="unloaded meanwhile"):
+            with pytest.raises(Conflict, match="was unloaded while it was loading"):
                 await loading
 
     run(visit)
 
 
-def test_a_restart_that_fails_says_why_before_the_service_ends_of_it(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_failed_restart_reports_its_error_before_the_service_ends(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         with pytest.raises(ExceptionGroup) as ended:
             async with controlled(tiny_model, tmp_path) as (it, control):
@@ -173,9 +171,7 @@ def test_a_restart_that_fails_says_why_before_the_service_ends_of_it(
     run(visit)
 
 
-def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_said(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_stop_is_graceful_unless_now_is_requested(tiny_model: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     async def visit() -> None:
@@ -198,7 +194,7 @@ def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_s
     run(visit)
 
 
-def test_a_stop_at_once_breaks_off_what_is_in_flight(tiny_model: Path, tmp_path: Path) -> None:
+def test_immediate_stop_aborts_requests_in_flight(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "stall_after=1") as (it, control):
             async with streaming(it, 1000) as answer:
@@ -210,7 +206,7 @@ def test_a_stop_at_once_breaks_off_what_is_in_flight(tiny_model: Path, tmp_path:
     run(visit)
 
 
-def test_one_that_is_unloaded_stops_too(tiny_model: Path, tmp_path: Path) -> None:
+def test_unloaded_model_stops_too(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (_, control):
             await control.unload("tiny")
