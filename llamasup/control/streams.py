@@ -79,7 +79,7 @@ class Streams:
 
 
 class Stream(StreamingResponse):
-    """The response of one stream that has entered ``streams``. ``release`` is called at its end, in a thread."""
+    """The response of one stream of ``streams``. ``release`` is called at its end, in a thread."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""General setters, from the text of a value to an attribute of ``CommonParams``. ``rules.py`` has the others."""
+"""General setters of attributes of ``CommonParams`` from text. ``rules.py`` has the others."""
 
 from __future__ import annotations
 

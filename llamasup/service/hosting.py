@@ -97,7 +97,7 @@ class ServiceHost:
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
-        """Called for slow requests, at a limited rate, with the number of those skipped since the last call.
+        """Called for slow requests at a limited rate, with the number of skipped ones.
         """
         self.on_asked: Callable[[str, str], None] | None = None
         """Called for each request of the control API before it is carried out (``ServiceOwner``)."""

@@ -21,7 +21,7 @@ __all__ = ["ModelInventory", "SearchPaths", "build_inventory", "read_inventory",
 
 @dataclass(frozen=True, slots=True)
 class SearchPaths:
-    """``folders`` are searched recursively; ``paths`` are the files of models and attachments in the config."""
+    """``folders`` are searched recursively; ``paths`` are single models and attachments."""
 
     folders: tuple[Path, ...]
     paths: tuple[str, ...]

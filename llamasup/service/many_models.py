@@ -240,13 +240,13 @@ class HostedModels:
         return keys if configured.downloads == self._started_downloads else (*keys, "downloads")
 
     async def check(self, config: Config, model: str) -> None:
-        """Raises if this model could not be loaded with this config, with all memory free. Changes nothing."""
+        """Raises if this model would not load with this config and free memory. Changes nothing."""
         inventory = await asyncio.to_thread(read_inventory, config)
         registry = inventory.registry
         await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
 
     async def settled(self, model: str) -> None:
-        """If the model serves, wait until it does so with its current config. Raises the error of a rollout."""
+        """Wait until a rollout of the model ends. Raises its error."""
         managed = self.backend.known(model)
         if managed.is_outdated and not managed.rolling_out:
             roll_out(self._pool, managed, managed.spec)  # an earlier rollout failed

@@ -1,4 +1,4 @@
-"""The checked options of ``run``, ``wrap`` and ``serve``, and the listeners and proxy settings made of them."""
+"""The options of ``run``, ``wrap`` and ``serve``, and the listeners and proxy settings made of them."""
 
 from __future__ import annotations
 

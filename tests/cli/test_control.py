@@ -41,7 +41,7 @@ def test_of_several_that_are_restarted_one_that_fails_keeps_none_from_it(
 
     fake, code = asyncio.run(main())
 
-    assert fake.asked == [("restart", "tiny"), ("restart", "org/repo:q8_0")]
+    assert fake.requests == [("restart", "tiny"), ("restart", "org/repo:q8_0")]
     assert code == DoesNotFit.exit_code != LlamasupError.exit_code
     printed = capfd.readouterr()
     assert [each["id"] for each in json.loads(printed.out)["models"]] == ["org/repo:q8_0"]

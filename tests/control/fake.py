@@ -1,4 +1,4 @@
-"""Something that can be controlled without any process: what is asked of it is written down."""
+"""A control target without any process, which records the requests, and a client for it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class WatchedBus(Bus):
 
 
 class FakeControlTarget:
-    """Two models. ``error`` is raised by whatever is asked for; with ``gate`` cleared it takes its time."""
+    """Two models. Each request raises ``error``, and waits while ``gate`` is cleared."""
 
     def __init__(self, log: Path | None = None) -> None:
         self._changed = asyncio.Event()
         self.bus = WatchedBus(self._changed.set)
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.error: LlamasupError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -84,18 +84,18 @@ class FakeControlTarget:
         return {"added": ["new"], "removed": [], "changed": [], "unchanged": list(self.names)}
 
     def shutdown(self, *, now: bool = False) -> None:
-        self.asked.append(("shutdown", "now" if now else ""))
+        self.requests.append(("shutdown", "now" if now else ""))
 
     def log_path(self, model: str) -> Path | None:
         self._find(model)
         return self.log
 
     def happens(self, generation: int) -> None:
-        """Something is told on the bus."""
+        """Publish an event on the bus."""
         self.bus.publish(StateChanged("tiny", State.READY, generation))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something that changes with who listens, or with what is asked."""
+        """Wait for a condition on the listeners or the requests."""
         while not holds():
             self._changed.clear()
             await self._changed.wait()
@@ -103,12 +103,12 @@ class FakeControlTarget:
     async def _do(self, what: str, model: str) -> None:
         if what != "reload":
             self._find(model)
-        self.asked.append((what, model))
+        self.requests.append((what, model))
         self._changed.set()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.asked.append((f"{what} given up", model))
+            self.requests.append((f"{what} given up", model))
             self._changed.set()
             raise
         if self.error is not None:

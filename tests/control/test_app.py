@@ -1,4 +1,4 @@
-"""The control application on its private socket, and what becomes of a model when it breaks."""
+"""The control application on its private socket, and the models when it breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is asked over the control API is trusted with a key: what answers there must be what it says it is."""
+"""The control client sends its key only to a trusted llamasup, and checks the answers."""
 
 from __future__ import annotations
 

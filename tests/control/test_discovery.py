@@ -1,4 +1,4 @@
-"""Finding what runs, in folders that hold all that can lie around there."""
+"""Finding running llamasups in run folders with any content."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def answering(folder: Path, body: object, code: str = "200 OK") -> Iterator[None
 
 @pytest.fixture
 def runs(own_folders: Path) -> Iterator[Path]:
-    """Where the run folders of this user are."""
+    """The parent of the run folders of this user."""
     base = own_folders / "run" / "llamasup"
     base.mkdir(mode=0o700)
     yield base
@@ -99,7 +99,7 @@ def test_system_services_are_found_and_inaccessible_ones_named(
     (services / "no-folder").write_text("")
     in_service = discovery._in_service
 
-    def closed_to_us(base: Path) -> Iterator[tuple[Path, int]]:  # root may look everywhere
+    def closed_to_us(base: Path) -> Iterator[tuple[Path, int]]:  # root can read everything
         if base.name == "closed":
             raise PermissionError(base)
         return in_service(base)
@@ -116,9 +116,9 @@ def test_stale_run_folder_is_ignored(runs: Path, tmp_path: Path) -> None:
     ended.wait()
     folder = runs / f"{ended.pid}-aa"
     owned_by(folder, ended.pid)
-    with socket.socket(socket.AF_UNIX) as listener:  # bound, and nobody listens
+    with socket.socket(socket.AF_UNIX) as listener:  # bound, but not listening
         listener.bind(str(folder / SOCKET_NAME))
-    owned_by(runs / f"{os.getpid()}-bb", 1)  # our number, and another process's beginning
+    owned_by(runs / f"{os.getpid()}-bb", 1)  # our PID with another start time
     (runs / "not-a-run").mkdir()
     found = discover(tmp_path)
     assert (found.running, found.unresponsive) == ((), ())
@@ -158,7 +158,7 @@ def test_older_version_with_fewer_fields_is_found(runs: Path, tmp_path: Path) ->
         assert (found.pid, found.version) == (11, "")
 
 
-# --- the key for one elsewhere -----------------------------------------------------------------------
+# --- the key for another machine ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

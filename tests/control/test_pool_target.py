@@ -1,4 +1,4 @@
-"""Models of ``serve``, controlled while they come and go: a pool over fake servers, all else for real."""
+"""Control of the models of ``serve``: a pool with fake servers, everything else real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control API from request to answer, over a real socket and without any model."""
+"""The control API from request to answer, over a real socket and without a model."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def run(folder: Path, visit: Callable[[FakeControlTarget, AsyncControlClient], A
     asyncio.run(both())
 
 
-def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
+def raw(folder: Path, *requests: tuple[str, str]) -> list[httpx.Response]:
     """Requests as any HTTP client sends them."""
 
     async def all_of_them() -> list[httpx.Response]:
         async with served(FakeControlTarget(), folder) as (_, path):
             transport = httpx.AsyncHTTPTransport(uds=path)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                return [await http.request(method, target) for method, target in asked]
+                return [await http.request(method, target) for method, target in requests]
 
     return asyncio.run(all_of_them())
 
@@ -60,7 +60,7 @@ def test_each_request_is_carried_out_once_and_answered(tmp_path: Path) -> None:
         assert (await client.reload())["added"] == ["new"]
         assert await client.shutdown() == {"pid": 4242, "in_flight": 2}
         await client.shutdown(now=True)
-        assert fake.asked == [
+        assert fake.requests == [
             ("load", "tiny"),
             ("unload", "small"),
             ("restart", "org/repo:q8_0"),
@@ -79,7 +79,7 @@ def test_a_model_may_have_any_name(tmp_path: Path, name: str) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.names = {name: ()}
         await client.load(name)
-        assert fake.asked == [("load", name)]
+        assert fake.requests == [("load", name)]
 
     run(tmp_path, visit)
 
@@ -98,9 +98,9 @@ def test_request_without_wait_continues_in_background(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         assert (await client.load("tiny", wait=False))["id"] == "tiny"
-        assert fake.asked == [("load", "tiny")]
+        assert fake.requests == [("load", "tiny")]
         waiting = asyncio.ensure_future(client.restart("tiny"))  # noqa: TID251 - awaited below
-        await fake.until(lambda: len(fake.asked) == 2)
+        await fake.until(lambda: len(fake.requests) == 2)
         assert not waiting.done()
         fake.gate.set()
         await waiting
@@ -113,9 +113,9 @@ def test_change_of_a_model_is_cancelled_when_its_client_disconnects(tmp_path: Pa
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(getattr(client, what)("tiny"))  # noqa: TID251 - cancelled below
-        await fake.until(lambda: fake.asked == [(what, "tiny")])
+        await fake.until(lambda: fake.requests == [(what, "tiny")])
         waiting.cancel()
-        await fake.until(lambda: fake.asked[1:] == [(f"{what} given up", "tiny")])
+        await fake.until(lambda: fake.requests[1:] == [(f"{what} given up", "tiny")])
 
     run(tmp_path, visit)
 
@@ -124,11 +124,11 @@ def test_reload_continues_when_its_client_disconnects(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(client.reload())  # noqa: TID251 - cancelled below
-        await fake.until(lambda: fake.asked == [("reload", "")])
+        await fake.until(lambda: fake.requests == [("reload", "")])
         waiting.cancel()
         await client.status()  # what was sent before has been seen
         fake.gate.set()
-        assert fake.asked == [("reload", "")]
+        assert fake.requests == [("reload", "")]
 
     run(tmp_path, visit)
 
@@ -172,9 +172,9 @@ def test_client_raises_the_same_error_as_the_server(tmp_path: Path, error: Llama
         fake.error = error
         with pytest.raises(type(error)) as raised:
             await client.reload()
-        told = raised.value
+        raised_error = raised.value
         for name in ("message", "remedy", "cause", "exit_code", "http_status", "lines", "details"):
-            assert getattr(told, name) == getattr(error, name), name
+            assert getattr(raised_error, name) == getattr(error, name), name
 
     run(tmp_path, visit)
 
@@ -280,17 +280,17 @@ def test_blocking_client_sends_the_same_requests(tmp_path: Path) -> None:
         async with served(fake, tmp_path) as (_, path):
             answers = await asyncio.to_thread(ask, path)
         assert answers == [4242, "tiny", "tiny", "tiny", ["new"], b"two\n", "tiny", 4242]
-        assert [what for what, _ in fake.asked] == ["load", "unload", "restart", "reload", "shutdown"]
+        assert [what for what, _ in fake.requests] == ["load", "unload", "restart", "reload", "shutdown"]
 
     asyncio.run(both())
 
 
-# --- nobody, or somebody else ------------------------------------------------------------------------
+# --- no llamasup, or another program -----------------------------------------------------------------
 
 
 @contextmanager
 def other_program(path: Path, response: bytes) -> Iterator[None]:
-    """Something that is no llamasup answers once."""
+    """Another program answers once."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -330,7 +330,7 @@ def test_answer_of_another_program_is_a_control_error(
 # httpcore (1.0) leaves a Unix socket that could not be connected for the collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("place", "error"),
+    ("address", "error"),
     [
         (ControlAddress(socket="/nonexistent/control.sock"), NotRunning),
         (ControlAddress(url="http://127.0.0.1:1"), NotRunning),
@@ -339,14 +339,14 @@ def test_answer_of_another_program_is_a_control_error(
         (ControlAddress(url="http://[::1"), UsageInvalid),
     ],
 )
-def test_unreachable_address_is_an_error(place: ControlAddress, error: type[LlamasupError]) -> None:
-    with pytest.raises(error), ControlClient(place) as client:
+def test_unreachable_address_is_an_error(address: ControlAddress, error: type[LlamasupError]) -> None:
+    with pytest.raises(error), ControlClient(address) as client:
         client.status()
 
 
 def test_a_key_is_sent_and_never_shown() -> None:
-    place = ControlAddress(url="http://127.0.0.1:1", api_key="the-secret")
-    assert "the-secret" not in repr(place)
-    with pytest.raises(NotRunning) as raised, ControlClient(place) as client:
+    address = ControlAddress(url="http://127.0.0.1:1", api_key="the-secret")
+    assert "the-secret" not in repr(address)
+    with pytest.raises(NotRunning) as raised, ControlClient(address) as client:
         client.status()
     assert "the-secret" not in str(raised.value)

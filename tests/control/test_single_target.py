@@ -1,4 +1,4 @@
-"""The model of ``run``, controlled while it serves: a fake server, all else for real."""
+"""Control of the model of ``run`` while it serves: a fake server, everything else real."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def run(visit: Callable[[], Awaitable[None]]) -> None:
 def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
-            asked: list[str] = []
-            it.service.on_asked = lambda what, _model: asked.append(what)
+            requests: list[str] = []
+            it.service.on_asked = lambda what, _model: requests.append(what)
             pid = it.pid
             unloaded = await control.unload("small")
             assert (unloaded["id"], unloaded["state"], unloaded["pid"]) == ("tiny", "stopped", None)
@@ -84,7 +84,7 @@ def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, 
                 **loaded,
                 "memory": (await control.status())["models"][0]["memory"],
             }
-            assert asked == ["unload", "load"]
+            assert requests == ["unload", "load"]
 
     run(visit)
 
@@ -176,8 +176,8 @@ def test_stop_is_graceful_unless_now_is_requested(tiny_model: Path, tmp_path: Pa
 
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "stall_after=1", f"until={go}") as (it, control):
-            asked: list[str] = []
-            it.service.on_asked = lambda what, _model: asked.append(what)
+            requests: list[str] = []
+            it.service.on_asked = lambda what, _model: requests.append(what)
             async with streaming(it, 10) as answer:
                 assert (await control.shutdown())["in_flight"] == 1
                 await control.shutdown()
@@ -188,7 +188,7 @@ def test_stop_is_graceful_unless_now_is_requested(tiny_model: Path, tmp_path: Pa
                     await control.reload()
                 go.touch()
                 assert "data: [DONE]" in [line async for line in answer]
-            assert asked == ["stop"]
+            assert requests == ["stop"]
             await it.reaches(State.STOPPED, 1)
 
     run(visit)

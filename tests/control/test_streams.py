@@ -1,4 +1,4 @@
-"""Events and logs for who goes on reading, who reads slowly, who leaves, and who is there at the end."""
+"""Event streams and followed logs: slow, disconnecting and idle clients, and the end of llamasup."""
 
 from __future__ import annotations
 

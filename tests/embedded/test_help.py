@@ -1,4 +1,4 @@
-"""What the runtime says of itself is read like what llama-server says of itself."""
+"""llamasup parses the help of the embedded runtime like that of llama-server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table against xllamacpp's real CommonParams: each value arrives where llama.cpp looks for it."""
+"""The table against xllamacpp's real CommonParams: each value is set where llama.cpp reads it."""
 
 from __future__ import annotations
 

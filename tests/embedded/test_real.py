@@ -28,9 +28,9 @@ def client_of(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=60)
 
 
-def run_to_end(*words: str) -> subprocess.CompletedProcess[str]:
+def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A start that is expected to end by itself."""
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_endpoints_are_closed_unless_their_flags_open_them(start: Start) -> None
 @pytest.mark.parametrize("by", ["argument", "environment", "file"])
 def test_a_key_is_demanded(start: Start, tmp_path: Path, by: str) -> None:
     (tmp_path / "keys").write_text("# the key\nsecret\n")
-    words = {"argument": ["--api-key", "secret"], "file": ["--api-key-file", str(tmp_path / "keys")]}
-    child = start(*words.get(by, []), environ={"LLAMA_API_KEY": "secret"} if by == "environment" else {})
+    arguments = {"argument": ["--api-key", "secret"], "file": ["--api-key-file", str(tmp_path / "keys")]}
+    child = start(*arguments.get(by, []), environ={"LLAMA_API_KEY": "secret"} if by == "environment" else {})
     with client_of(child.ready()) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/props").status_code == 401

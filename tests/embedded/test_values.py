@@ -1,4 +1,4 @@
-"""Numbers, words and masks as llama.cpp reads them."""
+"""Numbers, words and masks are parsed like in llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may become of a log file becomes of it here: it fills up, hangs, is moved, was never writable."""
+"""Log files that fill up, hang, are moved, or were never writable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_log() -> Iterator[Open]:
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """A full disk: nothing of this process may make a file longer than this."""
+    """A full disk: no file of this process can be longer than this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -88,7 +88,7 @@ def test_existing_lines_are_kept(open_log: Open, tmp_path: Path) -> None:
 def test_a_line_has_the_time_at_which_its_request_ended(
     open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer takes it 7.5 s later; both clocks are the test's."""
+    """The writer writes it 7.5 s later; the test sets both clocks."""
     now, clock_s = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), [100.0]
     at_work, go_on = threading.Event(), threading.Event()
     times: list[datetime] = []
@@ -157,7 +157,7 @@ def test_moved_file_is_created_again(open_log: Open, tmp_path: Path) -> None:
 def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
     open_log: Open, tmp_path: Path
 ) -> None:
-    """The writer is at work on the first record when the file is moved, and finds the second one there."""
+    """The file is moved while the writer formats the first record, with a second one pending."""
     path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
     at_work, go_on = threading.Event(), threading.Event()
 
@@ -177,7 +177,7 @@ def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
     assert (moved.read_bytes(), path.read_bytes()) == (b"1\n", b"2\n")
 
 
-# --- disks that do not take it -----------------------------------------------------------------------
+# --- full and hanging disks --------------------------------------------------------------------------
 
 
 def test_full_disk_loses_whole_lines_and_is_logged_once(
@@ -194,7 +194,7 @@ def test_full_disk_loses_whole_lines_and_is_logged_once(
             log.write(number)
         eventually(lambda: log.dropped() == 110)
         log.close(PATIENCE_S)
-    assert path.read_bytes() == b""  # no half line, which would spoil the next
+    assert path.read_bytes() == b""  # no half line, which would corrupt the next
     assert len(caplog.messages) == 1
     assert "the access log is no longer written" in caplog.messages[0]
 
@@ -230,9 +230,9 @@ def test_hanging_disk_blocks_no_request_and_lost_lines_are_counted(
     log.write(0)
     assert hangs.wait(PATIENCE_S)
     for number in range(1, 61):
-        log.write(number)  # nothing here waits, or the test would not get on
+        log.write(number)  # never waits
     assert log.dropped() == 10
-    log.close(timeout_s=0.01)  # nor does the end
+    log.close(timeout_s=0.01)  # neither does the end
     on.set()
     log.close(PATIENCE_S)
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(51))
@@ -255,7 +255,7 @@ def test_lines_to_a_closed_standard_error_are_counted(open_log: Open) -> None:
     assert log.dropped() == 2
 
 
-# --- places that are none ----------------------------------------------------------------------------
+# --- invalid paths -----------------------------------------------------------------------------------
 
 
 def refused(path: Path, *words: str) -> None:

@@ -1,4 +1,4 @@
-"""How ``serve`` reads its config: at the start, and again."""
+"""How ``serve`` reads its config at the start and at a reload."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_start_uses_the_common_exit_code_and_reload_that_of_config(
 def test_reload_rejects_second_pinned_model_of_a_group_like_a_start(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the two is the one that changed, and if only the group did."""
+    """Whichever of the two changed, or only the group."""
     monkeypatch.setattr(model_check, "devices", lambda needs: ("CUDA0",))
     (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
     config = tmp_path / "c.yaml"
@@ -101,7 +101,7 @@ def test_reload_rejects_second_pinned_model_of_a_group_like_a_start(
 
 
 def test_reload_rejects_less_memory_but_not_a_missing_file(tmp_path: Path, tiny_model: Path) -> None:
-    """Nothing is said of the model itself, so that only what this reload changes counts."""
+    """The model has no settings, so only the change of this reload counts."""
     model, config = tmp_path / "m.gguf", tmp_path / "c.yaml"
     model.write_bytes(tiny_model.read_bytes())
     text = f"runtime: {install(tmp_path / 'llama-server')}\nmodels: {{m: {{path: m.gguf, ctx_size: 512}}}}\n"

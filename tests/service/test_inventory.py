@@ -1,4 +1,4 @@
-"""What lies in the folders, each time that it is looked at."""
+"""The inventory of models after each search of the folders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_models_of_a_missing_folder_stay(tmp_path: Path) -> None:
     after = read_inventory(config, before.search)
     assert set(after.registry.specs) == {"c", "b"}
     assert any("there is no such folder" in note for note in after.notes)
-    assert set(read_inventory(config).registry.specs) == {"c"}  # nobody knows what was there
+    assert set(read_inventory(config).registry.specs) == {"c"}  # the earlier content is unknown
     there.mkdir()
     assert set(read_inventory(config, after.search).registry.specs) == {"c"}  # it is there, and empty
 

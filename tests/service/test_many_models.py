@@ -1,4 +1,4 @@
-"""How ``serve`` follows its config: what a reload reads, and what it leaves alone (S16)."""
+"""How ``serve`` follows its config: what a reload changes and what not (S16)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> Path:
-    """Two models, of which nothing else is said."""
+    """Two models without further settings."""
     path = tmp_path / "c.yaml"
     write(path, tmp_path, tiny_model)
     return path
@@ -95,7 +95,7 @@ def without_a(config: Path) -> None:
 
 
 def test_free_memory_is_measured_before_any_load(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else every reload would take away the memory of what is loaded, and the models with it."""
+    """Without this every reload would remove the memory of the loaded models."""
     source = ConfigSource(ServeOptions(config=lambda: load(config, os.environ)), os.environ)
     before = source.read().options.budget
     machine = replace(serve.__dict__["hardware"](), memory_available_bytes=1)
@@ -167,7 +167,7 @@ def test_reload_changes_only_what_changed_in_the_config(
 
 @pytest.mark.parametrize("said", ["nonsense: 1", "memory: {ram: 1MiB}"])
 def test_rejected_config_changes_nothing(said: str, config: Path, tmp_path: Path, tiny_model: Path) -> None:
-    """Also one in whose memory a model cannot be any more of which itself nothing else is said."""
+    """Also a reload with too little memory for a model whose settings do not change."""
 
     async def test() -> None:
         async with hosting(config) as it:
@@ -210,7 +210,7 @@ def test_less_memory_unloads_idle_models_and_more_allows_them(
 
 
 def test_a_reload_while_models_are_preloaded(config: Path, tmp_path: Path, tiny_model: Path) -> None:
-    """One of them is in the config no more: nobody waits for it."""
+    """One of them is removed from the config."""
     write(config, tmp_path, tiny_model, a=", preload: true", b=", preload: true")
     slow = install(tmp_path / "llama-server", "load_s=0.5")
 
@@ -249,7 +249,7 @@ def test_preloaded_models_that_are_evicted_at_once_are_named(
     assert len(told) == (room_for < 2)
 
 
-# --- what is to be preloaded
+# --- preloading
 
 
 def test_new_preload_setting_loads_the_model(config: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -289,7 +289,7 @@ def test_failed_preload_is_repeated_after_the_config_is_fixed(
 def test_missing_preloaded_model_is_loaded_when_its_file_appears(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """A disk may be mounted late."""
+    """For example a disk that is mounted late."""
     folder = tmp_path / "mounted"
     config.write_text(
         f"runtime: {install(tmp_path / 'llama-server')}\nmodels_dir: {folder}\n"

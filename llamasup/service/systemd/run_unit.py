@@ -1,4 +1,4 @@
-"""Collects the requirements of the unit of ``llamasup run``: an absolute command line, and the files to read."""
+"""The requirements of a unit for ``llamasup run``: an absolute command line, and the files to read."""
 
 from __future__ import annotations
 

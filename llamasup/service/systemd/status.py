@@ -43,7 +43,7 @@ _MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The state that systemd knows. ``of_many``: the service has many models, and stays ready if one fails."""
+    """The state that systemd knows. ``of_many``: of many models, which stays ready if one fails."""
 
     of_many: bool = False
     url: str = ""

@@ -145,7 +145,7 @@ def systemd_version() -> int:
 
 
 def gpu_groups() -> tuple[str, ...]:
-    """The groups of this machine whose members can open GPUs; systemd rejects a unit with an unknown group."""
+    """The existing groups whose members can open GPUs; systemd rejects unknown groups."""
     import grp
 
     names = []

@@ -331,7 +331,7 @@ def _quoted_command(command: tuple[str, ...]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """An argument of a command line: systemd.service(5), "Command lines", and systemd.syntax(7), "Quoting"."""
+    """A command line argument: systemd.service(5), "Command lines", and systemd.syntax(7), "Quoting"."""
     _check_printable(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[\w@%+=:,./$-]+", escaped) else f'"{escaped}"'

@@ -47,7 +47,7 @@ def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model
     assert service.answer() == 8
     main = machine.main(service.unit)
     assert main.uids().real not in (0, 65534)
-    (server,) = [each for each in machine.pids(service.unit) if "--load-mode" in each.cmdline()]
+    (server,) = [process for process in machine.pids(service.unit) if "--load-mode" in process.cmdline()]
     if "mmap+mlock" in server.cmdline():
         status = Path(f"/proc/{server.pid}/status").read_text()
         assert "VmLck:\t       0 kB" not in status  # LimitMEMLOCK=, and the call filter lets it

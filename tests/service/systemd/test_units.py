@@ -49,9 +49,9 @@ SYSTEM = {
 OF_USER = replace(LOCAL, of_user=True, credentials=(Credential("--api-key-file", "/home/a/keys"),))
 
 
-def analyze(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def analyze(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", "--no-pager", *words],
+        ["systemd-analyze", "--no-pager", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -117,8 +117,8 @@ def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Pa
         "http: {access_log: -}\n"
     )
     (tmp_path / "fetched here").mkdir()
-    words = ("--config", str(config), "--runtime", "embedded", "--run-as", "daemon")
-    done = run_to_end("service", "print", *words)
+    arguments = ("--config", str(config), "--runtime", "embedded", "--run-as", "daemon")
+    done = run_to_end("service", "print", *arguments)
     assert done.returncode == 0, done.stderr
     assert f'BindPaths="-{tmp_path}/fetched here"' in done.stdout
     path = tmp_path / "llamasup-printed.service"

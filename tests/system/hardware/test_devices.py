@@ -1,4 +1,4 @@
-"""What ``--list-devices`` prints, and which of NVML's GPUs is which of CUDA's."""
+"""Parsing ``--list-devices``, and matching NVML's GPUs with CUDA's devices."""
 
 from __future__ import annotations
 

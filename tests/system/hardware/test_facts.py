@@ -1,4 +1,4 @@
-"""What captured /proc and /sys texts say about the machine: the tightest limit of each kind counts."""
+"""Captured /proc and /sys texts: the tightest limit of each kind counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NVML tells of processes, with its own words; no GPU is needed for that, and none was here."""
+"""NVML's answers about processes, with a fake of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child is told by its environment (X6)."""
+"""The environment of a child (X6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a process that is not a child. Linux for real; macOS and Windows with fakes of their calls."""
+"""The exit of a process that is not a child. Linux is real; macOS and Windows have fakes of their calls."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class FakeJobs:
 
     def __init__(self, refuses: str = "") -> None:
         self.limits = 0
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.CreateJobObjectW = Call(0 if refuses == "CreateJobObjectW" else 99)
         self._refuses = refuses
 
@@ -183,7 +183,7 @@ class FakeJobs:
         return self._answer("CloseHandle", job.value)
 
     def _answer(self, name: str, arguments: Any) -> int:
-        self.told.append((name, arguments))
+        self.calls.append((name, arguments))
         return int(name != self._refuses)
 
 
@@ -196,7 +196,7 @@ def test_a_job_ends_what_is_in_it_when_its_last_handle_closes() -> None:
     job.close()
     job.close()
     job.kill()  # nothing is left
-    assert api.told[1:] == [
+    assert api.calls[1:] == [
         ("AssignProcessToJobObject", (99, 55)),
         ("TerminateJobObject", (99, 1)),
         ("CloseHandle", 99),

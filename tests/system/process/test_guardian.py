@@ -1,4 +1,4 @@
-"""The guardian: there while its supervisor is, and after it only if there is something to clean up."""
+"""The guardian runs as long as its supervisor, and then cleans up if necessary."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_guardian_exits_with_a_normal_end() -> None:
     with guarded_run_folder() as (folder, started):
         started.wait_until_started()
         (guardian,) = guardians_of(folder)
-        assert psutil.Process().children() == []  # nobody who ends our descendants ends it
+        assert psutil.Process().children() == []  # killing our descendants does not kill it
         assert os.getsid(guardian.pid) != os.getsid(0)
     assert not folder.exists()
     seconds_until_gone([guardian])

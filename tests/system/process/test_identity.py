@@ -1,4 +1,4 @@
-"""Numbers of processes come back; identities do not."""
+"""PIDs are reused, identities are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What belongs to a run is ended, all of it, and nothing else."""
+"""All processes of a run are killed, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ready file: whole or absent, gone with its run, and never in the way of somebody else's."""
+"""The ready file: complete or absent, removed with its run, and never replacing another file."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_ready_file_in_a_missing_folder_is_an_error_that_names_the_folder(tmp_
 
 
 def test_stale_ready_file_is_removed_at_the_start(tmp_path: Path, port: int) -> None:
-    """A dead process; a number that somebody else has, whose port nobody answers."""
+    """A dead process; a reused PID with a closed port."""
     path = tmp_path / "ready.json"
     for stale in (ready(2**22 + 1, port), ready(os.getpid(), DEAD_PORT)):
         path.write_text(json.dumps(stale))

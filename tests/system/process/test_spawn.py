@@ -1,4 +1,4 @@
-"""Children are real processes here; what is looked at is what the kernel says about them."""
+"""Real children, with their state as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_terminate_signals_only_the_child(run: Run) -> None:
         child.terminate()
         assert run(child.wait()) == Exit(7, None)
         assert "asked" in read_all(child)
-        child.terminate()  # nobody is left to ask
+        child.terminate()  # it has exited
 
 
 def test_kill_group_takes_child_and_grandchild(run: Run) -> None:
@@ -215,7 +215,7 @@ def test_no_signal_is_sent_after_the_exit(run: Run, monkeypatch: pytest.MonkeyPa
         run(child.wait())
 
         def never(*args: object) -> None:
-            pytest.fail(f"signalled {args}, which may be anybody's by now")
+            pytest.fail(f"signalled {args}, which may be another process by now")
 
         monkeypatch.setattr(os, "kill", never)
         monkeypatch.setattr(os, "killpg", never)
@@ -266,13 +266,13 @@ def test_child_starts_with_default_signals_and_no_inherited_descriptors(run: Run
     try:
         with spawned(*sh("grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd")) as child:
             run(child.wait())
-            told = read_all(child).split()
+            lines = read_all(child).split()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         signal.signal(signal.SIGTERM, before)
         os.close(inherited)
-    assert told[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
-    assert told[4:] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
+    assert lines[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    assert lines[4:] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")

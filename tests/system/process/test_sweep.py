@@ -1,4 +1,4 @@
-"""Folders of runs that have ended: told from those of runs that go on, looked at, and swept."""
+"""Stale run folders are distinguished from those of running processes, and swept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llamasup.system.storage.folders import cache_folder, claim, state_folder
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The only place where run folders are, short enough for sockets."""
+    """The only folder for run folders, short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path(folder))
@@ -36,7 +36,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def dead() -> int:
-    """The number of a process that was there and has ended."""
+    """The PID of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return process.pid
@@ -65,7 +65,7 @@ def test_folder_of_an_exited_process_is_stale(base: Path, dead: int) -> None:
 
 def test_stale_folder_in_the_fallback_place_is_found(base: Path, dead: int) -> None:
     folder = made(base / f"llamasup-{dead}-abc")
-    assert [left.path for left in stale_runs()] == [str(folder)]
+    assert [stale.path for stale in stale_runs()] == [str(folder)]
 
 
 def test_listening_socket_is_named(base: Path, dead: int) -> None:
@@ -79,18 +79,18 @@ def test_listening_socket_is_named(base: Path, dead: int) -> None:
 def test_reused_pid_does_not_hide_a_stale_folder(base: Path) -> None:
     folder = made(base / "llamasup" / f"{os.getpid()}-abc")
     (folder / "owner").write_text("another boot/17")
-    assert [left.path for left in stale_runs()] == [str(folder)]
+    assert [stale.path for stale in stale_runs()] == [str(folder)]
 
 
 def test_zombie_counts_as_exited(base: Path) -> None:
     zombie = subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
     with zombie.stdout as output:
-        assert output.read() == b""  # its end closes the pipe
+        assert output.read() == b""  # its exit closes the pipe
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     try:
         folder = made(base / "llamasup" / f"{zombie.pid}-abc")
-        assert [left.path for left in stale_runs()] == [str(folder)]
+        assert [stale.path for stale in stale_runs()] == [str(folder)]
     finally:
         zombie.wait()
 
@@ -142,7 +142,7 @@ def test_a_sweep_leaves_the_folder_of_another_user(base: Path, dead: int) -> Non
 
 def test_the_sweep_of_one_folder_leaves_the_others(base: Path, dead: int) -> None:
     one, other = (made(base / "llamasup" / f"{dead}-{name}") for name in ("one", "other"))
-    assert [each.folder for each in sweep(only=one)] == [one]
+    assert [swept.folder for swept in sweep(only=one)] == [one]
     assert other.is_dir()
 
 
@@ -175,12 +175,12 @@ def test_start_time_decides_if_folders_cannot_be_locked(
         raise OSError(errno.EBADF, "Bad file descriptor")  # NFS, of a folder
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    left = made(base / "llamasup" / f"{dead}-abc")
+    stale = made(base / "llamasup" / f"{dead}-abc")
     with run_folder() as run:
-        assert [each.folder for each in sweep()] == [left]
+        assert [swept.folder for swept in sweep()] == [stale]
         assert run.path.is_dir()
-        (run.path / "owner").write_text("another boot/17")  # another process has its number now
-        assert [each.folder for each in sweep()] == [run.path]
+        (run.path / "owner").write_text("another boot/17")  # another process has its PID now
+        assert [swept.folder for swept in sweep()] == [run.path]
 
 
 def test_a_run_that_is_swept_before_it_could_claim_its_folder_makes_another(
@@ -201,7 +201,7 @@ def test_a_run_that_is_swept_before_it_could_claim_its_folder_makes_another(
 
 def test_old_half_written_files_of_dead_processes_are_removed(base: Path, dead: int) -> None:
     kept = [
-        state_folder() / ".notes.txt.part",  # nobody of ours names it so
+        state_folder() / ".notes.txt.part",  # not a name of atomic_write
         state_folder() / f".stats.json.{os.getpid()}-0123abcd.part",  # it is being written
         cache_folder() / f".new.json.{dead}-0123abcd.part",  # perhaps in another container
         cache_folder() / f"model.gguf.{dead}-0123abcd.part",  # a download that can go on

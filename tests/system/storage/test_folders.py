@@ -1,4 +1,4 @@
-"""Folders and files of our own, on the real file system."""
+"""Private folders and files on the real file system."""
 
 from __future__ import annotations
 
