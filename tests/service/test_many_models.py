@@ -245,8 +245,8 @@ def test_preloaded_models_that_are_evicted_at_once_are_named(
     memory = f"memory: {{ram: {int(room_for * asyncio.run(needs_bytes()) / 1000)}kB}}"
     write(config, tmp_path, tiny_model, memory, a=", preload: true", b=", preload: true")
     asyncio.run(test())
-    told = [each.message for each in caplog.records if "does not fit in memory together" in each.message]
-    assert len(told) == (room_for < 2)
+    logged = [record.message for record in caplog.records if "do not fit into memory" in record.message]
+    assert len(logged) == (room_for < 2)
 
 
 # --- preloading

@@ -175,7 +175,7 @@ def test_a_model_is_downloaded_into_the_folder_that_the_config_names(
         service.start()
         assert service.show("StatusText").startswith("serving tiny at ")
         assert service.answer(model="tiny") == 8
-        assert hub.body
+        assert hub.asked
         files = machine.run("find", str(folder), "-name", "*.gguf").stdout.split()
         assert [Path(path).name for path in files] == ["tiny-Q4_K_M.gguf"]
         service.remove()
