@@ -64,7 +64,7 @@ class AsyncServer:
 
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of docs/design.md."""
-        return self._hosted.controlled.status()
+        return self._hosted.control_target.status()
 
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.
@@ -78,24 +78,24 @@ class AsyncServer:
     async def load(self, model: str | None = None) -> None:
         """Load the model, and wait until it serves. Raises ModelUnknown, DoesNotFit, ServerFailed, …"""
         hosted = self._hosted_here()
-        await hosted.controlled.load(self._name_of(model))
+        await hosted.control_target.load(self._name_of(model))
 
     async def unload(self, model: str | None = None) -> None:
         """Unload the model once its requests end, and wait for its memory. The next request loads it."""
         hosted = self._hosted_here()
-        await hosted.controlled.unload(self._name_of(model))
+        await hosted.control_target.unload(self._name_of(model))
 
     async def restart(self, model: str | None = None) -> None:
         """Restart the model, and wait until it serves again."""
         hosted = self._hosted_here()
-        await hosted.controlled.restart(self._name_of(model))
+        await hosted.control_target.restart(self._name_of(model))
 
     async def reload(self) -> Mapping[str, Any]:
         """Read the config and the folders again. Returns ids of models that are ``added``, ``removed``,
         ``changed``, ``retouched`` or ``unchanged``. Raises ConfigInvalid; the previous config then stays.
         """
         hosted = self._hosted_here()
-        return await hosted.controlled.reload()
+        return await hosted.control_target.reload()
 
     async def switch(
         self, model: str | Path, *, name: str | None = None, **options: Unpack[ModelArguments]
@@ -129,7 +129,7 @@ class AsyncServer:
                 await hosted.settled(id_)
                 self._refuse_if_stopping()  # the server is ending instead
                 if was_loaded and hosted.backend.known(id_) is not served:
-                    await hosted.controlled.load(id_)
+                    await hosted.control_target.load(id_)
             except LlamasupError:
                 self._given.models = before
                 if not self._service.stops_asked:
@@ -267,7 +267,7 @@ async def _restore(hosted: HostedModels, loaded: str | None) -> None:
         with contextlib.suppress(LlamasupError):  # the error of the switch matters more
             await hosted.reload()
             if loaded is not None:
-                await hosted.controlled.load(loaded)
+                await hosted.control_target.load(loaded)
     except BaseException:
         hosted.ask_reload()
         raise

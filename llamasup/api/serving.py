@@ -19,7 +19,7 @@ from llamasup.config import Config
 from llamasup.errors import UnsafeBind, UsageInvalid
 from llamasup.http.address import addresses, invalid_host_remedy, is_local
 from llamasup.service.serve import ServeOptions, serve_options
-from llamasup.system.storage.paths import refuse_no_folder
+from llamasup.system.storage.paths import require_folders
 
 __all__ = ["Serving", "serve"]
 
@@ -133,7 +133,11 @@ class Serving:
         """Use ``serve`` to create one."""
         self._given = given
         self._name = name
-        self._options = {**options, "api_keys": () if api_key is None else (api_key,), "fail_on_preload_error": True}
+        self._options = {
+            **options,
+            "api_keys": () if api_key is None else (api_key,),
+            "fail_on_preload_error": True,
+        }
         self._starting = False
         self._server: AsyncServer | Server | None = None
 
@@ -184,7 +188,7 @@ class Serving:
             )
 
     def _serve_options(self, given: ConfigInputs) -> ServeOptions:
-        refuse_no_folder(given.folders, of="models_dir")
+        require_folders(given.folders, of="models_dir")
         options = serve_options(given, config_file=given.file, **self._options)
         keys = (*options.api_keys, *environment_keys(given.environ))
         if keys or options.api_key_file is not None:

@@ -24,8 +24,8 @@ from llamasup.system.text import json_text
 if TYPE_CHECKING:
     from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
-    from llamasup.service.systemd.keeper import ServiceManager
     from llamasup.service.systemd.notify import Systemd
+    from llamasup.service.systemd.reporter import SystemdReporter
     from llamasup.supervision.events import Bus
 
     AnyService = Service | ServeService
@@ -118,11 +118,11 @@ async def _supervise(
 ) -> None:
     loop = asyncio.get_running_loop()
     with ExitStack() as opened:
-        manager: ServiceManager | None = None
+        manager: SystemdReporter | None = None
         if systemd is not None:
-            from llamasup.service.systemd.keeper import ServiceManager
+            from llamasup.service.systemd.reporter import SystemdReporter
 
-            manager = opened.enter_context(ServiceManager(systemd, service, service.options.policy))
+            manager = opened.enter_context(SystemdReporter(systemd, service, service.options.policy))
             bus.listen(manager.notice)
 
         had_terminal = os.isatty(0)

@@ -1,4 +1,4 @@
-"""Finds the llamasups that run here, by asking each one over its private socket."""
+"""Finds the llamasups that run on this machine, with a request to each private socket."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from llamasup.control.choose import Found, Running, RunningFact, Silent
+from llamasup.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.http.httpx_import import httpx
 from llamasup.pool.state import AWAY
 from llamasup.system.process.identity import start_of
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["SOCKET_NAME", "look", "running_at"]
+__all__ = ["SOCKET_NAME", "discover", "running_at"]
 
 SOCKET_NAME = "control.sock"
 """In a run folder."""
 
-# The first question makes it load its control application, which takes 0.2 s.
+# The first request loads the control application, which takes 0.2 s.
 _TIMEOUT_S = 5.0
-# Those that take the port of 127.0.0.1, too.
+# Addresses that use the port of 127.0.0.1, too.
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})  # noqa: S104 - compared, not bound
 _RUN_FOLDER = re.compile(r"(\d+)-.+")
 _SYSTEM_SERVICES = Path("/run/llamasup")
@@ -38,7 +38,7 @@ class _Model(msgspec.Struct):
 
 
 class _Status(msgspec.Struct):
-    """What is needed here of the ``status`` object (docs/design.md)."""
+    """The fields of the ``status`` object (docs/design.md) that are needed here."""
 
     pid: int
     url: str
@@ -46,12 +46,12 @@ class _Status(msgspec.Struct):
     version: str = ""
 
 
-def look(services: Path = _SYSTEM_SERVICES) -> Found:
-    """All that this user may ask, the services of systemd among them (``services``: where theirs are)."""
-    if sys.platform == "win32":  # asyncio has no Unix sockets there
-        return Found()
+def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
+    """All llamasups that this user may access, with those of systemd below ``services``."""
+    if sys.platform == "win32":  # asyncio has no Unix sockets on Windows
+        return Discovered()
     running: list[Running] = []
-    silent: list[Silent] = []
+    unresponsive: list[Unresponsive] = []
     closed: list[str] = []
     folders = dict(run_folders())
     for base in _service_folders(services):
@@ -59,20 +59,20 @@ def look(services: Path = _SYSTEM_SERVICES) -> Found:
             folders.update(_in_service(base))
         except PermissionError:
             closed.append(base.name)
-        except OSError:  # its service has just ended
+        except OSError:  # the service has just ended
             continue
     for folder, pid in folders.items():
         match _ask(folder, pid):
             case Running() as answer:
                 running.append(answer)
-            case Silent() as silence:
-                silent.append(silence)
-    return Found(tuple(running), tuple(silent), tuple(closed))
+            case Unresponsive() as process:
+                unresponsive.append(process)
+    return Discovered(tuple(running), tuple(unresponsive), tuple(closed))
 
 
 def running_at(port: int) -> RunningFact | None:
-    """Who has ``port`` of 127.0.0.1, and what is served there; None where it is none of us."""
-    for running in look().running:
+    """The llamasup that listens on ``port`` of 127.0.0.1, if any."""
+    for running in discover().running:
         if _has(running.url, port):
             return RunningFact(running.pid, running.url, running.models)
     return None
@@ -96,8 +96,8 @@ def _in_service(base: Path) -> Iterator[tuple[Path, int]]:
             yield entry, int(named[1])
 
 
-def _ask(folder: Path, pid: int) -> Running | Silent | None:
-    """None for what a run has left that is over, and for what is no llamasup."""
+def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
+    """None for the folder of an ended run, and for other programs."""
     socket_path = folder / SOCKET_NAME
     try:
         with httpx.Client(
@@ -108,23 +108,23 @@ def _ask(folder: Path, pid: int) -> Running | Silent | None:
             answer = client.get("http://localhost/llamasup/v1/status")
         status = msgspec.json.decode(answer.content, type=_Status)
     except httpx.TimeoutException:
-        return Silent(pid, "hangs")
+        return Unresponsive(pid, "hangs")
     except httpx.HTTPError:
-        if not _is_of_living(folder, pid):
+        if not _owner_runs(folder, pid):
             return None
-        return Silent(pid, "stopping" if socket_path.exists() else "starting")
+        return Unresponsive(pid, "stopping" if socket_path.exists() else "starting")
     except INVALID_JSON:
         return None
-    loaded_first = sorted(status.models, key=lambda each: each.state in AWAY)
-    models = tuple(f"{each.id} ({each.state})" for each in loaded_first)
+    loaded_first = sorted(status.models, key=lambda model: model.state in AWAY)
+    models = tuple(f"{model.id} ({model.state})" for model in loaded_first)
     return Running(status.pid, status.url, status.version, models, str(socket_path))
 
 
-def _is_of_living(folder: Path, pid: int) -> bool:
+def _owner_runs(folder: Path, pid: int) -> bool:
     start = start_of(pid)
     try:
         return start is not None and (folder / OWNER).read_text() in ("", start)
-    except OSError:  # it has gone with its folder
+    except OSError:  # it has exited and removed its folder
         return False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from llamasup.control.choose import RunningFact
+from llamasup.control.selection import RunningFact
 from llamasup.doctor.facts import (
     CertificateFact,
     ConfigFile,
@@ -29,7 +29,7 @@ from llamasup.system.hardware.devices import Device, is_amd_card
 from llamasup.system.hardware.nvml import ask_nvml
 from llamasup.system.hardware.probe import hardware, system_text
 from llamasup.system.process.run_folder import run_folder
-from llamasup.system.process.sweep import leftovers
+from llamasup.system.process.sweep import stale_runs
 from llamasup.system.storage.folders import cache_folder, read_bounded, state_folder
 from llamasup.system.text import memory_text
 
@@ -63,7 +63,7 @@ def collect_facts(
         gpu_drivers=drivers,
         nvml=_nvml_fact() if "NVIDIA" in drivers or any(device.is_cuda for device in devices) else None,
         folders=tuple(_folder_facts(environ)),
-        left_folders=leftovers(),
+        left_folders=stale_runs(),
         port_problem=port_problem,
         running=_running(port) if isinstance(port_problem, PortInUse) else None,
         config_files=tuple(_config_files(environ)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llamasup.control.choose import RunningFact
+from llamasup.control.selection import RunningFact
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 
 __all__ = [
     "CertificateFact",
@@ -98,7 +98,7 @@ class Facts:
     gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of the GPUs of this machine
     nvml: NvmlFact | None = None  # None without an NVIDIA GPU
     folders: tuple[FolderFact, ...] = ()
-    left_folders: tuple[LeftFolder, ...] = ()
+    left_folders: tuple[StaleRun, ...] = ()
     port_problem: LlamasupError | None = None
     running: RunningFact | None = None  # the llamasup that uses the port
     config_files: tuple[ConfigFile, ...] = ()

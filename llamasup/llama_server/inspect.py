@@ -26,7 +26,7 @@ from llamasup.llama_server.capabilities import (
 from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
 from llamasup.system.process.environment import RuntimeKind, child_environment
-from llamasup.system.process.run_once import Answer, ask
+from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 
 __all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_devices", "survey_runtimes"]
@@ -270,7 +270,7 @@ def _devices(
 
 def _run(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *flags: str
-) -> tuple[Answer, ...]:
+) -> tuple[CommandResult, ...]:
     """The runtime's output for each flag, in the same environment as a child.
 
     Other variables could change the answers: that of a removed option makes even ``--help`` fail (b11434:
@@ -286,7 +286,7 @@ def _run(
         )
         commands = [(*candidate.command, flag) for flag in flags]
         try:
-            return ask(commands, env=env, cwd=empty, timeout_s=timeout_s)
+            return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:
             raise runtime_errors.cannot_start(Path(candidate.command[0]), error) from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server.capabilities import Option
-from llamasup.system.process.run_once import Answer
+from llamasup.system.process.run_once import CommandResult
 
 __all__ = ["cannot_start", "check_file", "devices_failed", "unusable"]
 
@@ -84,7 +84,9 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
     return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_USE_ANOTHER))
 
 
-def unusable(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: float) -> BrokenRuntime:
+def unusable(
+    name: str, answer: CommandResult, options: tuple[Option, ...], timeout_s: float
+) -> BrokenRuntime:
     """The error for a program whose ``--help`` is not llama-server's."""
     output = answer.stderr or answer.stdout
     if answer.too_long:
@@ -115,7 +117,7 @@ def unusable(name: str, answer: Answer, options: tuple[Option, ...], timeout_s: 
     return BrokenRuntime(message, remedy=remedy, lines=_last_lines(output))
 
 
-def devices_failed(name: str, answer: Answer) -> BrokenRuntime:
+def devices_failed(name: str, answer: CommandResult) -> BrokenRuntime:
     """The error if ``--list-devices`` fails, which does not mean that there are no devices."""
     how = _signal_name(-answer.exit_code) if answer.exit_code < 0 else f"exit code {answer.exit_code}"
     return BrokenRuntime(
@@ -126,7 +128,7 @@ def devices_failed(name: str, answer: Answer) -> BrokenRuntime:
     )
 
 
-def _not_llama_server(name: str, answer: Answer, options: tuple[Option, ...]) -> BrokenRuntime:
+def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, ...]) -> BrokenRuntime:
     ended = f"exit code {answer.exit_code}"
     sibling = Path(name).with_name("llama-server")
     remedy = (
@@ -223,7 +225,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _first_line(answer: Answer) -> str:
+def _first_line(answer: CommandResult) -> str:
     text = answer.stdout if answer.stdout.strip() else answer.stderr
     return _cut(next(line for line in text.splitlines() if line.strip()))
 

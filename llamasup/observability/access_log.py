@@ -1,7 +1,7 @@
-"""Writes one line for each finished request, in a thread of its own.
+"""Writes one line per finished request, in its own thread.
 
-Whoever finishes a request only leaves its record here. A disk that is full or hangs loses lines, which are
-counted; it never keeps a request waiting.
+The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
+never wait for it.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ T = TypeVar("T")
 
 MAX_BYTES: Final = 20_000_000  # some 40,000 lines
 FILES: Final = 5  # 100 MB of disk at most
-# Records that wait for the disk: 0.5 kB each, and a second of more requests than one core can serve.
+# Records that wait for the disk: 0.5 kB each, and more than one core can serve in a second.
 MAX_PENDING: Final = 20_000
-# The thread wakes up at most five times a second, however many requests there are.
+# The thread wakes up at most five times a second.
 LINGER_S: Final = 0.2
-# Lines that are made in one go. They hold the interpreter for 0.3 ms, and a stream must not wait for longer.
+# Lines formatted in one go: they hold the interpreter for 0.3 ms, and streams must not wait longer.
 PIECE: Final = 100
 RETRY_S: Final = 5.0  # a disk that was full may have room again
 CLOSE_TIMEOUT_S: Final = 1.0
 _STDERR: Final = 2
-# Up to this size a pipe takes a write whole, so that what others write there comes between lines (POSIX).
+# A write of up to this size to a pipe is atomic (POSIX), so output of other processes comes between lines.
 _PIPE_BUF: Final = 4096
 
 
 def check_log_file(path: Path) -> None:
-    """Find out now whether a log could be kept at ``path``. Raises ConfigInvalid."""
+    """Raises ConfigInvalid if the log cannot be written to ``path``."""
     file = RotatedFile(path, max_bytes=MAX_BYTES, files=FILES, holds=None)
     file.close()
     if file.error is not None:
         raise ConfigInvalid(
             f"The access log cannot be written to {file.error}.",
-            remedy="Give a file in a folder that exists and that you may write to, or - for standard error.",
+            remedy="Choose a file in an existing, writable folder, or - for standard error.",
         )
 
 
 class AccessLog(Generic[T]):
-    """``path`` is the file (None: standard error), ``line`` makes a line of a record and its time.
+    """``path`` is the file (None: standard error), ``line`` formats a record and its time.
 
     ``write`` and ``dropped`` are for the event loop's thread. The file has mode 0600, is rotated within
-    ``FILES`` times ``max_bytes``, and begun anew when somebody has moved it away.
+    ``FILES`` times ``max_bytes``, and created again if it was moved away.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class AccessLog(Generic[T]):
         if path is not None:
             self._file = RotatedFile(path, max_bytes=max_bytes, files=FILES, holds="access log")
         self._pending: deque[tuple[float, T]] = deque()  # at most MAX_PENDING
-        self._refused = 0  # counted in the loop's thread
-        self._lost = 0  # counted in our own
+        self._rejected = 0  # counted by the event loop's thread
+        self._lost = 0  # counted by the writer thread
         self._retry_at_s = monotonic() + RETRY_S
         self._wake = threading.Event()
         self._closing = threading.Event()
@@ -73,20 +73,20 @@ class AccessLog(Generic[T]):
         self._thread.start()
 
     def write(self, record: T) -> None:
-        """Write it soon. Never waits."""
+        """Queue the record. Never waits."""
         if len(self._pending) >= MAX_PENDING:
-            self._refused += 1
+            self._rejected += 1
             return
         self._pending.append((monotonic(), record))
         if not self._wake.is_set():
             self._wake.set()
 
     def dropped(self) -> int:
-        """Lines that were lost so far."""
-        return self._refused + self._lost
+        """The number of lines lost so far."""
+        return self._rejected + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what is left, if the disk takes it in time. Blocks that long at most."""
+        """Write the pending records. Blocks for ``timeout_s`` at most."""
         self._closing.set()
         self._wake.set()
         self._thread.join(timeout_s)
@@ -97,13 +97,13 @@ class AccessLog(Generic[T]):
         while not (self._closing.is_set() and not self._pending):
             self._wake.wait()
             self._closing.wait(LINGER_S)
-            self._wake.clear()  # before the records are taken: what comes in between wakes us again
+            self._wake.clear()  # before taking the records: later ones wake the thread again
             while self._pending:
                 self._write_piece()
         if self._file is not None:
             self._file.close()
 
-    def _look_after_file(self) -> None:
+    def _reopen_if_moved(self) -> None:
         file = self._file
         if file is None or file.is_in_place:
             return
@@ -113,9 +113,9 @@ class AccessLog(Generic[T]):
 
     def _write_piece(self) -> None:
         taken = [self._pending.popleft() for _ in range(min(PIECE, len(self._pending)))]
-        self._look_after_file()  # afterwards: records taken after the file was moved belong in the new one
-        began = datetime.now(UTC).timestamp() - monotonic()
-        lines = [self._line(record, datetime.fromtimestamp(began + at, UTC)) for at, record in taken]
+        self._reopen_if_moved()  # after taking: records from after the move belong in the new file
+        offset_s = datetime.now(UTC).timestamp() - monotonic()
+        lines = [self._line(record, datetime.fromtimestamp(offset_s + at_s, UTC)) for at_s, record in taken]
         if self._file is None:
             self._lost += _write_to_stderr(lines)
             return
@@ -125,17 +125,17 @@ class AccessLog(Generic[T]):
 
 
 def _write_to_stderr(lines: list[bytes]) -> int:
-    """How many of them could not be written."""
-    left = len(lines)
+    """Returns how many lines could not be written."""
+    unwritten = len(lines)
     for piece, count in _pieces(lines):
         while piece:
             try:
                 piece = piece[os.write(_STDERR, piece) :]
-            except BlockingIOError:  # a descriptor that somebody made non-blocking: shared with our parent
+            except BlockingIOError:  # the parent made the shared descriptor non-blocking
                 select.select([], [_STDERR], [])
             except OSError:
-                return left
-        left -= count
+                return unwritten
+        unwritten -= count
     return 0
 
 

@@ -1,7 +1,6 @@
-"""A finished request as one line of JSON, and which requests are slow enough to be logged.
+"""Formats a finished request as one line of JSON, and limits how many slow requests are logged.
 
-A line never holds a prompt, a completion, a key or a query (X13). The number of slow requests in the log is
-limited: a slow day must not become a flood of lines.
+A line never contains a prompt, a completion, a key or a query (X13).
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ import msgspec
 
 from llamasup.observability.metrics import RequestRecord
 
-__all__ = ["SlowLog", "access_line", "shortened", "shown_path", "slow_after", "tell_slow"]
+__all__ = ["SlowLog", "access_line", "admit_slow", "shortened", "shown_path", "waiting_time_s"]
 
 
-_LONGEST_PATH = 512  # a client may make up one of 64 KiB
-_ODD = re.compile(r"[^!-~]")
+_LONGEST_PATH = 512  # a client may send one of 64 KiB
+_UNPRINTABLE = re.compile(r"[^!-~]")
 
 
 class _Line(msgspec.Struct):
-    """The fields in the order in which they are read; those of ``RequestRecord`` under their names there."""
+    """The fields in the order of the output, with their names in ``RequestRecord``."""
 
     time: datetime
     request_id: str
@@ -55,7 +54,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def access_line(record: RequestRecord, ended: datetime) -> bytes:
-    """With its line feed. ``ended`` is when the request was over, in UTC."""
+    """The line with its line feed. ``ended`` is the end of the request in UTC."""
     first_byte_s, speed = record.first_byte_s, record.tokens_per_s
     line = _Line(
         ended,
@@ -69,7 +68,7 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
         record.generation,
         record.status,
         record.outcome,
-        int(record.queue_s * 1e6) / 1e6,  # three times as fast as round(), for what nobody reads in ns
+        int(record.queue_s * 1e6) / 1e6,  # microseconds, three times as fast as round()
         int(record.waited_s * 1e6) / 1e6,
         None if first_byte_s is None else int(first_byte_s * 1e6) / 1e6,
         int(record.duration_s * 1e6) / 1e6,
@@ -96,36 +95,38 @@ def shortened(record: RequestRecord) -> RequestRecord:
 
 def shown_path(path: str) -> str:
     """The path with a bounded length and without terminal control characters."""
-    if len(path) <= _LONGEST_PATH and not _ODD.search(path):
+    if len(path) <= _LONGEST_PATH and not _UNPRINTABLE.search(path):
         return path
-    safe = _ODD.sub(lambda odd: "".join(f"%{byte:02X}" for byte in odd[0].encode("latin-1", "replace")), path)
+    safe = _UNPRINTABLE.sub(
+        lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("latin-1", "replace")), path
+    )
     return safe if len(safe) <= _LONGEST_PATH else safe[:_LONGEST_PATH] + "…"
 
 
-# A person who watches reads one line in 5 s; the first ten come at once, so that a burst is seen whole.
+# A person can read one line in 5 s; the first ten are logged at once, so that a burst is complete.
 _BURST = 10.0
 _PER_SECOND = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLog:
-    """``allowed``: lines that may be told now; ``left_out``: slow requests since the last line told."""
+    """A token bucket. ``allowed``: lines that may be logged now; ``left_out``: those not logged since."""
 
     at_s: float
     allowed: float = _BURST
     left_out: int = 0
 
 
-def slow_after(first_byte_s: float | None, duration_s: float) -> float:
-    """How long the client had nothing: to the first byte, or to the end where none came.
+def waiting_time_s(first_byte_s: float | None, duration_s: float) -> float:
+    """How long the client waited for the first byte, or for the end if none came.
 
-    Not the whole of a stream: a long answer is not a slow one.
+    The rest of a stream does not count: a long answer is not slow.
     """
     return duration_s if first_byte_s is None else first_byte_s
 
 
-def tell_slow(log: SlowLog, now_s: float) -> tuple[SlowLog, bool]:
-    """Whether the slow request of now is told; if so, ``log.left_out`` before it is how many were not."""
+def admit_slow(log: SlowLog, now_s: float) -> tuple[SlowLog, bool]:
+    """Whether to log this slow request; ``log.left_out`` says how many before it were not logged."""
     allowed = min(_BURST, log.allowed + (now_s - log.at_s) * _PER_SECOND)
     if allowed < 1.0:
         return SlowLog(now_s, allowed, log.left_out + 1), False

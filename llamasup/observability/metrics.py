@@ -1,6 +1,6 @@
-"""Counters and histograms as plain numbers: a dictionary look-up each; rendered only when scraped.
+"""Counters and histograms as plain numbers, which cost a dictionary look-up and are rendered when scraped.
 
-No label holds what a client made up: models are those that are served, routes those that are known.
+Labels never contain text from clients: models are the served ones, routes the known ones.
 """
 
 from __future__ import annotations
@@ -25,58 +25,31 @@ __all__ = [
 
 # An answer takes from a millisecond (/tokenize) to many minutes (a long generation on a CPU).
 REQUEST_BOUNDS_S = (
-    0.005,
-    0.025,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-    1800.0,
+    *(0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0),
 )
-# The first byte waits for the prompt: 10 ms when it is cached, minutes for a long one.
+# The first byte waits for the prompt: 10 ms if it is cached, minutes for a long one.
 FIRST_BYTE_BOUNDS_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-# Tokens a second of one answer: a big model on a CPU makes one, people read 5 to 10, a small one on a GPU
+# Tokens per second of one answer: a big model on a CPU makes one, people read 5 to 10, a small one on a GPU
 # makes hundreds.
 SPEED_BOUNDS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 
 
 class RequestRecord(msgspec.Struct, frozen=True):
-    """One finished request. Never holds a prompt, a completion, a key or a query (X13).
+    """One finished request. Never contains a prompt, a completion, a key or a query (X13).
 
-    ``outcome``: ``ok``; ``local`` (llamasup's own answer); ``refused`` (a 4xx of our own); ``unavailable``
-    (no generation or no place to serve it); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation
-    went); ``timed_out``; ``error_event`` (llama-server's error was told behind SSE comments, and a 200).
-    ``model`` is the id of the one that was to answer, empty where none was; ``generation`` is 0 where no
-    child was involved. Times are in seconds; ``first_byte_s`` is None where no response came. ``queue_s`` is
-    all until the request was sent on; ``waited_s`` the part of it that was waiting for a generation to serve.
-    ``replayed``: it was sent again after the generation that had it ended. ``client`` is the name of its key,
-    or the address that it came from; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out``
-    count bodies. ``context``: what its size did to the answer (``core.context_end``), with
-    ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
+    (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
+    ``timed_out``; ``error_event`` (llama-server's error as an SSE event after a 200 and comments). ``model``
+    is the id of the model, empty if there was none; ``generation`` is 0 if no child was involved. Times are
+    in seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
+    forwarded; ``waited_s`` is the part of it spent waiting for a generation. ``replayed``: it was sent again
+    after its first generation ended. ``client`` is the name of its key, or the client's address; ``trace_id``
+    that of its ``traceparent``; ``bytes_in`` and ``bytes_out`` count bodies. ``context``: how the size of the
+    context affected the answer (http/context_end.py), with ``n_prompt_tokens`` and ``n_ctx`` if known.
     """
 
     request_id: str
@@ -121,7 +94,7 @@ class Histogram:
 
 
 class ModelMetrics:
-    """Of one model: the counts and histograms that every request of it changes."""
+    """The counts and histograms of one model that its requests change."""
 
     __slots__ = ("context_ends", "first_byte_s", "load_s", "queue_s", "request_s", "speed", "tokens")
 
@@ -136,7 +109,7 @@ class ModelMetrics:
 
 
 class Metrics:
-    """What /metrics says about llamasup itself. Owned by the event loop's thread."""
+    """llamasup's own metrics. Owned by the event loop's thread."""
 
     __slots__ = ("evictions", "lines_dropped", "loads", "models", "replays", "requests", "restarts")
 
@@ -147,7 +120,7 @@ class Metrics:
         self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
         self.models: dict[str, ModelMetrics] = {}
-        self.lines_dropped: Callable[[], int] | None = None  # of the access log; None: there is none
+        self.lines_dropped: Callable[[], int] | None = None  # of the access log, if there is one
 
     def count_request(self, record: RequestRecord) -> None:
         name = record.model
@@ -156,7 +129,7 @@ class Metrics:
         requests[key] = requests.get(key, 0) + 1
         if not record.generation:
             return
-        model = self.models.get(name) or self._of(name)
+        model = self.models.get(name) or self._model(name)
         model.request_s.observe(record.duration_s)
         model.queue_s.observe(record.queue_s)
         if record.first_byte_s is not None:
@@ -177,21 +150,21 @@ class Metrics:
         self.restarts[model, cause] = self.restarts.get((model, cause), 0) + 1
 
     def count_load(self, model: str) -> None:
-        """A server of it is started, whatever comes of that."""
+        """Count a start of a server, successful or not."""
         self.loads[model] = self.loads.get(model, 0) + 1
 
     def count_eviction(self, model: str, reason: str) -> None:
-        """It is unloaded; ``reason`` is that of ``events.ModelLeaves``."""
+        """Count an unload; ``reason`` is that of ``events.ModelUnloading``."""
         self.evictions[model, reason] = self.evictions.get((model, reason), 0) + 1
 
     def count_replay(self, model: str) -> None:
-        """A request was put back because the generation that had it ended."""
+        """Count a request that was queued again because its generation ended."""
         self.replays[model] = self.replays.get(model, 0) + 1
 
     def observe_load(self, model: str, seconds: float) -> None:
-        self._of(model).load_s.observe(seconds)
+        self._model(model).load_s.observe(seconds)
 
-    def _of(self, name: str) -> ModelMetrics:
+    def _model(self, name: str) -> ModelMetrics:
         return self.models.setdefault(name, ModelMetrics())
 
 

@@ -1,8 +1,8 @@
-"""What /metrics says: llamasup's own numbers, and every llama-server's with a ``model`` label.
+"""The text of /metrics: llamasup's metrics, and those of each llama-server with a ``model`` label.
 
-The numbers are plain integers while they are counted (``runtime.metrics``); the Prometheus library turns them
-into text when somebody asks. The text is Prometheus's own (0.0.4), whatever ``Accept`` says: OpenMetrics
-wants counters to end in ``_total``, and llama-server's do not all.
+The Prometheus library formats the numbers of ``metrics.py`` for each scrape. The format is Prometheus text
+(0.0.4), whatever ``Accept`` says: OpenMetrics requires counters to end in ``_total``, and not all of
+llama-server's do.
 """
 
 from __future__ import annotations
@@ -30,32 +30,52 @@ _COMMENT = re.compile(r"# (?:HELP|TYPE) (?P<name>[^ ]+)")
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? +(?P<value>[^ ].*)")
 
 _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = (
-    ("llamasup_request_seconds", "From the request's last byte to the answer's.", attrgetter("request_s")),
-    ("llamasup_first_byte_seconds", "To the answer's first byte.", attrgetter("first_byte_s")),
-    ("llamasup_queue_seconds", "Until it was sent on to the server.", attrgetter("queue_s")),
-    ("llamasup_tokens_per_second", "Speed of one answer, as the server says.", attrgetter("speed")),
-    ("llamasup_load_seconds", "From the server's start to its readiness.", attrgetter("load_s")),
+    (
+        "llamasup_request_seconds",
+        "Time from the last byte of the request to the last byte of the answer.",
+        attrgetter("request_s"),
+    ),
+    (
+        "llamasup_first_byte_seconds",
+        "Time from the last byte of the request to the first byte of the answer.",
+        attrgetter("first_byte_s"),
+    ),
+    (
+        "llamasup_queue_seconds",
+        "Time from the last byte of the request until llamasup sends it to llama-server.",
+        attrgetter("queue_s"),
+    ),
+    (
+        "llamasup_tokens_per_second",
+        "Generation speed of an answer, as reported by llama-server.",
+        attrgetter("speed"),
+    ),
+    (
+        "llamasup_load_seconds",
+        "Time from the start of llama-server until it is ready.",
+        attrgetter("load_s"),
+    ),
 )
 
 _Key = TypeVar("_Key", bound=tuple[str, ...])
 
 
 def exposition(metrics: Metrics, instances: Sequence[InstanceGauges], scraped: Mapping[str, str]) -> bytes:
-    """Prometheus text. ``scraped``: llama-server's own text by model."""
+    """Prometheus text. ``scraped``: llama-server's text by model."""
     registry = CollectorRegistry()
-    registry.register(_Own(metrics, instances))
-    ProcessCollector(registry=registry)  # of llamasup itself: a leak of memory or descriptors is seen there
+    registry.register(_OwnMetrics(metrics, instances))
+    ProcessCollector(registry=registry)  # of llamasup itself: shows leaks of memory or descriptors
     return generate_latest(registry) + merged(scraped)
 
 
 def own_families() -> list[Metric]:
-    """Every family that llamasup itself has, empty: for the documentation."""
+    """All families of llamasup without values, for the documentation."""
     metrics = Metrics()
     metrics.lines_dropped = int
-    return list(_Own(metrics, []).collect())
+    return list(_OwnMetrics(metrics, []).collect())
 
 
-class _Own(Collector):
+class _OwnMetrics(Collector):
     def __init__(self, metrics: Metrics, instances: Sequence[InstanceGauges]) -> None:
         self._metrics = metrics
         self._instances = instances
@@ -64,43 +84,44 @@ class _Own(Collector):
         metrics, models = self._metrics, self._metrics.models
         yield _counter(
             "llamasup_requests",
-            "Finished requests; 499 is a client that left. Routes that llamasup does not know are `other`; "
-            "model is empty where none was to answer.",
+            "Finished requests. Code 499: the client disconnected. Route `other`: unknown to llamasup. "
+            "The model is empty if the request was not for a model.",
             ("model", "route", "code"),
             {(model, route, str(code)): count for (model, route, code), count in metrics.requests.items()},
         )
         for name, text, pick in _HISTOGRAMS:
-            yield _histogram(name, text, {(model,): pick(each) for model, each in models.items()}, ("model",))
+            yield _histogram(name, text, {(model,): pick(own) for model, own in models.items()}, ("model",))
         yield _counter(
             "llamasup_tokens",
-            "Tokens of answers; `prompt` holds the `cached` ones, which were not computed again.",
+            "Processed tokens. `prompt` includes `cached`: prompt tokens that were already in the cache.",
             ("model", "kind"),
-            {(model, kind): n for model, each in models.items() for kind, n in each.tokens.items()},
+            {(model, kind): n for model, own in models.items() for kind, n in own.tokens.items()},
         )
         yield _counter(
             "llamasup_context_ends",
-            "Answers that the context's size spoiled: the prompt `exceeded` it, the answer was `cut` at its "
-            "end, or it was `shifted` and the beginning forgotten.",
+            "Requests that did not fit into the context. `exceeded`: the prompt was too long. `cut`: the "
+            "answer ended at the limit. `shifted`: the oldest tokens were dropped.",
             ("model", "kind"),
-            {(model, kind): n for model, each in models.items() for kind, n in each.context_ends.items()},
+            {(model, kind): n for model, own in models.items() for kind, n in own.context_ends.items()},
         )
         yield _counter("llamasup_restarts", "Restarts after a failure.", ("model", "cause"), metrics.restarts)
         yield _counter(
             "llamasup_loads",
-            "Starts of the model's servers: when it is wanted, and after crashes; failed ones included.",
+            "Starts of llama-server: loads and restarts after crashes, successful or not.",
             ("model",),
             {(model,): count for model, count in metrics.loads.items()},
         )
         yield _counter(
             "llamasup_evictions",
-            "Unloaded: for another model's `memory` or `group`, because there were too many (`count`), "
-            "nobody used it (`ttl`), somebody `asked`, or the config `changed` or `removed` it.",
+            "Unloads. `memory`, `group`: another model needed the memory or is of the same group. `count`: "
+            "too many models were loaded. `ttl`: the model was idle. `asked`: on request. `changed`, "
+            "`removed`: by a new config.",
             ("model", "reason"),
             metrics.evictions,
         )
         yield _counter(
             "llamasup_replays",
-            "Requests that were sent again after their server ended.",
+            "Requests that were sent again because their llama-server ended.",
             ("model",),
             {(model,): count for model, count in metrics.replays.items()},
         )
@@ -109,12 +130,12 @@ class _Own(Collector):
             dropped = metrics.lines_dropped()
             yield _counter(
                 "llamasup_access_log_dropped",
-                "Lines that the access log could not take: its disk is full or hangs.",
+                "Access log lines that were lost because the disk is full or hangs.",
                 (),
                 {(): dropped},
             )
         build = GaugeMetricFamily(
-            "llamasup_build_info", "1; says which llamasup this is.", labels=("version",)
+            "llamasup_build_info", "Always 1. The label is the version of llamasup.", labels=("version",)
         )
         build.add_metric((__version__,), 1.0)
         yield build
@@ -122,32 +143,32 @@ class _Own(Collector):
     def _gauges(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(
             "llamasup_instance_state",
-            "How many of its servers are in this state: 1 for the present one, where there is one server.",
+            "Number of the model's llama-servers in this state.",
             labels=("model", "state"),
         )
         in_flight = GaugeMetricFamily(
-            "llamasup_in_flight", "Requests that the server has.", labels=("model",)
+            "llamasup_in_flight", "Requests that llama-server is processing.", labels=("model",)
         )
         queued = GaugeMetricFamily(
-            "llamasup_queued", "Requests that wait for their turn or for the model.", labels=("model",)
+            "llamasup_queued", "Requests that wait for a slot or for the model to load.", labels=("model",)
         )
         by_model: dict[str, list[InstanceGauges]] = {}
         for instance in self._instances:
             by_model.setdefault(instance.model, []).append(instance)
         for model, instances in by_model.items():
             states = Counter(instance.state for instance in instances)
-            for each in State:
-                state.add_metric((model, each.value), states[each])
+            for value in State:
+                state.add_metric((model, value.value), states[value])
             in_flight.add_metric((model,), sum(instance.in_flight for instance in instances))
             queued.add_metric((model,), max(instance.queued for instance in instances))
         yield from (state, in_flight, queued)
 
 
 def merged(scraped: Mapping[str, str]) -> bytes:
-    """llama-server's text as it is, each sample with the model it is about; families of one name together.
+    """llama-server's texts with a model label on each sample, grouped by metric family.
 
-    Not through the Prometheus library: it gives counters without the suffix another name
-    (``llamacpp:n_tokens_max`` would become ``llamacpp:n_tokens_max_total``).
+    Not with the Prometheus library, which renames counters without the suffix (``llamacpp:n_tokens_max``
+    would become ``llamacpp:n_tokens_max_total``).
     """
     families: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

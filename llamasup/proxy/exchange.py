@@ -380,7 +380,10 @@ class Exchange:
         downstream = self._downstream
         if downstream.proxy.backend.resolve(endpoint.model) is None:
             return False  # the model was removed from the configuration in the meantime
-        if self.upload is not None and downstream.proxy.backend.room(endpoint.model).unqueueable_reason() is None:
+        if (
+            self.upload is not None
+            and downstream.proxy.backend.room(endpoint.model).unqueueable_reason() is None
+        ):
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
             self._release(abort=True)

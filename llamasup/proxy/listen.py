@@ -13,6 +13,7 @@ from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.proxy.bind import bind, bind_unix, socket_lock
 from llamasup.proxy.tls import TlsContext
+from llamasup.system.storage.folders import file_id
 
 __all__ = ["ListenerSet", "listen"]
 
@@ -44,7 +45,7 @@ class ListenerSet:
             # The lock keeps other processes from replacing the file between the check and the removal. While
             # our socket is open, no other file can have its inode.
             with suppress(OSError, PortInUse, PortNotAllowed), socket_lock(path):
-                if _identity(path) == made:
+                if file_id(path) == made:
                     path.unlink(missing_ok=True)
         for sock in self.sockets:
             sock.close()
@@ -72,7 +73,7 @@ def listen(
         for host in hosts:
             if host.endswith(".sock"):
                 sockets.append(bind_unix(host, 0o777 & ~_umask()))
-                made = _identity(Path(host).absolute())
+                made = file_id(Path(host).absolute())
                 if made is not None:
                     files[Path(host).absolute()] = made
                 addresses.append(UnixAddress(host))
@@ -85,14 +86,6 @@ def listen(
         raise
     first = next((address for address in addresses if isinstance(address, TcpAddress)), addresses[0])
     return ListenerSet(first, sockets, tls, files)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 def _umask() -> int:

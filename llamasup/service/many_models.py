@@ -1,4 +1,4 @@
-"""Many models behind one address: what ``serve`` serves, and how it follows its config and its folders."""
+"""The workload of ``serve``: many models behind one address, which follow the config and the folders."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from llamasup.config import Config
-from llamasup.control.many_models import ManyModels
-from llamasup.control.one_model import ServiceOwner
+from llamasup.control.interface import ServiceOwner
+from llamasup.control.pool_target import PoolTarget
 from llamasup.downloads.manager import Downloads, DownloadSettings, Listener
 from llamasup.downloads.reference import RepoRef, parse_ref
 from llamasup.errors import LlamasupError
@@ -29,7 +29,13 @@ from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.rollout import roll_out
-from llamasup.service.library import ModelInventory, SearchPaths, library_of, read_library, shelves_of
+from llamasup.service.inventory import (
+    ModelInventory,
+    SearchPaths,
+    build_inventory,
+    read_inventory,
+    search_paths,
+)
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
@@ -38,47 +44,47 @@ __all__ = ["Configured", "HostedModels", "Source"]
 
 _log = logging.getLogger(__name__)
 
-# Read once, when it starts: addresses are taken and connections set up by then.
-_AT_THE_START = ("listen", "runtime", "auth", "http")
-_FROM_NOW_ON = (
+# A reload does not apply these: listeners and connections exist by then.
+_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http")
+_KEYS_READ_AT_RELOAD = (
     *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
 )
-_LOOK_S = 1.0  # at the config, where it is watched; a stat
+_CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A config, and what follows from it on this machine, as it is now."""
+    """A config, and the inventory and options that result from it on this machine."""
 
     config: Config
-    library: ModelInventory
+    inventory: ModelInventory
     options: PoolOptions
     downloads: DownloadSettings
 
 
 class Source(Protocol):
     def read(self, before: Search | None = None) -> Configured:
-        """The config and the folders as they are now; of a folder that is not there what it had ``before``.
-        Blocks; raises ConfigInvalid.
+        """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
+        ConfigInvalid.
         """
         ...
 
     def check(
         self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
     ) -> None:
-        """Blocks; raises ConfigInvalid for a model that the config names otherwise than ``before``, and that
-        is not there, is broken or can never fit. ``less_memory``: or that fits no more.
+        """Blocks; raises ConfigInvalid for a model whose config differs from ``before`` and that is missing,
+        broken or too large. ``less_memory``: also for a model that no longer fits.
         """
         ...
 
     def stamp(self) -> object:
-        """Of the config's file: another one once it was changed. None: there is no file to be watched."""
+        """A value that changes with the config's file. None if there is no file to watch."""
         ...
 
 
 class HostedModels:
-    """A ``Hosted``. ``insists``: it ends with the reason if something cannot be preloaded. ``log_passed_on``
-    gets the output of all llama-servers, in threads of their own.
+    """A ``Workload``. ``fail_on_preload_error``: end with the error if a model cannot be preloaded.
+    ``log_passed_on`` gets the output of all llama-servers, in their threads.
     """
 
     def __init__(
@@ -94,9 +100,9 @@ class HostedModels:
         log_passed_on: Callable[[list[bytes]], None] | None = None,
     ) -> None:
         self._configured = configured
-        self._search = configured.library.search  # what lies in the folders, as far as it was taken over
+        self._search = configured.inventory.search  # the last one that was applied
         self._started_with = configured.config
-        self._insists = fail_on_preload_error
+        self._fail_on_preload_error = fail_on_preload_error
         self._error: LlamasupError | None = None
         self._source = source
         self._stamp = source.stamp()
@@ -106,17 +112,17 @@ class HostedModels:
         self._logs = LogFiles()
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
-        self.backend = Catalog(configured.library.registry, self._pool, self._invite)
-        self.controlled = ManyModels(owner, self.backend, address, self._logs.path_of, self.reload)
-        self._changing = asyncio.Lock()
-        self._taken_over = asyncio.Event()
+        self.backend = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
+        self.control_target = PoolTarget(owner, self.backend, address, self._logs.path_of, self.reload)
+        self._reload_lock = asyncio.Lock()
+        self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._watch_wanted = asyncio.Event()
         self._problems: frozenset[Problem] = frozenset()
         self._notes: frozenset[str] = frozenset()
         self._follow_config()
-        self._tell_problems(configured.library)
+        self._log_problems(configured.inventory)
 
     @property
     def registry(self) -> Registry:
@@ -124,19 +130,19 @@ class HostedModels:
 
     @property
     def in_flight(self) -> int:
-        return sum(each.served.in_flight for each in self.backend.managed_models())
+        return sum(model.served.in_flight for model in self.backend.managed_models())
 
     @property
     def budget(self) -> Mapping[str, int]:
-        """Bytes by place, for all models together."""
+        """Bytes per device (and ``ram``) for all models together."""
         return self._pool.options.budget
 
     def runners_of(self, model: str) -> Sequence[InstanceRunner]:
-        """Its processes; none of a model that was never wanted, or is none."""
+        """The model's processes; none for one that was never loaded, or is unknown."""
         managed = self._pool.managed_models.get(model)
         return () if managed is None else tuple(managed.runners)
 
-    # --- Hosted -----------------------------------------------------------------------------------------
+    # --- Workload ---------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         try:
@@ -150,26 +156,26 @@ class HostedModels:
             await self._downloads.aclose()
 
     def start(self) -> None:
-        """Nothing: what is preloaded waits until requests may come."""
+        """Nothing: preloading waits until requests are accepted."""
 
     async def begun(self) -> None:
         await self._pool.running.wait()
 
     async def ready(self) -> tuple[str, ...] | None:
-        left: dict[str, None] = {}
+        evicted: dict[str, None] = {}
 
-        def hear(notice: PublishedEvent) -> None:
-            if isinstance(notice, ModelUnloading) and notice.for_model:
-                left[notice.model] = None
+        def on_event(event: PublishedEvent) -> None:
+            if isinstance(event, ModelUnloading) and event.for_model:
+                evicted[event.model] = None
 
-        self._bus.listen(hear)
+        self._bus.listen(on_event)
         try:
             failed = await self.backend.preload()
         finally:
-            self._bus.unsubscribe(hear)
-        self._tell_crowded_out(left, failed)
+            self._bus.unsubscribe(on_event)
+        self._warn_preload_evicted(evicted, failed)
         for error in failed.values():
-            if self._insists:
+            if self._fail_on_preload_error:
                 self._error = self._error or error
                 self.ask_stop(now=False)
         return None if self._pool.stopping else tuple(self.registry.specs)
@@ -189,15 +195,15 @@ class HostedModels:
     # --- changes ----------------------------------------------------------------------------------------
 
     async def reload(self) -> Changes:
-        """Take over what has changed in the config and in the folders. Raises ConfigInvalid; then all is as
-        it was (S16).
+        """Apply the changes of the config and of the folders. Raises ConfigInvalid, and then changes nothing
+        (S16).
         """
-        async with self._changing:
+        async with self._reload_lock:
             stamp = await asyncio.to_thread(self._source.stamp)
             try:
                 configured = await asyncio.to_thread(self._read)
-                if configured.library.settles_in_s:  # somebody has just written, and is perhaps not done
-                    await asyncio.sleep(configured.library.settles_in_s)
+                if configured.inventory.settles_in_s:  # a file was just written, and may be incomplete
+                    await asyncio.sleep(configured.inventory.settles_in_s)
                     configured = await asyncio.to_thread(self._read)
             except LlamasupError as error:
                 self._stamp = stamp
@@ -207,12 +213,12 @@ class HostedModels:
             before, self._configured = self._configured, configured
             self._pool.apply_options(configured.options)
             self._follow_config()
-            self._taken_over.set()
-            settings = _differ(_FROM_NOW_ON, configured.config, before.config)
-            changes = self._apply(configured.library, settings, self._waits_for_a_start(configured))
+            self._applied.set()
+            settings = _changed_keys(_KEYS_READ_AT_RELOAD, configured.config, before.config)
+            changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(
-                "%s: changed in the config, and as it was until the next start.\n  → Start llamasup anew.",
+                "%s: changed in the config, but applied only at the next start.\n  → Restart llamasup.",
                 ", ".join(changes.next_start),
             )
         if not changes:
@@ -220,31 +226,30 @@ class HostedModels:
         return changes
 
     def _read(self) -> Configured:
-        """What a start would refuse is refused here, too."""
+        """Read and check like a start."""
         configured = self._source.read(self._search)
         less_memory = any(
-            size_bytes < self.budget.get(place, 0) for place, size_bytes in configured.options.budget.items()
+            size_bytes < self.budget.get(device, 0)
+            for device, size_bytes in configured.options.budget.items()
         )
         self._source.check(configured, self.registry.specs, less_memory=less_memory)
         return configured
 
-    def _waits_for_a_start(self, configured: Configured) -> tuple[str, ...]:
-        keys = _differ(_AT_THE_START, configured.config, self._started_with)
+    def _pending_restart(self, configured: Configured) -> tuple[str, ...]:
+        keys = _changed_keys(_KEYS_READ_AT_START, configured.config, self._started_with)
         return keys if configured.downloads == self._started_downloads else (*keys, "downloads")
 
     async def check(self, config: Config, model: str) -> None:
-        """Whether this model could be loaded if this were the config, with all memory for it. Raises why not;
-        nothing is changed.
-        """
-        library = await asyncio.to_thread(read_library, config)
-        registry = library.registry
+        """Raises if this model would not load with this config and free memory. Changes nothing."""
+        inventory = await asyncio.to_thread(read_inventory, config)
+        registry = inventory.registry
         await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
 
     async def settled(self, model: str) -> None:
-        """Wait until it serves as is said of it now, if it served before. Raises why it does not."""
+        """Wait until a rollout of the model ends. Raises its error."""
         managed = self.backend.known(model)
         if managed.is_outdated and not managed.rolling_out:
-            roll_out(self._pool, managed, managed.spec)  # an earlier try came to nothing
+            roll_out(self._pool, managed, managed.spec)  # an earlier rollout failed
         if managed.rollout is None or managed.rollout.done():
             return
         error = await asyncio.shield(managed.rollout)
@@ -252,46 +257,46 @@ class HostedModels:
             raise error
 
     def ask_reload(self) -> None:
-        """``reload`` of which nobody waits for the end: the bus tells it."""
+        """Start a ``reload`` in the background; the bus publishes its result."""
         if self._tasks is not None and not self._pool.stopping:
-            self._tasks.create_task(self._reload_quietly(), name="reload")
+            self._tasks.create_task(self._reload_in_background(), name="reload")
 
-    async def _reload_quietly(self) -> None:
+    async def _reload_in_background(self) -> None:
         try:
             await self.reload()
         except LlamasupError:
-            pass  # the bus tells it
-        except Exception:  # what nobody thought of takes no model: all is as it was
-            _log.exception("the config and the folders cannot be read again; what was read before counts")
+            pass  # published on the bus
+        except Exception:  # a bug must not end the models
+            _log.exception("reload failed; keeping the previous configuration")
 
     def _apply(
-        self, library: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
+        self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
     ) -> Changes:
         before = self.registry.specs
-        changes = replace(self.backend.apply(library.registry), settings=settings, next_start=next_start)
-        self._search = library.search
-        self._tell_problems(library)
+        changes = replace(self.backend.apply(inventory.registry), settings=settings, next_start=next_start)
+        self._search = inventory.search
+        self._log_problems(inventory)
         if changes:
-            self._bus.publish(ModelsChanged(changes, tuple(library.registry.specs)))
+            self._bus.publish(ModelsChanged(changes, tuple(inventory.registry.specs)))
             self._preload_new(changes, before)
         return changes
 
     def _preload_new(self, changes: Changes, before: Mapping[str, ModelSpec]) -> None:
-        """What is to be there from now on: that was not said before, or it has another file or settings, with
-        which it may be possible by now. What was unloaded by hand stays so, unless this is said only now.
+        """Load the models that are to be preloaded and were not before, or whose file or settings changed. A
+        model that was unloaded by hand stays unloaded, unless its ``preload`` is new.
         """
-        olds = {new: old for old, new in changes.renamed}
+        old_ids = {new: old for old, new in changes.renamed}
         for id_ in (*changes.added, *changes.changed, *changes.retouched):
             managed = self.backend.known(id_)
             if not managed.spec.stay.preload or managed.holds_memory or self._tasks is None:
                 continue
-            known = before.get(olds.get(id_, id_))
+            known = before.get(old_ids.get(id_, id_))
             is_new = known is None or not known.stay.preload
             if is_new or (id_ in changes.changed and not managed.unloaded):
-                self._tasks.create_task(self._load_quietly(managed), name=f"{id_}/preload")
+                self._tasks.create_task(self._preload(managed), name=f"{id_}/preload")
 
-    async def _load_quietly(self, managed: ManagedModel) -> None:
-        with contextlib.suppress(LlamasupError):  # the bus tells it
+    async def _preload(self, managed: ManagedModel) -> None:
+        with contextlib.suppress(LlamasupError):  # published on the bus
             await self._pool.load(managed)
 
     def _follow_config(self) -> None:
@@ -301,50 +306,52 @@ class HostedModels:
             self._watch_wanted.clear()
 
     async def _watch_folders(self) -> None:
-        """A model comes, changes or goes. After a reload it begins anew: with the folders that the config
-        names now, and with what was taken over as known, however new it is.
+        """Apply changes of model files. A reload restarts the watch with the new folders, and with the files
+        that the reload has applied.
         """
         while True:
-            self._taken_over.clear()
+            self._applied.clear()
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(self._follow(shelves_of(self._configured.config)), name="watch")
-                await self._taken_over.wait()
+                following = tasks.create_task(
+                    self._follow(search_paths(self._configured.config)), name="watch"
+                )
+                await self._applied.wait()
                 following.cancel()
 
-    async def _follow(self, shelves: SearchPaths) -> None:
-        if not (shelves.folders or shelves.paths):
+    async def _follow(self, paths: SearchPaths) -> None:
+        if not (paths.folders or paths.paths):
             return
-        first = self._configured.library.search
-        async with ModelWatch(shelves.folders, shelves.paths, first) as watch:
+        first = self._configured.inventory.search
+        async with ModelWatch(paths.folders, paths.paths, first) as watch:
             async for search in watch.changes():
-                async with self._changing:
-                    if self._taken_over.is_set():
+                async with self._reload_lock:
+                    if self._applied.is_set():
                         return
                     try:
-                        library = await asyncio.to_thread(library_of, self._configured.config, search)
+                        inventory = await asyncio.to_thread(build_inventory, self._configured.config, search)
                     except LlamasupError as error:
                         self._bus.publish(ConfigRejected(error))
                     else:
-                        self._apply(library)
+                        self._apply(inventory)
 
     async def _watch_config(self) -> None:
         while True:
             await self._watch_wanted.wait()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CONFIG_POLL_S)
             stamp = await asyncio.to_thread(self._source.stamp)
             if stamp == self._stamp or not self._configured.config.watch:
                 continue
-            await asyncio.sleep(_LOOK_S)
-            if stamp == await asyncio.to_thread(self._source.stamp):  # nobody is still writing it
-                await self._reload_quietly()
+            await asyncio.sleep(_CONFIG_POLL_S)
+            if stamp == await asyncio.to_thread(self._source.stamp):  # it is no longer being written
+                await self._reload_in_background()
 
-    # --- models that are somewhere else -----------------------------------------------------------------
+    # --- downloads --------------------------------------------------------------------------------------
 
     async def _fetch(self, reference: str, listener: Listener) -> Path:
         return (await self._downloads.fetch(reference, listener)).path
 
-    def _invite(self, name: str) -> ModelSpec | None:
-        """A model that a client names and nobody has said anything of, where the config allows that."""
+    def _on_demand_spec(self, name: str) -> ModelSpec | None:
+        """The spec of a model that only a request names, if the config allows downloads on demand."""
         config = self._configured.config
         if not config.downloads.on_demand:
             return None
@@ -352,35 +359,36 @@ class HostedModels:
             if not isinstance(parse_ref(name), RepoRef):
                 return None
             patterns = [rule for rule in config.rules if rule.is_pattern]
-            invited = build([ModelRule(name, source=name), *patterns], defaults=config.default_options)
+            on_demand = build([ModelRule(name, source=name), *patterns], defaults=config.default_options)
         except LlamasupError:
             return None
-        return invited.specs[name]
+        return on_demand.specs[name]
 
-    def _tell_crowded_out(self, left: Iterable[str], failed: Container[str]) -> None:
-        """Of those to be preloaded and those that have ``left`` for another since, which are both."""
+    def _warn_preload_evicted(self, evicted: Iterable[str], failed: Container[str]) -> None:
         managed_models = self.backend.managed_models()
-        absent = {each.spec.id for each in managed_models if each.spec.stay.preload and not each.holds_memory}
-        gone = [id_ for id_ in left if id_ in absent and id_ not in failed]
-        if gone and not self._pool.stopping:
+        absent = {
+            model.spec.id for model in managed_models if model.spec.stay.preload and not model.holds_memory
+        }
+        ids = [id_ for id_ in evicted if id_ in absent and id_ not in failed]
+        if ids and not self._pool.stopping:
             _log.warning(
-                "What is to be preloaded does not fit in memory together: %s had to go again.\n"
-                "  → Preload fewer, or smaller ones (ctx_size, parallel); llamasup ps says what each takes.",
-                ", ".join(gone),
+                "The models to preload do not fit into memory together; unloaded again: %s\n"
+                "  → Preload fewer or smaller ones (ctx_size, parallel); llamasup ps shows their memory.",
+                ", ".join(ids),
             )
 
-    def _tell_problems(self, library: ModelInventory) -> None:
-        """Each once, as long as it lasts."""
-        for problem in library.registry.problems:
+    def _log_problems(self, inventory: ModelInventory) -> None:
+        """Log each problem once while it lasts."""
+        for problem in inventory.registry.problems:
             if problem not in self._problems:
                 _log.warning("%s", "\n  → ".join(filter(None, (problem.message, problem.remedy))))
-        self._problems = frozenset(library.registry.problems)
-        for note in library.notes:
+        self._problems = frozenset(inventory.registry.problems)
+        for note in inventory.notes:
             if note not in self._notes:
                 _log.warning("%s", note)
-        self._notes = frozenset(library.notes)
+        self._notes = frozenset(inventory.notes)
 
 
-def _differ(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:
-    """Those of the config's keys of which something else is said."""
+def _changed_keys(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:
+    """The keys whose values differ."""
     return tuple(key.removesuffix("_s") for key in keys if getattr(now, key) != getattr(then, key))

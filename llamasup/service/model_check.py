@@ -1,6 +1,6 @@
-"""What a config says of models, tried on this machine before anything is started.
+"""Checks the models of a config on this machine before any process is started.
 
-``serve`` and ``config check`` ask the same: what the one takes the other starts.
+``serve`` and ``config check`` use the same checks: ``serve`` starts what ``config check`` accepts.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from llamasup.pool.eviction import devices
 from llamasup.pool.model import SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
 
-__all__ = ["WrongModel", "refusal", "wrong_flags", "wrong_models"]
+__all__ = ["RejectedModel", "rejected_flags", "rejected_models", "rejection"]
 
-_OWN_CODES = {65, 66, 69, 71}  # of a model or of the machine, not of how the config is written
+_OWN_CODES = {65, 66, 69, 71}  # problems of a model or of the machine, not of the config
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
 @dataclass(frozen=True, slots=True)
-class WrongModel:
-    """A model that cannot be loaded as the config says. ``where``: FILE:LINE; "": a program says it."""
+class RejectedModel:
+    """A model that cannot be loaded as configured. ``where``: FILE:LINE; "" if a program configured it."""
 
     place: Place
     where: str
@@ -35,66 +35,67 @@ class WrongModel:
 
     @property
     def details(self) -> tuple[str, ...]:
-        """What belongs to the error's message, and what to do."""
+        """The details and the remedy of the error."""
         remedy = (f"→ {self.error.remedy}",) if self.error.remedy else ()
         return (*self.error.details, *self.error.lines, *remedy)
 
 
-def wrong_models(config: Config, specs: Iterable[ModelSpec], options: PoolOptions) -> Iterator[WrongModel]:
-    """Blocks for some milliseconds for each of ``specs``. What the config does not name is not tried, nor
-    what is not here: it may come.
+def rejected_models(
+    config: Config, specs: Iterable[ModelSpec], options: PoolOptions
+) -> Iterator[RejectedModel]:
+    """Blocks for some milliseconds per model. Skips models that the config does not name, and models without
+    a local file, which may appear later.
     """
     pinned: list[SizedModel] = []
     for spec in specs:
-        said = {name: config.models[name] for name in spec.names if name in config.models}
-        if not said or not spec.source or spec.is_remote:
+        entries = {name: config.models[name] for name in spec.names if name in config.models}
+        if not entries or not spec.source or spec.is_remote:
             continue
         try:
             sized = estimate_model(spec, options.budget, options.runtime, options.environ)
-            _refuse_devices(sized)
-            _refuse_crowded(sized, pinned)
+            _check_devices(sized)
+            _check_pinned_groups(sized, pinned)
         except LlamasupError as error:
-            name, key = _place_of(said, error)
+            name, key = _key_of(entries, error)
             place = ("models", name, *key)
-            yield WrongModel(place, _where(place, said[name].where, config), error)
+            yield RejectedModel(place, _where(place, entries[name].where, config), error)
 
 
-def wrong_flags(config: Config, capabilities: Capabilities, *, file: str) -> Iterator[WrongModel]:
-    """Every ``extra`` with a flag that no start accepts, also in ``defaults``, in rules and in models to
-    download.
+def rejected_flags(config: Config, capabilities: Capabilities, *, file: str) -> Iterator[RejectedModel]:
+    """Every ``extra`` with an unknown flag, also in ``defaults``, in rules and in models to download.
 
     ``file``: of the config; empty if the config comes from a program.
     """
-    given: list[tuple[Place, tuple[str, ...] | None, str]]
-    given = [(("defaults", "extra"), config.defaults.extra, f"{file}:0")]
-    given += [(("models", name, "extra"), entry.extra, entry.where) for name, entry in config.models.items()]
-    for place, extra, where in given:
+    extras: list[tuple[Place, tuple[str, ...] | None, str]]
+    extras = [(("defaults", "extra"), config.defaults.extra, f"{file}:0")]
+    extras += [(("models", name, "extra"), entry.extra, entry.where) for name, entry in config.models.items()]
+    for place, extra, where in extras:
         try:
             read_extra(capabilities, extra or ())
         except UsageInvalid as error:
-            yield WrongModel(place, _where(place, where, config), error)
+            yield RejectedModel(place, _where(place, where, config), error)
 
 
 def _where(place: Place, where: str, config: Config) -> str:
-    """FILE:LINE of the key at ``place``, which is in the file of ``where``; "": a program says it."""
+    """FILE:LINE of the key at ``place``, in the file of ``where``; "" if a program configured it."""
     file = where.rpartition(":")[0]
     return f"{file}:{issue_at(place, '', config.lines).line}" if file else ""
 
 
-def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:
-    """All of it, by the lines of the config; of what a program says the first as it is. None: all is well.
+def rejection(rejected: Iterable[RejectedModel]) -> LlamasupError | None:
+    """One error for all rejected models, with lines of the config; for a program's config the first error.
 
-    Its exit code says whose turn it is: 65, 66, 69 or 71 where that is the same for all, else 78.
+    The exit code is 65, 66, 69 or 71 if all models have the same, else 78. None if no model is rejected.
     """
     issues: list[Issue] = []
     codes: set[int] = set()
     file = ""
-    for each in wrong:
-        file, _, line = each.where.rpartition(":")
+    for model in rejected:
+        file, _, line = model.where.rpartition(":")
         if not file:
-            return each.error
-        issues.append(Issue(int(line), place_text(each.place), each.error.message, each.details))
-        codes.add(each.error.exit_code)
+            return model.error
+        issues.append(Issue(int(line), place_text(model.place), model.error.message, model.details))
+        codes.add(model.error.exit_code)
     if not issues:
         return None
     error = ConfigIssues(file, tuple(issues))
@@ -103,19 +104,19 @@ def refusal(wrong: Iterable[WrongModel]) -> LlamasupError | None:
     return error
 
 
-def _refuse_devices(sized: SizedModel) -> None:
-    """llama-server ends at a device that it does not know."""
-    there = [device.name for device in sized.launch.runtime.capabilities.devices]
-    absent = [each for each in sized.spec.options.devices or () if each not in ("none", *there)]
-    if absent:
+def _check_devices(sized: SizedModel) -> None:
+    """llama-server exits if it does not know a device."""
+    known = [device.name for device in sized.launch.runtime.capabilities.devices]
+    unknown = [name for name in sized.spec.options.devices or () if name not in ("none", *known)]
+    if unknown:
         raise ConfigInvalid(
-            f"--device {absent[0]!r} is not there; the runtime has {', '.join(there) or 'no device'}",
+            f"--device {unknown[0]!r} does not exist; the runtime has {', '.join(known) or 'no device'}",
             remedy="llamasup doctor shows the devices of the runtime.",
         )
 
 
-def _refuse_crowded(sized: SizedModel, pinned: list[SizedModel]) -> None:
-    """Of a group at most one is on a device, and what is pinned makes way for nobody."""
+def _check_pinned_groups(sized: SizedModel, pinned: list[SizedModel]) -> None:
+    """Only one model of a group can be on a device, and a pinned model is never evicted."""
     stay = sized.spec.stay
     if not stay.pin:
         return
@@ -123,20 +124,20 @@ def _refuse_crowded(sized: SizedModel, pinned: list[SizedModel]) -> None:
         groups = sorted(stay.groups & other.spec.stay.groups)
         if groups and not set(devices(sized.needs)).isdisjoint(devices(other.needs)):
             raise ConfigInvalid(
-                f"it is pinned, and so is {other.spec.id!r} of the group {groups[0]!r}, of which at most one "
-                "is on a device: it could never be loaded",
-                remedy="Pin one of them, or take one out of the group.",
+                f"it is pinned, and so is {other.spec.id!r}; both are in group {groups[0]!r}, which allows "
+                "one model per device, so it could never be loaded",
+                remedy="Pin only one of them, or remove one from the group.",
             )
     pinned.append(sized)
 
 
-def _place_of(said: Mapping[str, ModelEntry], error: LlamasupError) -> tuple[str, tuple[str, ...]]:
-    """Which of those that share its process says it, and under which key: errors of options name the flag.
-    What rules or defaults say stands under no key of the model.
+def _key_of(entries: Mapping[str, ModelEntry], error: LlamasupError) -> tuple[str, tuple[str, ...]]:
+    """The model and key of the config that caused ``error``, whose message names the flag of an option. The
+    key is empty for settings of rules and defaults.
     """
-    for name, entry in said.items():
+    for name, entry in entries.items():
         for flag in _OPTION.finditer(error.message):
-            if any(word.partition("=")[0] == flag[0] for word in entry.extra or ()):
+            if any(argument.partition("=")[0] == flag[0] for argument in entry.extra or ()):
                 return name, ("extra",)
         if (option := _OPTION.match(error.message)) is not None:
             key = "devices" if option[1] == "device" else option[1].replace("-", "_")
@@ -144,4 +145,4 @@ def _place_of(said: Mapping[str, ModelEntry], error: LlamasupError) -> tuple[str
                 return name, (key,)
         if entry.path is not None and error.message.startswith(entry.path):
             return name, ("path",)
-    return next(iter(said)), ()
+    return next(iter(entries)), ()

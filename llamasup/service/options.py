@@ -1,7 +1,4 @@
-"""What to serve and where to listen: the checked options of ``run``, ``wrap`` and ``serve``.
-
-A service is a model that llamasup plans for, or a llama-server command line that it runs unchanged.
-"""
+"""The options of ``run``, ``wrap`` and ``serve``, and the listeners and proxy settings made of them."""
 
 from __future__ import annotations
 
@@ -37,28 +34,28 @@ from llamasup.supervision.states import Policy
 from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
 
 __all__ = [
-    "EntranceOptions",
+    "ListenOptions",
     "ServiceOptions",
     "ServiceSpec",
     "WrapOptions",
-    "front_of",
-    "given_front",
-    "proxy_of",
-    "refuse_bad_address",
-    "refuse_outside",
-    "tls_of",
-    "wrap_job",
+    "check_address",
+    "inherited_listeners",
+    "load_tls",
+    "open_listeners",
+    "proxy_config",
+    "require_key_if_reachable",
+    "wrap_spec",
 ]
 
 
-# As llama-server has it unless it is told otherwise (b11434).
+# llama-server's defaults (b11434).
 _TIMEOUT_S = 3600.0
 _BODY_BYTES = 100 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """What sets one kind of service apart from another."""
+    """The parts in which ``run`` and ``wrap`` differ."""
 
     name: str
     aliases: tuple[str, ...]
@@ -68,52 +65,52 @@ class ServiceSpec:
     cwd: Path | None = None
     prober: Callable[[ChildPlan], Prober] = prober_of
     facts: ModelFacts | None = None
-    """Of the model's file, where they are known."""
+    """Facts of the model's file, if known."""
     passes_exit_code: bool = False
-    """End with the exit code that llama-server ended with."""
+    """Exit with llama-server's exit code."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceOptions:
-    """What every kind of service can be told. Times in seconds."""
+    """The options of all services. Times in seconds."""
 
     insecure_no_auth: bool = False
     hosts: tuple[str, ...] = ()
-    """Names accepted in Host, besides the loopback ones and the address that is listened on."""
+    """Names accepted in Host, besides loopback names and the listening address."""
     origins: tuple[str, ...] = ()
-    """Web pages that may call, as ``https://name[:port]``."""
+    """Origins of web pages that may send requests, as ``https://name[:port]``."""
     remote_media: tuple[str, ...] = ()
     """Hosts from which llama-server may fetch media URLs of requests; ``any``: every host."""
     max_concurrent: int | None = None
-    """Requests that run at once; None: as many as the model has slots."""
+    """Requests that run at the same time; None: the number of slots."""
     max_queued: int = 256
     """Requests that may wait for a slot or a generation."""
     request_timeout_s: float | None = None
-    """From a request's last byte to its answer's; None: no limit."""
+    """From the last byte of the request to the last byte of the answer; None: no limit."""
     stream_keepalive: bool = False
-    """Send SSE comments to a stream that waits for 10 s without a byte, and every 10 s from then on."""
+    """Send an SSE comment to a stream after every 10 s without a byte."""
     access_log: Path | None = None
-    """Where each finished request is a line of JSON; ``-``: standard error."""
+    """File for a line of JSON per finished request; ``-``: standard error."""
     slow_request_s: float | None = None
-    """Requests whose answer takes longer to begin are told, some of many; None: none are."""
+    """Log requests whose answer takes longer to begin, at a limited rate; None: never."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
-    """A start that shows no progress for this long is given up as hung."""
+    """A start without progress for this long counts as hung."""
     slots_disk_bytes: int = MAX_BYTES
-    """What conversations that outlive their server (``Settings.keep_slots``) may take on the disk."""
+    """Disk space for the saved slots of stopped servers (``Settings.keep_slots``)."""
     slots_timeout_s: float = 10.0
-    """How long they may be saved before it ends, and restored before it serves."""
+    """Limit for saving slots before a server ends, and for restoring them before it serves."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
     ready_file: Path | None = None
     sockets: tuple[socket.socket, ...] = ()
-    """Listening sockets to serve on instead of the address asked for; the service closes them."""
+    """Listening sockets to use instead of opening an address; the service closes them."""
 
     def shared_proxy(self) -> ProxyConfig:
-        """Raises UsageInvalid for names that cannot be allowed."""
+        """Raises UsageInvalid for invalid host names and origins."""
         return ProxyConfig(
             hosts=tuple(map(allowed_host, self.hosts)),
             origins=tuple(map(allowed_origin, self.origins)),
@@ -141,21 +138,21 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class WrapOptions(ServiceOptions):
-    """What ``llamasup wrap`` can be told. ``wrapping`` is what ``understand`` makes."""
+    """The options of ``llamasup wrap``. ``parse_command`` makes ``wrapping``."""
 
     wrapping: Wrapping
     strict: bool = False
-    """Judge Host, Origin and paths as for ``RunOptions``, where llama-server would let them pass."""
+    """Check Host, Origin and paths like ``llamasup run``; llama-server accepts all of them."""
     waits_for_first_load: bool = False
-    """Let requests wait for the first load too, where llama-server would answer 503."""
+    """Let requests wait for the first load too; llama-server would answer 503."""
 
     @property
     def policy(self) -> Policy:
-        # The connection that made systemd start the service waits for it.
+        # With socket activation, the client whose connection started the service waits for it.
         waits = self.waits_for_first_load or bool(self.sockets)
         return replace(
             self.shared_policy(),
-            # Where nobody knows what to ask, /health has to do.
+            # Without a request for a token, /health must do.
             warm_up=self.warm_up and self.wrapping.probe_class is not None,
             knows_all_keys=False,  # a script may set one
             limits_to_slots=self.strict,
@@ -163,8 +160,8 @@ class WrapOptions(ServiceOptions):
         )
 
 
-def wrap_job(options: WrapOptions) -> ServiceSpec:
-    """The command line as it is. ``strict`` closes on top of that what llamasup closes elsewhere.
+def wrap_spec(options: WrapOptions) -> ServiceSpec:
+    """The service for an unchanged command line. With ``strict`` it has the security checks of ``run``.
 
     Raises UnsafeBind, UsageInvalid and ConfigInvalid.
     """
@@ -183,25 +180,27 @@ def wrap_job(options: WrapOptions) -> ServiceSpec:
             remedy="Use a prefix of /, letters, digits, _, ~ and -, such as /llm/v2, or remove --strict.",
         )
     if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
-        refuse_outside(line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file")
+        require_key_if_reachable(
+            line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file"
+        )
     tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
-    patience_s = line.timeout_s or _TIMEOUT_S
+    timeout_s = line.timeout_s or _TIMEOUT_S
     limits = Limits(
         body_bytes=_BODY_BYTES,
-        head_s=patience_s,
-        body_idle_s=patience_s,
+        head_s=timeout_s,
+        body_idle_s=timeout_s,
         body_rate_bytes=1,
         bodies_bytes=8 * _BODY_BYTES,
         bodies_per_client_bytes=8 * _BODY_BYTES,
-        send_stall_s=patience_s,
-        connections_per_client=Limits().connections,  # as it would be of llama-server itself
+        send_stall_s=timeout_s,
+        connections_per_client=Limits().connections,  # no limit of its own, like llama-server
     )
     return ServiceSpec(
         name=line.name,
         aliases=(),
         planner=lambda folder: WrappedPlanner(wrapping, folder),
         listen=lambda: (
-            given_front(options.sockets, tls)
+            inherited_listeners(options.sockets, tls)
             if options.sockets
             else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
         ),
@@ -221,22 +220,22 @@ def wrap_job(options: WrapOptions) -> ServiceSpec:
     )
 
 
-def given_front(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> ListenerSet:
-    """Sockets that somebody else has bound: the service manager, who also removes their files."""
+def inherited_listeners(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> ListenerSet:
+    """Sockets that the service manager has opened; it also removes their files."""
     names = [sock.getsockname() for sock in sockets]
     tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]
     return ListenerSet(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls, ours=False)
 
 
-def refuse_outside(
+def require_key_if_reachable(
     hosts: Sequence[str],
     sockets: Sequence[socket.socket],
     *,
     set_key: str = "Set a key with --api-key-file or $LLAMASUP_API_KEY",
 ) -> None:
-    """X1: whoever can reach the port can use the model, so a way in from outside needs a key.
+    """X1: every client that can reach the port can use the model, so other machines need a key.
 
-    ``sockets`` are the service manager's; with them ``hosts`` say nothing.
+    ``sockets`` are the service manager's; they replace ``hosts``.
     """
     if sockets:
         names = [sock.getsockname() for sock in sockets]
@@ -247,14 +246,14 @@ def refuse_outside(
     what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"
     raise UnsafeBind(
         f"{what} can be reached from other machines, and no API key is set.",
-        remedy=f"{set_key}, or accept requests from anybody with --insecure-no-auth.",
+        remedy=f"{set_key}, or accept requests without a key with --insecure-no-auth.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EntranceOptions(ServiceOptions):
-    """``host`` is a name, an address, a path that ends in ``.sock``, or several with commas between them;
-    port 0 takes any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
+class ListenOptions(ServiceOptions):
+    """``host`` is a name, an address, a path that ends in ``.sock``, or several of them separated by commas;
+    port 0 means any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
     """
 
     host: str = "127.0.0.1"
@@ -262,37 +261,37 @@ class EntranceOptions(ServiceOptions):
     tls_cert: Path | None = None
     tls_key: Path | None = None
     api_keys: tuple[str, ...] = ()
-    """Keys that may infer, beside those of ``api_key_file``."""
+    """Keys with inference rights, besides those of ``api_key_file``."""
     api_key_file: Path | None = None
     api_key_file_of: str = ""
-    """The key of the config that names it, where one does."""
+    """The key of the config that names the file, if one does."""
 
 
-def refuse_bad_address(options: EntranceOptions) -> None:
-    """X1: whoever can reach the port can use the model, so a way in from outside needs a key."""
+def check_address(options: ListenOptions) -> None:
+    """Raises UsageInvalid for an invalid address, UnsafeBind for one that needs a key (X1)."""
     if not 0 <= options.port <= 65535:
         raise UsageInvalid(
-            f"--port {options.port} is no port.", remedy="Give 1 to 65535, or 0 for any free one."
+            f"--port {options.port} is not a valid port.", remedy="Use 1 to 65535, or 0 for any free one."
         )
     if not addresses(options.host):
-        raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Leave it out for 127.0.0.1.")
+        raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Omit it for 127.0.0.1.")
     for host in addresses(options.host):
         if remedy := invalid_host_remedy(host):
-            raise UsageInvalid(f"--host {host!r} is no address.", remedy=remedy)
+            raise UsageInvalid(f"--host {host!r} is not a valid address.", remedy=remedy)
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
-    refuse_outside(addresses(options.host), options.sockets)
+    require_key_if_reachable(addresses(options.host), options.sockets)
 
 
-def front_of(options: EntranceOptions, tls: TlsContext | None) -> ListenerSet:
-    """Take the addresses. Raises PortInUse and PortNotAllowed."""
+def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSet:
+    """Open the listening sockets. Raises PortInUse and PortNotAllowed."""
     if options.sockets:
-        return given_front(options.sockets, tls)
+        return inherited_listeners(options.sockets, tls)
     return listen(addresses(options.host), options.port, tls=tls)
 
 
-def proxy_of(options: EntranceOptions, *, route_by_model: bool) -> ProxyConfig:
-    """Raises UsageInvalid for names that cannot be allowed, ConfigInvalid for a key file that is none."""
+def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:
+    """Raises UsageInvalid for invalid host names and origins, ConfigInvalid for an invalid key file."""
     key_file = None
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
@@ -301,16 +300,16 @@ def proxy_of(options: EntranceOptions, *, route_by_model: bool) -> ProxyConfig:
     )
 
 
-def tls_of(options: EntranceOptions) -> TlsContext | None:
+def load_tls(options: ListenOptions) -> TlsContext | None:
     certificate, key = options.tls_cert, options.tls_key
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
         given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
-        raise UsageInvalid(f"{given} without {missing}.", remedy="TLS takes both files: give the other one.")
+        raise UsageInvalid(f"{given} without {missing}.", remedy="TLS needs both files: add the other one.")
     if any(host.endswith(".sock") for host in addresses(options.host)) and not options.sockets:
         raise UsageInvalid(
-            f"TLS on a Unix socket (--host {options.host}) protects nothing: no network is between.",
-            remedy="Leave --tls-cert and --tls-key out, or listen on an address.",
+            f"TLS on a Unix socket (--host {options.host}) protects nothing, as it uses no network.",
+            remedy="Remove --tls-cert and --tls-key, or listen on an address.",
         )
     return tls_context(str(key), str(certificate))

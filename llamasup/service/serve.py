@@ -1,4 +1,4 @@
-"""``llamasup serve``: a config in, a service of many models that runs until it is told to stop."""
+"""The service of ``llamasup serve``: the models of a config, served until a stop is requested."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.model import policy_for
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.policy import ResidencyPolicy
-from llamasup.service.hosting import ServiceHost, prepare_place
-from llamasup.service.library import read_library
+from llamasup.service.hosting import ServiceHost, sweep_and_check
+from llamasup.service.inventory import read_inventory
 from llamasup.service.many_models import Configured, HostedModels
-from llamasup.service.model_check import WrongModel, refusal, wrong_flags, wrong_models
-from llamasup.service.options import EntranceOptions, front_of, proxy_of, refuse_bad_address, tls_of
+from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
+from llamasup.service.options import ListenOptions, check_address, load_tls, open_listeners, proxy_config
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.states import Policy
 from llamasup.system.hardware.probe import hardware
-from llamasup.system.process.ready_file import clear_place
+from llamasup.system.process.ready_file import remove_stale
 from llamasup.system.storage.folders import models_folder
 
 if TYPE_CHECKING:
@@ -39,20 +39,19 @@ __all__ = ["ServeOptions", "ServeService", "serve_options"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(EntranceOptions):
-    """``config`` gives the config as it is now, each time that it is asked; it raises ConfigInvalid. It is in
-    ``config_file``, if that is to be watched.
+class ServeOptions(ListenOptions):
+    """``config`` reads the config and raises ConfigInvalid. ``config_file`` is its file, if it has one.
 
-    What else stands here is said once, at the start: addresses and keys are not changed by a reload.
+    The other options are fixed at the start: a reload does not change addresses and keys.
     """
 
     config: Callable[[], Config]
     config_file: Path | None = None
-    said: Config | None = None
-    """By the config when these options were made of it, if they were: a pipe can be read only once."""
+    initial_config: Config | None = None
+    """The config from which these options were made, if any: a pipe can be read only once."""
     runtime: str | None = None
     fail_on_preload_error: bool = False
-    """What is to be preloaded has to be there: else it ends with the reason."""
+    """End with the error if a model cannot be preloaded."""
 
     @property
     def policy(self) -> Policy:
@@ -60,19 +59,19 @@ class ServeOptions(EntranceOptions):
 
 
 def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
-    """What the config says of addresses, keys and connections; what is ``given`` beside it counts more.
+    """The config's settings for addresses, keys and connections, overridden by ``given``.
 
     Raises ConfigInvalid.
     """
-    said = config()
-    http = said.http
-    runtime = given.pop("runtime", None) or said.runtime
+    initial = config()
+    http = initial.http
+    runtime = given.pop("runtime", None) or initial.runtime
     options: dict[str, Any] = {
-        "host": ",".join(said.hosts),
-        "port": said.port,
-        "api_key_file": said.auth.api_key_file,
+        "host": ",".join(initial.hosts),
+        "port": initial.port,
+        "api_key_file": initial.auth.api_key_file,
         "api_key_file_of": "" if "api_key_file" in given else "auth.api_key_file",
-        "insecure_no_auth": said.auth.insecure_no_auth,
+        "insecure_no_auth": initial.auth.insecure_no_auth,
         "hosts": http.allow_hosts,
         "origins": http.allow_origins,
         "remote_media": tuple(filter(None, http.remote_media)),
@@ -83,27 +82,26 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "access_log": http.access_log,
         "slow_request_s": http.slow_request_s,
     }
-    return ServeOptions(config=config, said=said, runtime=runtime, **{**options, **given})
+    return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
 
 
 class ConfigSource:
-    """Reads the config again, and looks into the folders. ``runtime`` stays as it was found at the start."""
+    """Reads the config and the folders. The runtime is the one found at the start."""
 
     def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
         """Raises RuntimeMissing."""
         self._options = options
         self._environ = environ
         self._runtime = find_runtime(options.runtime, environ)
-        # What is free is so before anything of ours is loaded.
+        # Measured before llamasup loads a model.
         self._machine = hardware()
         self._devices = devices_now(self._runtime, environ)
 
     def first(self) -> Configured:
-        """As it is at the start. Raises ConfigInvalid."""
-        return self._configured(self._options.said or self._options.config())
+        """The config of the start. Raises ConfigInvalid."""
+        return self._configured(self._options.initial_config or self._options.config())
 
     def read(self, before: Search | None = None) -> Configured:
-        """As ``Source``."""
         self._refuse_pipe()
         return self._configured(self._options.config(), before)
 
@@ -112,11 +110,11 @@ class ConfigSource:
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(
             config,
-            read_library(config, before),
+            read_inventory(config, before),
             self._pool_options_of(config),
             DownloadSettings(
                 folder=folder,
-                others=(models_folder(),),  # what llamasup pull has brought
+                others=(models_folder(),),  # of llamasup pull
                 endpoint=downloads.endpoint,
                 token_file=downloads.token_file,
                 private_addresses=downloads.private_addresses,
@@ -126,20 +124,19 @@ class ConfigSource:
         )
 
     def _refuse_pipe(self) -> None:
-        """Nobody may write into it again, and whoever waits for that cannot be stopped."""
+        """Reading a pipe again could wait for ever."""
         file = self._options.config_file
         try:
             mode = 0 if file is None else file.stat().st_mode
         except OSError:
-            return  # whoever opens it says why it cannot be
+            return  # opening it will give the reason
         if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
             raise ConfigInvalid(
-                f"The config {str(file)!r} cannot be read again: it is no file, and was read at the start.",
-                remedy="Serve with --config FILE, if the config is to be changed meanwhile.",
+                f"The config {str(file)!r} cannot be read again: it is not a regular file.",
+                remedy="To change the config while llamasup runs, use a regular file with --config FILE.",
             )
 
     def stamp(self) -> object:
-        """Of the config's file; None where there is none."""
         if self._options.config_file is None:
             return None
         try:
@@ -149,53 +146,53 @@ class ConfigSource:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def check_all(self, configured: Configured) -> None:
-        """What the config names has to be there, and to fit: better said now than to the first who asks.
+        """Check that all models of the config exist and fit, instead of failing at the first request.
 
-        Raises ConfigInvalid with all that is not; of what a program names beside the config ModelMissing,
-        ModelInvalid or DoesNotFit.
+        Raises ConfigInvalid with all rejected models; for models of a program ModelMissing, ModelInvalid or
+        DoesNotFit.
         """
-        if (refused := refusal(self.wrong(configured))) is not None:
-            raise refused
+        if (error := rejection(self.rejected(configured))) is not None:
+            raise error
 
-    def wrong(self, configured: Configured) -> Iterator[WrongModel]:
-        """Of what the config names."""
-        specs = configured.library.registry.specs.values()
-        return self._with_flags(configured, wrong_models(configured.config, specs, configured.options))
+    def rejected(self, configured: Configured) -> Iterator[RejectedModel]:
+        specs = configured.inventory.registry.specs.values()
+        return self._with_flags(configured, rejected_models(configured.config, specs, configured.options))
 
-    def _with_flags(self, configured: Configured, wrong: Iterable[WrongModel]) -> Iterator[WrongModel]:
-        """Also yield flags that no start accepts, of models that were not tried."""
-        tried = set()
-        for each in wrong:
-            tried.add(each.place[:2])
-            yield each
+    def _with_flags(
+        self, configured: Configured, rejected: Iterable[RejectedModel]
+    ) -> Iterator[RejectedModel]:
+        """Also yield unknown flags of models that are not ``rejected``."""
+        seen = set()
+        for model in rejected:
+            seen.add(model.place[:2])
+            yield model
         file = "" if self._options.config_file is None else str(self._options.config_file)
-        for each in wrong_flags(configured.config, self._runtime.capabilities, file=file):
-            if each.place[:2] not in tried:
-                yield each
+        for model in rejected_flags(configured.config, self._runtime.capabilities, file=file):
+            if model.place[:2] not in seen:
+                yield model
 
     def check(
         self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
     ) -> None:
-        """As ``Source``."""
-        found = configured.library.registry.specs.values()
-        new = [each for each in found if _said_of(before.get(each.id)) != _said_of(each)]
-        crowd = frozenset(group for each in new if each.stay.pin for group in each.stay.groups)
-        new += [each for each in found if each.stay.pin and each.stay.groups & crowd and each not in new]
-        wrong = list(wrong_models(configured.config, new, configured.options))
+        specs = configured.inventory.registry.specs.values()
+        new = [spec for spec in specs if _config_of(before.get(spec.id)) != _config_of(spec)]
+        pinned_in = frozenset(group for spec in new if spec.stay.pin for group in spec.stay.groups)
+        new += [spec for spec in specs if spec.stay.pin and spec.stay.groups & pinned_in and spec not in new]
+        rejected = list(rejected_models(configured.config, new, configured.options))
         if less_memory:
-            others = [each for each in found if each not in new]
-            tried = wrong_models(configured.config, others, configured.options)
-            wrong += [each for each in tried if lacks_memory(each.error)]
-        refused = refusal(self._with_flags(configured, wrong))
-        if isinstance(refused, ConfigInvalid):
-            refused.exit_code = ConfigInvalid.exit_code  # what is not taken over is the config
-            raise refused
-        if refused is not None:
+            others = [spec for spec in specs if spec not in new]
+            too_large = rejected_models(configured.config, others, configured.options)
+            rejected += [model for model in too_large if lacks_memory(model.error)]
+        error = rejection(self._with_flags(configured, rejected))
+        if isinstance(error, ConfigInvalid):
+            error.exit_code = ConfigInvalid.exit_code  # the config is rejected, not a model
+            raise error
+        if error is not None:
             raise ConfigInvalid(
-                f"{refused.message.rstrip('.')}. The config is not taken.",
-                remedy=refused.remedy,
-                details=refused.details,
-            ) from refused
+                f"{error.message.rstrip('.')}. The config is rejected.",
+                remedy=error.remedy,
+                details=error.details,
+            ) from error
 
     def _pool_options_of(self, config: Config) -> PoolOptions:
         memory = config.memory
@@ -214,8 +211,8 @@ class ConfigSource:
         )
 
 
-def _said_of(spec: ModelSpec | None) -> object:
-    """What the config says of it; its files may change meanwhile."""
+def _config_of(spec: ModelSpec | None) -> object:
+    """The configured part of a spec, without the state of its files."""
     if spec is None:
         return None
     pinned_in = spec.stay.groups if spec.stay.pin else None
@@ -223,31 +220,31 @@ def _said_of(spec: ModelSpec | None) -> object:
 
 
 class ServeService(ServiceHost):
-    """Many models, served. Preparing it finds every mistake that can be found before anything is started.
+    """Many models. The constructor finds every error that can be found before a process is started.
 
     Raises ConfigInvalid, UnsafeBind, UsageInvalid, RuntimeMissing, and ModelMissing, ModelInvalid or
-    DoesNotFit for a model that a program names.
+    DoesNotFit for a model that a program configured.
     """
 
     def __init__(self, options: ServeOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
-        refuse_bad_address(options)
-        proxy = proxy_of(options, route_by_model=True)
-        prepare_place(options)
-        tls = tls_of(options)
+        check_address(options)
+        proxy = proxy_config(options, route_by_model=True)
+        sweep_and_check(options)
+        tls = load_tls(options)
         self._source = ConfigSource(options, os.environ if environ is None else environ)
         self._configured = self._source.first()
         self._source.check_all(self._configured)
         if options.ready_file is not None:
-            clear_place(options.ready_file)
-        super().__init__(options, bus, listen=lambda: front_of(options, tls), proxy=proxy)
+            remove_stale(options.ready_file)
+        super().__init__(options, bus, listen=lambda: open_listeners(options, tls), proxy=proxy)
         self.options = options
-        self.launch: None = None  # there is none that would stand for all
+        self.launch: None = None  # many models have no common launch or runner
         self.runner: None = None
         self.on_log: Callable[[list[bytes]], None] | None = None
-        """Gets the output of all llama-servers line by line, in threads of their own; must not wait."""
+        """Gets the output of all llama-servers line by line, in their threads; must not wait or raise."""
         self._bus = bus
         self.hosted_models: HostedModels | None = None
-        """Once it runs."""
+        """Set while the service runs."""
 
     @property
     def in_flight(self) -> int:
@@ -255,14 +252,14 @@ class ServeService(ServiceHost):
 
     @property
     def drain_timeout_s(self) -> float:
-        """The longest that one of the models has."""
+        """The longest of all models."""
         models = () if self.hosted_models is None else self.hosted_models.backend.managed_models()
         policy = self.options.policy
-        times = (policy_for(each.spec, policy).drain_timeout_s for each in models)
+        times = (policy_for(model.spec, policy).drain_timeout_s for model in models)
         return max(times, default=policy.drain_timeout_s)
 
     async def run(self) -> None:
-        """Serve until asked to stop, and leave nothing behind. Raises PortInUse or PortNotAllowed."""
+        """Serve until a stop is requested, and clean up. Raises PortInUse or PortNotAllowed."""
 
         def make(folder: Path, address: Address) -> HostedModels:
             self.hosted_models = HostedModels(
@@ -280,6 +277,6 @@ class ServeService(ServiceHost):
         await self.host(make)
 
     def ask_reload(self) -> None:
-        """Take over what has changed in the config and in the folders (S16)."""
+        """Apply the changes of the config and of the folders (S16)."""
         if self.hosted_models is not None and not self.stops_asked:
             self.hosted_models.ask_reload()

@@ -1,7 +1,7 @@
-"""Text for terminals and JSON: sizes, names and paths that cannot break either.
+"""Text that is safe in terminals and JSON: sizes, names and paths.
 
 A path with bytes outside UTF-8 has lone surrogates in Python (PEP 383), which ``json`` writes as
-``\\udcff``; many readers refuse that (RFC 8259, section 8.2). A control character in a model's name must
+``\\udcff``; many parsers reject that (RFC 8259, section 8.2). A control character in a model's name must
 not move the cursor.
 """
 
@@ -29,7 +29,7 @@ _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters, direction marks and bytes outside UTF-8 written out as escapes."""
+    """``text`` with control characters, direction marks and bytes outside UTF-8 as escapes."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
@@ -43,29 +43,29 @@ def _escaped(letter: str) -> str:
 
 
 def path_text(path: str) -> str:
-    """A path with its bytes outside UTF-8 as escapes (PEP 383): text that every JSON parser takes."""
+    """A path with its bytes outside UTF-8 as escapes (PEP 383): text that every JSON parser accepts."""
     return _HALF_PAIR.sub(lambda half: _escaped(half[0]), path)
 
 
 def display_width(text: str) -> int:
-    """How many columns of a terminal ``text`` takes: two for Chinese letters and the like."""
+    """The width of ``text`` in terminal columns: two for wide characters such as Chinese ones."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
 def _columns(letter: str) -> int:
-    if unicodedata.category(letter) in ("Mn", "Me"):  # drawn onto the letter before
+    if unicodedata.category(letter) in ("Mn", "Me"):  # combined with the letter before
         return 0
     return 2 if unicodedata.east_asian_width(letter) in ("W", "F") else 1
 
 
 INVALID_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
-"""The exceptions of decoding JSON from outside; RecursionError for a few thousand nested arrays."""
+"""The exceptions of decoding untrusted JSON; RecursionError for a few thousand nested arrays."""
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:
-    """``value`` in ASCII, which no encoding on the way harms. What JSON does not know becomes text."""
+    """``value`` as JSON in ASCII, which every encoding can carry. Values of other types become text."""
     text = json.dumps(value, default=str)
-    if "\\ud" in text:  # hardly ever; to look at every value takes longer
+    if "\\ud" in text:  # rare; checking every value would be slower
         text = json.dumps(_well_formed(value))
     # The json module indents five times as slowly: 65 ms for a folder of 1,000 models.
     return text if indent is None else msgspec.json.format(text, indent=indent)
@@ -75,9 +75,9 @@ def _well_formed(value: Any) -> Any:
     if isinstance(value, str):
         return path_text(value)
     if isinstance(value, Mapping):
-        return {_well_formed(key): _well_formed(each) for key, each in value.items()}
+        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_well_formed(each) for each in value]
+        return [_well_formed(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float) else path_text(str(value))
 
 
@@ -90,7 +90,7 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
 
 def memory_text(count_bytes: int) -> str:
-    """``1.4 GiB``, ``730 MiB``: three digits say enough to a person."""
+    """``1.4 GiB``, ``730 MiB``: at most three digits."""
     size = float(count_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1000:

@@ -502,7 +502,7 @@ async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
 async def test_a_server_that_somebody_else_stops_has_ended(fake: str, tiny_model: Path) -> None:
     async with llamasup.serve(tiny_model, runtime=fake) as server:
         events = server.events()
-        server._hosted.controlled.shutdown()  # as llamasup stop does it
+        server._hosted.control_target.shutdown()  # as llamasup stop does it
         assert [event["event"] async for event in events][-1] == "stopped"
         with pytest.raises(llamasup.NotRunning):
             server.status()

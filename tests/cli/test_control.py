@@ -12,16 +12,16 @@ import pytest
 
 from llamasup.cli.commands import control
 from llamasup.cli.commands.control import find_target
-from llamasup.control.client import Place
+from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
 from llamasup.errors import DoesNotFit, LlamasupError, UsageInvalid
 from llamasup.models.diff import Changes
-from tests.control.fake import FakeControlled, served
+from tests.control.fake import FakeControlTarget, served
 
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None, "no_wait": False}
 
 
-class OneTooLarge(FakeControlled):
+class OneTooLarge(FakeControlTarget):
     """The first of its models cannot be started."""
 
     async def restart(self, model: str) -> None:
@@ -33,23 +33,23 @@ class OneTooLarge(FakeControlled):
 def test_restart_of_all_models_continues_after_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async def main() -> tuple[FakeControlled, int]:
+    async def main() -> tuple[FakeControlTarget, int]:
         fake = OneTooLarge()
         async with served(fake, tmp_path) as (_, path):
-            monkeypatch.setattr(control, "find_target", lambda **_: Place(socket=path))
+            monkeypatch.setattr(control, "find_target", lambda **_: ControlAddress(socket=path))
             code = await asyncio.to_thread(control.restart, None, **ANY_LLAMASUP, json=True)
         return fake, code
 
     fake, code = asyncio.run(main())
 
-    assert fake.asked == [("restart", "tiny"), ("restart", "org/repo:q8_0")]
+    assert fake.requests == [("restart", "tiny"), ("restart", "org/repo:q8_0")]
     assert code == DoesNotFit.exit_code != LlamasupError.exit_code
     printed = capfd.readouterr()
     assert [model["id"] for model in json.loads(printed.out)["models"]] == ["org/repo:q8_0"]
     assert "tiny does not fit" in printed.err
 
 
-class Reloaded(FakeControlled):
+class Reloaded(FakeControlTarget):
     async def reload(self) -> Mapping[str, Any]:
         changes = Changes(
             added=("chat", "new"), removed=("tiny", "old"), settings=("memory",), renamed=(("tiny", "chat"),)
@@ -62,7 +62,7 @@ def test_reload_shows_renamed_model_neither_as_added_nor_removed(
 ) -> None:
     async def main() -> None:
         async with served(Reloaded(), tmp_path) as (_, path):
-            monkeypatch.setattr(control, "find_target", lambda **_: Place(socket=path))
+            monkeypatch.setattr(control, "find_target", lambda **_: ControlAddress(socket=path))
             assert await asyncio.to_thread(control.reload, None, **ANY_LLAMASUP, json=False) == 0
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import pytest
 from llamasup.cli.commands.serve import serve_models
 from llamasup.cli.foreground import OutputOptions
 from llamasup.errors import ModelMissing
-from llamasup.system.storage.paths import refuse_no_folder
+from llamasup.system.storage.paths import require_folders
 
 
 def serve(folder: str) -> int:
@@ -18,17 +18,17 @@ def serve(folder: str) -> int:
 
 
 def test_missing_models_dir_is_refused(tmp_path: Path) -> None:
-    refuse_no_folder([tmp_path], of="--models-dir")
+    require_folders([tmp_path], of="--models-dir")
     with pytest.raises(ModelMissing, match="there is no such folder"):
-        refuse_no_folder([tmp_path, tmp_path / "modles"], of="--models-dir")
+        require_folders([tmp_path, tmp_path / "modles"], of="--models-dir")
 
 
 def test_file_as_models_dir_is_refused_with_hint_to_run(tmp_path: Path) -> None:
     file = tmp_path / "my model.gguf"
     file.touch()
     with pytest.raises(ModelMissing, match="is a file") as raised:
-        refuse_no_folder([file], of="--models-dir")
-    assert raised.value.remedy == f"Serve it alone: llamasup run '{file}'"
+        require_folders([file], of="--models-dir")
+    assert raised.value.remedy == f"To serve only this file: llamasup run '{file}'"
 
 
 def test_models_dir_in_home_of_unknown_user_is_refused(capfd: pytest.CaptureFixture[str]) -> None:

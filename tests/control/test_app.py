@@ -1,4 +1,4 @@
-"""The control application on its private socket, and what becomes of a model when it breaks."""
+"""The control application on its private socket, and the models when it breaks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_status_over_the_private_socket_has_the_shape_of_the_contract(running: R
     serve(running, visit)
 
 
-def test_a_control_application_that_breaks_takes_no_model_with_it(
+def test_broken_control_application_does_not_end_the_models(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: ControlServer) -> None:
@@ -108,9 +108,7 @@ def test_a_control_application_that_breaks_takes_no_model_with_it(
     assert "control application failed" in caplog.text
 
 
-def test_a_server_that_stands_still_keeps_its_own_metrics_back_and_no_others(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_server_only_omits_its_own_metrics(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
 
     async def visit(client: httpx.AsyncClient) -> None:
@@ -128,7 +126,7 @@ def test_a_server_that_stands_still_keeps_its_own_metrics_back_and_no_others(
     serve(running, visit)
 
 
-def test_asking_for_metrics_is_no_request_to_the_model(running: Running) -> None:
+def test_scrape_does_not_count_as_a_request_to_the_model(running: Running) -> None:
     async def visit(client: httpx.AsyncClient) -> None:
         for _ in range(2):
             answer = await client.get("/metrics")

@@ -1,4 +1,4 @@
-"""Finding what runs, in folders that hold all that can lie around there."""
+"""Finding running llamasups in run folders with any content."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from llamasup.auth.key_source import client_key
 from llamasup.control import discovery
-from llamasup.control.choose import Silent
-from llamasup.control.discovery import SOCKET_NAME, look, running_at
+from llamasup.control.discovery import SOCKET_NAME, discover, running_at
+from llamasup.control.selection import Unresponsive
 from llamasup.errors import ConfigInvalid
 from llamasup.system.process.identity import start_of
 from llamasup.system.process.run_folder import OWNER
@@ -62,7 +62,7 @@ def answering(folder: Path, body: object, code: str = "200 OK") -> Iterator[None
 
 @pytest.fixture
 def runs(own_folders: Path) -> Iterator[Path]:
-    """Where the run folders of this user are."""
+    """The parent of the run folders of this user."""
     base = own_folders / "run" / "llamasup"
     base.mkdir(mode=0o700)
     yield base
@@ -75,22 +75,22 @@ def owned_by(folder: Path, pid: int) -> None:
     (folder / OWNER).write_text(start_of(pid) or "")
 
 
-def test_those_that_answer_are_found_with_what_they_serve(runs: Path, tmp_path: Path) -> None:
+def test_running_llamasups_are_found_with_their_models(runs: Path, tmp_path: Path) -> None:
     with (
         answering(runs / "11-aa", STATUS),
         answering(runs / "qwen" / "12-bb", {**STATUS, "pid": 12, "models": []}),
     ):
-        found = look(tmp_path)
+        found = discover(tmp_path)
         assert {each.pid: each.models for each in found.running} == {11: ("tiny (ready)",), 12: ()}
         assert found.running[0].socket == str(runs / "11-aa" / SOCKET_NAME)
-        assert found.silent == ()
+        assert found.unresponsive == ()
         known = running_at(8080)
         assert known is not None
         assert (known.pid, known.models) == (11, ("tiny (ready)",))
         assert running_at(8081) is None
 
 
-def test_services_of_the_system_are_found_and_those_that_are_closed_are_named(
+def test_system_services_are_found_and_inaccessible_ones_named(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services = tmp_path / "services"
@@ -99,64 +99,66 @@ def test_services_of_the_system_are_found_and_those_that_are_closed_are_named(
     (services / "no-folder").write_text("")
     in_service = discovery._in_service
 
-    def closed_to_us(base: Path) -> Iterator[tuple[Path, int]]:  # root may look everywhere
+    def closed_to_us(base: Path) -> Iterator[tuple[Path, int]]:  # root can read everything
         if base.name == "closed":
             raise PermissionError(base)
         return in_service(base)
 
     monkeypatch.setattr(discovery, "_in_service", closed_to_us)
     with answering(services / "open" / "13-cc", {**STATUS, "pid": 13}):
-        found = look(services)
+        found = discover(services)
     assert [each.pid for each in found.running] == [13]
     assert found.closed == ("closed",)
 
 
-def test_what_was_left_behind_is_nobody(runs: Path, tmp_path: Path) -> None:
+def test_stale_run_folder_is_ignored(runs: Path, tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     folder = runs / f"{ended.pid}-aa"
     owned_by(folder, ended.pid)
-    with socket.socket(socket.AF_UNIX) as listener:  # bound, and nobody listens
+    with socket.socket(socket.AF_UNIX) as listener:  # bound, but not listening
         listener.bind(str(folder / SOCKET_NAME))
-    owned_by(runs / f"{os.getpid()}-bb", 1)  # our number, and another process's beginning
+    owned_by(runs / f"{os.getpid()}-bb", 1)  # our PID with another start time
     (runs / "not-a-run").mkdir()
-    found = look(tmp_path)
-    assert (found.running, found.silent) == ((), ())
+    found = discover(tmp_path)
+    assert (found.running, found.unresponsive) == ((), ())
 
 
-def test_one_that_lives_and_does_not_listen_is_starting_or_stopping(runs: Path, tmp_path: Path) -> None:
+def test_process_without_a_socket_is_starting_or_stopping(runs: Path, tmp_path: Path) -> None:
     folder = runs / f"{os.getpid()}-aa"
     owned_by(folder, os.getpid())
-    assert look(tmp_path).silent == (Silent(os.getpid(), "starting"),)
+    assert discover(tmp_path).unresponsive == (Unresponsive(os.getpid(), "starting"),)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / SOCKET_NAME))
-    assert look(tmp_path).silent == (Silent(os.getpid(), "stopping"),)
+    assert discover(tmp_path).unresponsive == (Unresponsive(os.getpid(), "stopping"),)
 
 
-def test_one_that_does_not_answer_hangs(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_does_not_answer_hangs(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(discovery, "_TIMEOUT_S", 0.05)
     folder = runs / f"{os.getpid()}-aa"
     owned_by(folder, os.getpid())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / SOCKET_NAME))
         listener.listen()
-        assert look(tmp_path).silent == (Silent(os.getpid(), "hangs"),)
+        assert discover(tmp_path).unresponsive == (Unresponsive(os.getpid(), "hangs"),)
 
 
 @pytest.mark.parametrize("body", [{}, [], {"pid": "x"}, {**STATUS, "models": None}])
-def test_somebody_else_who_listens_there_is_nobody(runs: Path, tmp_path: Path, body: object) -> None:
+def test_other_program_on_the_socket_is_ignored(runs: Path, tmp_path: Path, body: object) -> None:
     with answering(runs / "11-aa", body):
-        assert look(tmp_path).running == ()
+        assert discover(tmp_path).running == ()
 
 
-def test_an_older_one_that_tells_less_is_found(runs: Path, tmp_path: Path) -> None:
+def test_older_version_with_fewer_fields_is_found(runs: Path, tmp_path: Path) -> None:
     older = {name: value for name, value in STATUS.items() if name != "version"}
     with answering(runs / "11-aa", older):
-        (found,) = look(tmp_path).running
+        (found,) = discover(tmp_path).running
         assert (found.pid, found.version) == (11, "")
 
 
-# --- the key for one elsewhere -----------------------------------------------------------------------
+# --- the key for another machine ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -169,26 +171,26 @@ def test_an_older_one_that_tells_less_is_found(runs: Path, tmp_path: Path) -> No
         ("\ufeffalone name=x\r\n", "alone"),
     ],
 )
-def test_the_first_key_that_may_control_is_sent_or_the_only_one(tmp_path: Path, text: str, key: str) -> None:
+def test_first_key_with_control_rights_or_the_only_key_is_sent(tmp_path: Path, text: str, key: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
     assert client_key(path, {"LLAMASUP_API_KEY": "another"}) == key
 
 
 @pytest.mark.parametrize("text", ["one\ntwo\n", "", f"sha256:saltsalt:{'0' * 64} rights=control\n"])
-def test_a_file_without_a_key_that_can_be_sent_is_refused(tmp_path: Path, text: str) -> None:
+def test_file_without_a_usable_key_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
     with pytest.raises(ConfigInvalid, match="no key that may control"):
         client_key(path, {})
 
 
-def test_without_a_file_the_environment_has_the_key() -> None:
+def test_key_comes_from_environment_without_a_file() -> None:
     assert client_key(None, {"LLAMASUP_API_KEY": "k"}) == "k"
     assert client_key(None, {}) is None
 
 
-def test_a_folder_that_goes_while_it_is_looked_at_hides_no_other(
+def test_vanishing_folder_does_not_hide_others(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (runs / "10-gone").mkdir()
@@ -201,4 +203,4 @@ def test_a_folder_that_goes_while_it_is_looked_at_hides_no_other(
 
     monkeypatch.setattr(Path, "lstat", lstat)
     with answering(runs / "11-aa", STATUS):
-        assert len(look(tmp_path).running) == 1
+        assert len(discover(tmp_path).running) == 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.control.choose import RunningFact
+from llamasup.control.selection import RunningFact
 from llamasup.doctor.facts import (
     CertificateFact,
     Check,
@@ -23,7 +23,7 @@ from llamasup.doctor.runtime_checks import option_names
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.system.hardware.devices import Device
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 from tests.planning.plans import NEW, OLD, capabilities, machine
 
 GIB = 1 << 30
@@ -305,14 +305,14 @@ def test_each_folder_has_its_own_check() -> None:
 
 def test_left_folder_passes_and_one_with_listening_process_fails() -> None:
     assert only("left behind").found == "nothing"
-    dead = LeftFolder("/run/llamasup/17-abc", 17)
+    dead = StaleRun("/run/llamasup/17-abc", 17)
     assert only("left behind", left_folders=(dead,)) == Check(
         "left behind",
         True,
         "by a llamasup that was killed: /run/llamasup/17-abc",
         "Nothing to do: the next llamasup run removes it.",
     )
-    orphan = LeftFolder("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
+    orphan = StaleRun("/run/llamasup/18-abc", 18, ("/run/llamasup/18-abc/1.sock",))
     check = only("left behind", left_folders=(dead, orphan))
     assert not check.ok
     assert "pid 18" in check.found

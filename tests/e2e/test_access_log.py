@@ -170,7 +170,7 @@ def test_a_full_disk_costs_lines_and_no_request(
         assert running.stop() == 0
     written = lines_of(path)
     assert len(written) + dropped >= 30
-    assert running.said.count("no more access log is written") == 1
+    assert running.said.count("the access log is no longer written") == 1
     assert str(path) in running.said
 
 

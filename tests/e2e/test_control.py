@@ -198,7 +198,7 @@ def test_of_two_one_must_be_chosen(
         assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
         wrong = run_to_end("ps", "--pid", str(os.getpid()))
         assert wrong.returncode == 69
-        assert f"with the process number {os.getpid()}" in said(wrong)
+        assert f"with process ID {os.getpid()}" in said(wrong)
         assert f"--pid {running.pid} " in said(wrong)
         assert run_to_end("stop", "--wait", "--pid", str(other.pid)).returncode == 0
         assert run_to_end("ps").returncode == 0  # one is left
@@ -232,8 +232,8 @@ def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(runn
         (("ps", "--pid", "x"), 2, "'x' is not a whole number"),
         (("ps", "--pid", "1", "--url", "http://localhost"), 2, "exclude each other"),
         (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file needs --url"),
-        (("ps", "--url", "ftp://x"), 2, "is no address of a llamasup"),
-        (("ps", "--url", "http://"), 2, "is no address of a llamasup"),
+        (("ps", "--url", "ftp://x"), 2, "is not a valid URL of a llamasup"),
+        (("ps", "--url", "http://"), 2, "is not a valid URL of a llamasup"),
         (("ps", "--url", "127.0.0.1:1"), 69, "No llamasup answers at http://127.0.0.1:1"),
         (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "/nonexistent"), 78, "cannot be read"),
     ],

@@ -170,4 +170,4 @@ def test_a_unit_has_the_certificate_handed_over(
     assert "--access-log -" in unit
     done = run_to_end(*words, "--access-log", "/var/x")
     assert done.returncode == 78
-    assert "below /var/lib/llamasup/tiny, which is the service's own" in done.stderr
+    assert "below /var/lib/llamasup/tiny, which belongs to the service" in done.stderr

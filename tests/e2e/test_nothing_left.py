@@ -170,11 +170,11 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
             assert len(sibling.children()) == 3
             assert run_folder(own_folders, sibling).is_dir()
             assert running.stop() == 0
-            (line,) = [line for line in running.said.splitlines() if "had left" in line]
+            (line,) = [line for line in running.said.splitlines() if "Cleaned up after" in line]
         assert str(folder) in line
         assert str(ready_file) in line
         # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
-        assert f"process {sleeper.pid} (one of its descendants)" in line
+        assert f"process {sleeper.pid} (a descendant)" in line
         assert sibling.stop() == 0
 
 
@@ -207,7 +207,7 @@ def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
         assert is_served(one)
         assert is_served(two)
         assert one.stop() == two.stop() == 0
-        told = [line for line in (one.said + two.said).splitlines() if "had left" in line]
+        told = [line for line in (one.said + two.said).splitlines() if "Cleaned up after" in line]
         assert len(told) == 1
 
 

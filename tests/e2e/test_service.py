@@ -173,10 +173,10 @@ def test_the_systems_units_are_roots(desk: Desk, tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--name", "a/b"], 2, "'a/b' is no name for a service"),
-        (["--name", ".."], 2, "no name for a service"),
+        (["--name", "a/b"], 2, "'a/b' is not a valid name for a service"),
+        (["--name", ".."], 2, "is not a valid name for a service"),
         (["--port", "80"], 2, "--port 80 needs a right"),
-        (["--port", "65536"], 2, "--port 65536 is no port"),
+        (["--port", "65536"], 2, "--port 65536 is not a valid port"),
         (["--run-as", "no such user"], 2, "There is no user 'no such user'"),
         (["--user", "--run-as", "root"], 2, "exclude each other"),
         (["--host", "0.0.0.0"], 78, "no API key is set"),

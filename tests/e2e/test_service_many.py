@@ -142,7 +142,7 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
         ("caches: huggingface", [], 78, "folders below a home"),
         ("models_dir: ~/models", [], 78, "/var/lib/llamasup/serve/models"),
         ("models_dir: ${MODELS}", [], 78, "MODELS"),
-        ("downloads: {on_demand: true, folder: nowhere}", [], 78, "there is no folder"),
+        ("downloads: {on_demand: true, folder: nowhere}", [], 78, "does not exist"),
         ("models_dir: models\nhttp: {access_log: a.log}", [], 78, "The access log"),
         ("models_dir: models\nlisten: x.sock", [], 78, "The socket"),
         ("models_dir: models", ["--models-dir", "/nonexistent"], 78, "/nonexistent: No such file"),
@@ -164,7 +164,7 @@ def test_a_config_that_lies_in_a_home_itself_would_show_all_of_it() -> None:
         config.flush()
         done = run_to_end("service", "print", "--config", config.name, *RUNTIME)
     assert done.returncode == 78
-    assert "all of which the service would see" in done.stderr
+    assert "get access to all files there" in done.stderr
 
 
 def test_a_config_that_the_services_user_could_not_read_is_refused(folder: Path) -> None:

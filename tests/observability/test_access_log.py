@@ -1,4 +1,4 @@
-"""What may become of a log file becomes of it here: it fills up, hangs, is moved, was never writable."""
+"""Log files that fill up, hang, are moved, or were never writable."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def open_log() -> Iterator[Open]:
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """A full disk: nothing of this process may make a file longer than this."""
+    """A full disk: no file of this process can be longer than this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -67,7 +67,7 @@ def test_every_record_is_a_line_in_order_and_the_last_are_written_at_the_end(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_line_appears_without_anybody_closing_anything(open_log: Open, tmp_path: Path) -> None:
+def test_line_is_written_before_close(open_log: Open, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     log = open_log(path)
     log.write(1)
@@ -76,7 +76,7 @@ def test_a_line_appears_without_anybody_closing_anything(open_log: Open, tmp_pat
     eventually(lambda: path.read_bytes() == b"1\n2\n")
 
 
-def test_what_is_there_already_is_kept(open_log: Open, tmp_path: Path) -> None:
+def test_existing_lines_are_kept(open_log: Open, tmp_path: Path) -> None:
     path = tmp_path / "access.log"
     path.write_bytes(b"before\n")
     log = open_log(path)
@@ -88,7 +88,7 @@ def test_what_is_there_already_is_kept(open_log: Open, tmp_path: Path) -> None:
 def test_a_line_has_the_time_at_which_its_request_ended(
     open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer takes it 7.5 s later; both clocks are the test's."""
+    """The writer writes it 7.5 s later; the test sets both clocks."""
     now, clock_s = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), [100.0]
     at_work, go_on = threading.Event(), threading.Event()
     times: list[datetime] = []
@@ -127,7 +127,7 @@ def test_standard_error_gets_whole_lines(open_log: Open, capfd: pytest.CaptureFi
 # --- rotation ----------------------------------------------------------------------------------------
 
 
-def test_the_file_is_rotated_and_the_oldest_goes(open_log: Open, tmp_path: Path) -> None:
+def test_file_is_rotated_and_the_oldest_removed(open_log: Open, tmp_path: Path) -> None:
     log = open_log(tmp_path / "access.log", max_bytes=2000)
     for number in range(10_000, 20_000):
         log.write(number)
@@ -141,7 +141,7 @@ def test_the_file_is_rotated_and_the_oldest_goes(open_log: Open, tmp_path: Path)
     assert newest_first == [str(number) for number in range(19_999, 19_999 - len(newest_first), -1)]
 
 
-def test_a_file_that_was_moved_away_is_begun_anew(open_log: Open, tmp_path: Path) -> None:
+def test_moved_file_is_created_again(open_log: Open, tmp_path: Path) -> None:
     path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
     log = open_log(path)
     log.write(1)
@@ -157,7 +157,7 @@ def test_a_file_that_was_moved_away_is_begun_anew(open_log: Open, tmp_path: Path
 def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
     open_log: Open, tmp_path: Path
 ) -> None:
-    """The writer is at work on the first record when the file is moved, and finds the second one there."""
+    """The file is moved while the writer formats the first record, with a second one pending."""
     path, moved = tmp_path / "access.log", tmp_path / "yesterday.log"
     at_work, go_on = threading.Event(), threading.Event()
 
@@ -177,10 +177,10 @@ def test_a_line_that_comes_while_others_are_written_goes_to_the_new_file(
     assert (moved.read_bytes(), path.read_bytes()) == (b"1\n", b"2\n")
 
 
-# --- disks that do not take it -----------------------------------------------------------------------
+# --- full and hanging disks --------------------------------------------------------------------------
 
 
-def test_a_full_disk_loses_whole_lines_counts_them_and_is_told_once(
+def test_full_disk_loses_whole_lines_and_is_logged_once(
     open_log: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access_log, "RETRY_S", 1000.0)
@@ -194,9 +194,9 @@ def test_a_full_disk_loses_whole_lines_counts_them_and_is_told_once(
             log.write(number)
         eventually(lambda: log.dropped() == 110)
         log.close(PATIENCE_S)
-    assert path.read_bytes() == b""  # no half line, which would spoil the next
+    assert path.read_bytes() == b""  # no half line, which would corrupt the next
     assert len(caplog.messages) == 1
-    assert "no more access log is written" in caplog.messages[0]
+    assert "the access log is no longer written" in caplog.messages[0]
 
 
 def test_a_disk_with_room_again_is_written_to_again(
@@ -214,10 +214,10 @@ def test_a_disk_with_room_again_is_written_to_again(
     assert log.dropped() == 1
 
 
-def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted(
+def test_hanging_disk_blocks_no_request_and_lost_lines_are_counted(
     open_log: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "MOST_PENDING", 50)
+    monkeypatch.setattr(access_log, "MAX_PENDING", 50)
     hangs, on = threading.Event(), threading.Event()
 
     def hanging(number: int, ended: datetime) -> bytes:
@@ -230,15 +230,15 @@ def test_a_disk_that_hangs_keeps_nobody_waiting_and_what_does_not_fit_is_counted
     log.write(0)
     assert hangs.wait(PATIENCE_S)
     for number in range(1, 61):
-        log.write(number)  # nothing here waits, or the test would not get on
+        log.write(number)  # never waits
     assert log.dropped() == 10
-    log.close(timeout_s=0.01)  # nor does the end
+    log.close(timeout_s=0.01)  # neither does the end
     on.set()
     log.close(PATIENCE_S)
     assert path.read_bytes() == b"".join(b"%d\n" % number for number in range(51))
 
 
-def test_a_reader_of_standard_error_that_is_gone_is_counted(open_log: Open) -> None:
+def test_lines_to_a_closed_standard_error_are_counted(open_log: Open) -> None:
     read_fd, write_fd = os.pipe()
     saved = os.dup(2)
     os.dup2(write_fd, 2)
@@ -255,7 +255,7 @@ def test_a_reader_of_standard_error_that_is_gone_is_counted(open_log: Open) -> N
     assert log.dropped() == 2
 
 
-# --- places that are none ----------------------------------------------------------------------------
+# --- invalid paths -----------------------------------------------------------------------------------
 
 
 def refused(path: Path, *words: str) -> None:
@@ -267,7 +267,7 @@ def refused(path: Path, *words: str) -> None:
     assert "standard error" in caught.value.remedy
 
 
-def test_a_missing_folder_a_folder_and_a_file_of_no_folder(tmp_path: Path) -> None:
+def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     refused(tmp_path / "none" / "access.log", "No such file")
     refused(tmp_path, "Is a directory")
     (tmp_path / "file").touch()
@@ -285,9 +285,9 @@ def test_a_symlink_is_not_followed(tmp_path: Path) -> None:
 def test_a_pipe_and_a_device_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "pipe", "it is a pipe")
-    refused(Path("/dev/full"), "not a plain file")
+    refused(Path("/dev/full"), "not a regular file")
 
 
-def test_a_good_place_is_left_with_an_empty_file_of_our_own(tmp_path: Path) -> None:
+def test_valid_path_gets_an_empty_private_file(tmp_path: Path) -> None:
     check_log_file(tmp_path / "access.log")
     assert (tmp_path / "access.log").read_bytes() == b""

@@ -46,7 +46,7 @@ def test_a_request_is_counted_by_model_route_and_code() -> None:
     assert sum(tiny.first_byte_s.counts) == 2  # one got no response
 
 
-def test_what_no_child_served_is_counted_and_not_timed() -> None:
+def test_request_without_a_child_is_counted_without_times() -> None:
     metrics = Metrics()
     metrics.count_request(msgspec.structs.replace(DONE, model="", generation=0, route="/health"))
     metrics.count_request(msgspec.structs.replace(DONE, generation=0, status=503))  # refused while it loaded
@@ -54,7 +54,7 @@ def test_what_no_child_served_is_counted_and_not_timed() -> None:
     assert metrics.models == {}
 
 
-def test_what_the_context_spoiled_is_counted_by_how() -> None:
+def test_context_ends_are_counted_by_kind() -> None:
     metrics = Metrics()
     for context in ("", "cut", "exceeded", "cut", "shifted"):
         metrics.count_request(msgspec.structs.replace(DONE, context=context))

@@ -12,9 +12,9 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.choose import choose
-from llamasup.control.client import ControlClient, Place
-from llamasup.control.discovery import look
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
 from llamasup.errors import ModelUnknown
 from tests.e2e.driver import PATIENCE_S, Llamasup, command, is_alive, llamasup, run_to_end
 
@@ -86,7 +86,7 @@ def test_requests_that_come_during_a_restart_are_answered(running: Llamasup) -> 
 
 
 def test_events_tell_a_restart_as_the_parent_program_sees_it(running: Llamasup) -> None:
-    with ControlClient(Place(socket=choose(look(), running.pid).socket)) as client:
+    with ControlClient(ControlAddress(socket=select_running(discover(), running.pid).socket)) as client:
         events = client.events()
         first = next(events)
         assert (first["state"], first["generation"]) == ("ready", 1)

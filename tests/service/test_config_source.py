@@ -1,4 +1,4 @@
-"""How ``serve`` reads its config: at the start, and again."""
+"""How ``serve`` reads its config at the start and at a reload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llamasup.service.serve import ConfigSource, serve_options
 from llamasup.testing.fake_server import install
 
 
-def test_a_config_from_a_pipe_is_read_once_and_a_reload_says_so(tmp_path: Path) -> None:
+def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) -> None:
     pipe = tmp_path / "c.yaml"
     os.mkfifo(pipe)
     text = f"runtime: {install(tmp_path / 'llama-server')}\nmax_loaded: 3\nmodels_dir: {tmp_path}\n"
@@ -28,11 +28,11 @@ def test_a_config_from_a_pipe_is_read_once_and_a_reload_says_so(tmp_path: Path) 
     writing.join()
     source = ConfigSource(options, os.environ)
     assert source.first().config.max_loaded == 3
-    with pytest.raises(ConfigInvalid, match="cannot be read again: it is no file"):
+    with pytest.raises(ConfigInvalid, match="cannot be read again: it is not a regular file"):
         source.read()
 
 
-def test_folders_given_beside_a_config_need_no_models_in_it(tmp_path: Path) -> None:
+def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("max_loaded: 3\ndefault_model: a\n")
     with pytest.raises(ConfigInvalid):
@@ -51,7 +51,7 @@ MISSPELT = "path: sound.gguf, extra: [--nonsense]"
     ("models", "exit_code"),
     [([BROKEN], 65), ([MISSING, MISSING], 66), ([HUGE], 71), ([HUGE, BROKEN], 78), ([MISSPELT], 78)],
 )
-def test_a_start_ends_with_the_code_of_all_that_is_wrong_and_a_reload_with_the_configs(
+def test_start_uses_the_common_exit_code_and_reload_that_of_config(
     tmp_path: Path, tiny_model: Path, models: list[str], exit_code: int
 ) -> None:
     (tmp_path / "sound.gguf").write_bytes(tiny_model.read_bytes())
@@ -70,10 +70,10 @@ def test_a_start_ends_with_the_code_of_all_that_is_wrong_and_a_reload_with_the_c
     assert at_reload.value.exit_code == 78
 
 
-def test_a_reload_refuses_a_second_pinned_one_of_a_group_as_a_start_does(
+def test_reload_rejects_second_pinned_model_of_a_group_like_a_start(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the two is the one that changed, and if only the group did."""
+    """Whichever of the two changed, or only the group."""
     monkeypatch.setattr(model_check, "devices", lambda needs: ("CUDA0",))
     (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
     config = tmp_path / "c.yaml"
@@ -88,28 +88,26 @@ def test_a_reload_refuses_a_second_pinned_one_of_a_group_as_a_start_does(
 
     write("a, b", "a")
     source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
-    first = source.read().library.registry.specs
+    first = source.read().inventory.registry.specs
     write("a, b", "ab")
     with pytest.raises(ConfigInvalid):
         source.check(source.read(), first)
     write("a", "ab")
-    apart = source.read().library.registry.specs
+    apart = source.read().inventory.registry.specs
     source.check(source.read(), first)
     write("a, b", "ab")
     with pytest.raises(ConfigInvalid):
         source.check(source.read(), apart)
 
 
-def test_less_memory_is_a_mistake_and_a_file_that_went_since_is_none(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    """Nothing is said of the model itself, so that only what this reload changes counts."""
+def test_reload_rejects_less_memory_but_not_a_missing_file(tmp_path: Path, tiny_model: Path) -> None:
+    """The model has no settings, so only the change of this reload counts."""
     model, config = tmp_path / "m.gguf", tmp_path / "c.yaml"
     model.write_bytes(tiny_model.read_bytes())
     text = f"runtime: {install(tmp_path / 'llama-server')}\nmodels: {{m: {{path: m.gguf, ctx_size: 512}}}}\n"
     config.write_text(f"{text}memory: {{ram: 1GiB}}\n")
     source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
-    before = source.read().library.registry.specs
+    before = source.read().inventory.registry.specs
     config.write_text(f"{text}memory: {{ram: 1MiB}}\n")
     source.check(source.read(), before)
     with pytest.raises(ConfigInvalid):

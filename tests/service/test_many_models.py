@@ -1,4 +1,4 @@
-"""How ``serve`` follows its config: what a reload reads, and what it leaves alone (S16)."""
+"""How ``serve`` follows its config: what a reload changes and what not (S16)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ServiceHost:
 
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            await self.hosted.controlled.load(model)
+            await self.hosted.control_target.load(model)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -71,7 +71,7 @@ async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
 
 @pytest.fixture
 def config(tmp_path: Path, tiny_model: Path) -> Path:
-    """Two models, of which nothing else is said."""
+    """Two models without further settings."""
     path = tmp_path / "c.yaml"
     write(path, tmp_path, tiny_model)
     return path
@@ -94,10 +94,8 @@ def without_a(config: Path) -> None:
     config.write_text("\n".join(line for line in config.read_text().splitlines() if " a:" not in line))
 
 
-def test_what_is_free_is_what_was_before_anything_was_loaded(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else every reload would take away the memory of what is loaded, and the models with it."""
+def test_free_memory_is_measured_before_any_load(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this every reload would remove the memory of the loaded models."""
     source = ConfigSource(ServeOptions(config=lambda: load(config, os.environ)), os.environ)
     before = source.read().options.budget
     machine = replace(serve.__dict__["hardware"](), memory_available_bytes=1)
@@ -125,18 +123,16 @@ def test_every_process_of_a_model_is_counted(config: Path, tmp_path: Path, tiny_
 
     async def test() -> None:
         async with hosting(config) as it:
-            assert it.hosted.controlled.gauges() == []
+            assert it.hosted.control_target.gauges() == []
             await it.load("a")
             await it.until(lambda: all(each.pid for each in it.hosted.runners_of("a")))
 
-            assert [each.model for each in it.hosted.controlled.gauges()] == ["a", "a"]
+            assert [each.model for each in it.hosted.control_target.gauges()] == ["a", "a"]
 
     asyncio.run(test())
 
 
-def test_a_rule_holds_for_models_that_clients_have_downloaded_too(
-    config: Path, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_rule_applies_to_models_downloaded_on_demand(config: Path, tmp_path: Path, tiny_model: Path) -> None:
     write(config, tmp_path, tiny_model, head="downloads: {on_demand: true}")
     config.write_text(config.read_text() + '  "org/*": {ctx_size: 768}\n')
 
@@ -149,7 +145,7 @@ def test_a_rule_holds_for_models_that_clients_have_downloaded_too(
     asyncio.run(test())
 
 
-def test_a_reload_changes_what_it_says_and_nothing_else(
+def test_reload_changes_only_what_changed_in_the_config(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     async def test() -> None:
@@ -170,10 +166,8 @@ def test_a_reload_changes_what_it_says_and_nothing_else(
 
 
 @pytest.mark.parametrize("said", ["nonsense: 1", "memory: {ram: 1MiB}"])
-def test_a_config_that_is_refused_leaves_all_as_it_was(
-    said: str, config: Path, tmp_path: Path, tiny_model: Path
-) -> None:
-    """Also one in whose memory a model cannot be any more of which itself nothing else is said."""
+def test_rejected_config_changes_nothing(said: str, config: Path, tmp_path: Path, tiny_model: Path) -> None:
+    """Also a reload with too little memory for a model whose settings do not change."""
 
     async def test() -> None:
         async with hosting(config) as it:
@@ -191,7 +185,7 @@ def test_a_config_that_is_refused_leaves_all_as_it_was(
     asyncio.run(test())
 
 
-def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
+def test_less_memory_unloads_idle_models_and_more_allows_them(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     async def test() -> None:
@@ -216,7 +210,7 @@ def test_less_memory_takes_the_idle_ones_away_and_more_lets_them_come(
 
 
 def test_a_reload_while_models_are_preloaded(config: Path, tmp_path: Path, tiny_model: Path) -> None:
-    """One of them is in the config no more: nobody waits for it."""
+    """One of them is removed from the config."""
     write(config, tmp_path, tiny_model, a=", preload: true", b=", preload: true")
     slow = install(tmp_path / "llama-server", "load_s=0.5")
 
@@ -235,8 +229,8 @@ def test_a_reload_while_models_are_preloaded(config: Path, tmp_path: Path, tiny_
     asyncio.run(test())
 
 
-@pytest.mark.parametrize("room_for", [1.5, 2.5])
-def test_what_is_preloaded_and_has_to_go_again_at_once_is_named(
+@pytest.mark.parametrize("capacity", [1.5, 2.5])
+def test_preloaded_models_that_are_evicted_at_once_are_named(
     config: Path, tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture, capacity: float
 ) -> None:
     async def needs_bytes() -> int:
@@ -251,16 +245,14 @@ def test_what_is_preloaded_and_has_to_go_again_at_once_is_named(
     memory = f"memory: {{ram: {int(capacity * asyncio.run(needs_bytes()) / 1000)}kB}}"
     write(config, tmp_path, tiny_model, memory, a=", preload: true", b=", preload: true")
     asyncio.run(test())
-    told = [each.message for each in caplog.records if "does not fit in memory together" in each.message]
-    assert len(told) == (capacity < 2)
+    logged = [record.message for record in caplog.records if "do not fit into memory" in record.message]
+    assert len(logged) == (capacity < 2)
 
 
-# --- what is to be preloaded
+# --- preloading
 
 
-def test_what_is_to_be_preloaded_from_now_on_is_loaded_whatever_else_is_said_of_it(
-    config: Path, tmp_path: Path, tiny_model: Path
-) -> None:
+def test_new_preload_setting_loads_the_model(config: Path, tmp_path: Path, tiny_model: Path) -> None:
     async def test() -> None:
         async with hosting(config) as it:
             write(config, tmp_path, tiny_model, a=", preload: true", b=", preload: true, threads: 1")
@@ -272,7 +264,7 @@ def test_what_is_to_be_preloaded_from_now_on_is_loaded_whatever_else_is_said_of_
     asyncio.run(test())
 
 
-def test_what_could_not_be_preloaded_is_loaded_once_its_config_is_mended(
+def test_failed_preload_is_repeated_after_the_config_is_fixed(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     write(config, tmp_path, tiny_model, a=", preload: true, threads: 1")
@@ -294,10 +286,10 @@ def test_what_could_not_be_preloaded_is_loaded_once_its_config_is_mended(
     asyncio.run(test())
 
 
-def test_what_is_to_be_preloaded_and_lies_nowhere_yet_is_loaded_when_it_comes(
+def test_missing_preloaded_model_is_loaded_when_its_file_appears(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
-    """A disk may be mounted late."""
+    """For example a disk that is mounted late."""
     folder = tmp_path / "mounted"
     config.write_text(
         f"runtime: {install(tmp_path / 'llama-server')}\nmodels_dir: {folder}\n"
@@ -316,7 +308,7 @@ def test_what_is_to_be_preloaded_and_lies_nowhere_yet_is_loaded_when_it_comes(
     asyncio.run(test())
 
 
-def test_what_was_unloaded_by_hand_stays_so_whatever_else_is_said_of_it(
+def test_model_unloaded_by_hand_stays_unloaded_after_other_changes(
     config: Path, tmp_path: Path, tiny_model: Path
 ) -> None:
     write(config, tmp_path, tiny_model, a=", preload: true")
@@ -324,7 +316,7 @@ def test_what_was_unloaded_by_hand_stays_so_whatever_else_is_said_of_it(
     async def test() -> None:
         async with hosting(config) as it:
             await it.until(lambda: it.phases()[0] is Phase.RESIDENT)
-            await it.hosted.controlled.unload("a")
+            await it.hosted.control_target.unload("a")
             write(config, tmp_path, tiny_model, a=", preload: true, aliases: [x]", b=", preload: true")
             await it.hosted.reload()
             await it.until(lambda: it.phases()[1] is Phase.RESIDENT)

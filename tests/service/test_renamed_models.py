@@ -1,4 +1,4 @@
-"""Models whose ids change while they are served: nobody who waits, and nothing in flight, notices (S16)."""
+"""Models whose ids change while they are served, without errors for waiting requests (S16)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ async def test_a_served_file_may_be_given_a_name(tmp_path: Path, spec: ModelSpec
 
 
 @async_test
-async def test_a_former_name_that_means_another_file_by_now_leads_nobody_there(
+async def test_old_name_of_a_model_does_not_reach_a_new_file(
     tmp_path: Path, spec: ModelSpec, other: ModelSpec
 ) -> None:
     async with pooled(tmp_path, called(spec, "a")) as it:
@@ -108,9 +108,7 @@ async def test_a_former_name_that_means_another_file_by_now_leads_nobody_there(
 
 
 @async_test
-async def test_a_request_that_waits_for_a_load_survives_that_its_model_is_named(
-    tmp_path: Path, spec: ModelSpec
-) -> None:
+async def test_request_waiting_for_a_load_survives_a_rename(tmp_path: Path, spec: ModelSpec) -> None:
     runtime = server(tmp_path, {"gguf": ["load_s=0.5"]})
     async with pooled(tmp_path, spec, runtime=runtime) as it:
         waiting = it.ask("x")
@@ -125,7 +123,7 @@ async def test_a_request_that_waits_for_a_load_survives_that_its_model_is_named(
 
 
 @async_test
-async def test_a_name_that_comes_with_other_settings_swaps_the_process_for_nobody_to_notice(
+async def test_new_name_with_new_settings_swaps_the_process_without_errors(
     tmp_path: Path, spec: ModelSpec
 ) -> None:
     async with pooled(tmp_path, spec) as it:
@@ -149,7 +147,7 @@ async def test_a_name_that_comes_with_other_settings_swaps_the_process_for_nobod
 
 
 @async_test
-async def test_what_is_started_next_is_started_under_the_new_name(tmp_path: Path, spec: ModelSpec) -> None:
+async def test_next_start_uses_the_new_name(tmp_path: Path, spec: ModelSpec) -> None:
     async with pooled(tmp_path, spec) as it:
         await it.load("x")
         it.apply(called(spec, "chat", "x"))
@@ -162,9 +160,7 @@ async def test_what_is_started_next_is_started_under_the_new_name(tmp_path: Path
 
 
 @async_test
-async def test_one_of_two_models_that_becomes_a_name_of_the_other_hands_its_queue_over(
-    tmp_path: Path, spec: ModelSpec
-) -> None:
+async def test_model_that_becomes_an_alias_transfers_its_queue(tmp_path: Path, spec: ModelSpec) -> None:
     """Both were of one file, with settings that did not agree."""
     both = called(spec, "chat"), called(replace(spec, stay=Stay(ttl_s=9.0)), "long")
     runtime = server(tmp_path, {"gguf": ["load_s=0.5"]})
@@ -183,9 +179,7 @@ async def test_one_of_two_models_that_becomes_a_name_of_the_other_hands_its_queu
 
 
 @async_test
-async def test_who_gives_up_after_the_queue_was_handed_over_is_forgotten(
-    tmp_path: Path, spec: ModelSpec
-) -> None:
+async def test_client_that_leaves_after_a_queue_transfer_is_removed(tmp_path: Path, spec: ModelSpec) -> None:
     both = called(spec, "chat"), called(spec, "long")
     runtime = server(tmp_path, {"gguf": ["load_s=60"]})
     async with pooled(tmp_path, *both, runtime=runtime) as it:
@@ -222,7 +216,7 @@ async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_i
 
 
 @async_test
-async def test_a_file_that_is_another_one_than_was_downloaded_is_taken_over(
+async def test_different_file_with_the_downloads_name_is_used(
     tmp_path: Path, spec: ModelSpec, other: ModelSpec
 ) -> None:
     remote = replace(spec, source="org/x:Q4_K_M", identity=())
@@ -239,9 +233,7 @@ async def test_a_file_that_is_another_one_than_was_downloaded_is_taken_over(
 
 
 @async_test
-async def test_what_was_downloaded_on_demand_goes_on_under_the_name_that_it_is_found_by(
-    tmp_path: Path, spec: ModelSpec
-) -> None:
+async def test_on_demand_download_continues_under_its_found_name(tmp_path: Path, spec: ModelSpec) -> None:
     runtime = server(tmp_path, {"gguf": ["load_s=0.5"]})
     async with pooled(tmp_path, runtime=runtime, fetch=bringing(spec)) as it:  # type: ignore[arg-type]
         inviting(it, spec)
@@ -277,7 +269,7 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
 
 
 @async_test
-async def test_a_name_that_means_what_lies_here_is_not_downloaded(tmp_path: Path, spec: ModelSpec) -> None:
+async def test_name_of_a_local_model_is_not_downloaded(tmp_path: Path, spec: ModelSpec) -> None:
     """The repository without its quantization."""
     async with pooled(tmp_path, fetch=bringing(spec)) as it:  # type: ignore[arg-type]
         inviting(it, spec)
@@ -295,9 +287,7 @@ async def test_a_name_that_means_what_lies_here_is_not_downloaded(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["org/tiny-GGUF:Q4_K_M", "org/tiny-GGUF", "tiny"])
 @async_test
-async def test_a_load_that_takes_longer_than_the_watch_needs_is_not_begun_anew(
-    tmp_path: Path, name: str
-) -> None:
+async def test_load_slower_than_the_watch_is_not_restarted(tmp_path: Path, name: str) -> None:
     runtime = server(tmp_path, {"gguf": ["load_s=60"]})
     folder = tmp_path / "models"
     folder.mkdir()
@@ -310,23 +300,23 @@ async def test_a_load_that_takes_longer_than_the_watch_needs_is_not_begun_anew(
         config = Config(models=models, models_dir=(folder,), downloads=downloads)
         async with llamasup.serve(config=config, runtime=str(runtime)) as service:
             body = {"model": name, "prompt": "a", "max_tokens": 2}
-            asked = asyncio.ensure_future(service.client.post("/v1/completions", json=body))  # noqa: TID251
-            told = []
+            request = asyncio.ensure_future(service.client.post("/v1/completions", json=body))  # noqa: TID251
+            events = []
             async with asyncio.timeout(PATIENCE_S):
                 async for event in service.events():
-                    told.append(event)
+                    events.append(event)
                     if event["event"] == "models":
                         break
             (model,) = service.status()["models"]
             pid = model["pid"]
-            assert not asked.done()
+            assert not request.done()
             assert name in (model["id"], *model["aliases"], "org/tiny-GGUF")
             assert model["state"] == "loading"
             assert model["queued"] == 1
-            assert [each["state"] for each in told if each["event"] == "state"] == ["starting", "loading"]
-            assert not any(each["event"] == "unload" for each in told)
+            assert [each["state"] for each in events if each["event"] == "state"] == ["starting", "loading"]
+            assert not any(each["event"] == "unload" for each in events)
             assert pid is not None
             assert psutil.pid_exists(pid)
-            asked.cancel()
-            await asyncio.wait({asked})
+            request.cancel()
+            await asyncio.wait({request})
             await service.stop(now=True)

@@ -53,7 +53,7 @@ def model_issues(
     far. A model with a known issue gets no second one. If a folder is missing, names are not checked, since
     their models may be in it.
     """
-    from llamasup.service.library import read_library
+    from llamasup.service.inventory import read_inventory
     from llamasup.service.serve import ConfigSource, serve_options
 
     config = reading.config
@@ -63,11 +63,11 @@ def model_issues(
         try:
             source = ConfigSource(serve_options(lambda: config), environ)
         except RuntimeMissing as error:
-            unchecked, library = error.message, read_library(config)
+            unchecked, inventory = error.message, read_inventory(config)
         else:
             configured = source.first()
-            library = configured.library
-            for wrong in source.wrong(configured):
+            inventory = configured.inventory
+            for wrong in source.rejected(configured):
                 model = place_text(wrong.place[:2])
                 if any(issue.key == model or issue.key.startswith(f"{model}.") for issue in known):
                     continue
@@ -77,7 +77,7 @@ def model_issues(
     except ConfigInvalid as error:
         return (Issue(0, "", reading.as_written(error.message)),), ""
     has_folders = not any(issue.key.startswith("models_dir") for issue in known)
-    names = _unknown_names(config, library.registry) if has_folders else ()
+    names = _unknown_names(config, inventory.registry) if has_folders else ()
     return (*found, *(_issue(reading, place, problem) for place, problem in names)), unchecked
 
 

@@ -29,7 +29,7 @@ from llamasup.pool.state import AWAY
 from llamasup.system.text import printable
 
 if TYPE_CHECKING:
-    from llamasup.control.client import ControlClient, Place
+    from llamasup.control.client import ControlAddress, ControlClient
 
 __all__ = ["commands", "find_target", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
 
@@ -305,15 +305,15 @@ def _changes_text(changes: Mapping[str, Any]) -> str:
     return "; ".join(f"{change}: {shortened(names)}" for change, names in parts.items() if names)
 
 
-def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> Place:
+def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
     """The address of the llamasup that a command talks to.
 
     Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
     """
     from llamasup.auth.key_source import client_key
-    from llamasup.control.choose import choose
-    from llamasup.control.client import Place
-    from llamasup.control.discovery import look
+    from llamasup.control.client import ControlAddress
+    from llamasup.control.discovery import discover
+    from llamasup.control.selection import select_running
 
     if pid is not None and url is not None:
         raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
@@ -325,14 +325,14 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
                 "--api-key-file needs --url: a llamasup on this machine requires no key.",
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
-        return Place(socket=choose(look(), pid).socket)
+        return ControlAddress(socket=select_running(discover(), pid).socket)
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
         raise UsageInvalid(
             "The URL contains a user name or a password.",
             remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
         )
-    return Place(url=full, api_key=client_key(api_key_file, os.environ))
+    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
 
 
 def _with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
@@ -377,7 +377,7 @@ def _exit_waiter(client: ControlClient) -> Callable[[], None]:
     """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
     from llamasup.system.process.exit_watch import end_of
 
-    if client.place.socket is not None:
+    if client.address.socket is not None:
         with suppress(ProcessLookupError):  # a llamasup in another container has other process IDs
             return end_of(client.status()["pid"]).wait
 

@@ -71,10 +71,10 @@ def serve_models(
         from llamasup.config.sources import VARIABLE, find_config
         from llamasup.service.serve import ServeService, serve_options
         from llamasup.service.systemd.notify import take_sockets
-        from llamasup.system.storage.paths import expanded, refuse_no_folder
+        from llamasup.system.storage.paths import expanded, require_folders
 
         folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
-        refuse_no_folder(folders, of="--models-dir")
+        require_folders(folders, of="--models-dir")
         # With folders on the command line, a config in a default path is not read.
         is_named = config_file is not None or bool(os.environ.get(VARIABLE))
         path = find_config(config_file, os.environ) if is_named or not folders else None

@@ -111,7 +111,7 @@ def install(
 
     def act(view: View) -> None:
         units = Units(arguments["user"])
-        units.demand()
+        units.require_permission()
         unit = _UnitArguments(ctx, model, arguments).unit()
         path = units.path(unit.file_name)
         was_there = units.own(unit.file_name) is not None
@@ -142,7 +142,7 @@ def uninstall(name: Service, user: User = False, json: o.Json = False) -> int:
 
     def act(view: View) -> None:
         units, file_name = Units(user), _file_name(name)
-        units.demand()
+        units.require_permission()
         path = units.path(file_name)
         removed = units.own(file_name) is not None
         if removed:

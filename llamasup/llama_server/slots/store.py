@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import stat
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +35,7 @@ from llamasup.llama_server.slots.policy import (
     sets_to_remove,
 )
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder
+from llamasup.system.storage.folders import atomic_write, cache_folder, open_private, private_folder
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["SlotStore", "Taken", "slot_home", "sweep_slots"]
@@ -235,15 +234,9 @@ class SlotStore:
 
     @contextlib.contextmanager
     def _opened(self, name: str) -> Iterator[int]:
-        """Open a regular file of this user, never a symbolic link (X13). Raises OSError or ValueError."""
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        fd = os.open(self._folder / name, flags)
+        """A file of this user; a symlink is not followed (X13). Raises OSError."""
+        fd = open_private(self._folder / name)
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{name} is not a regular file")
-            if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-                raise ValueError(f"{name} belongs to user {status.st_uid}")
             yield fd
         finally:
             os.close(fd)

@@ -1,6 +1,5 @@
-"""What every service needs of this machine, whatever it serves: a command line that stays right, a user who
-may read and write all that is wanted, an address that may be had. What cannot be is refused before anything
-is written.
+"""Builds the systemd unit of a service, and checks it first: the user can read and write all files, the
+address is allowed, and the command line stays valid.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, i
 __all__ = [
     "CREDENTIALS",
     "Account",
-    "Needs",
+    "Requirements",
+    "build_unit",
+    "check_service_address",
     "plain_path",
     "program_paths",
-    "refuse_address",
-    "runtime_word",
-    "under_all_names",
-    "unit_of",
-    "writing_places",
+    "runtime_argument",
+    "with_real_paths",
+    "written_folders",
 ]
 
 _MIN_FREE_PORT = 1024
@@ -41,12 +40,14 @@ CREDENTIALS: Mapping[str, str] = {
     "tls_key": "--tls-key",
     "token_file": "--token-file",
 }
-"""Options that name files which may be their owner's alone, by field."""
+"""Options whose files may be readable only for their owner, by field."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """Who the service is: one of the system's, as ``run_as`` or as a user of its own, or one ``of_user``."""
+    """The user of the service. A system service runs as ``run_as`` or a dynamic user; ``of_user``: the user's
+    own service manager runs it.
+    """
 
     of_user: bool = False
     run_as: str | None = None
@@ -56,20 +57,20 @@ class Account:
         if self.of_user and self.run_as is not None:
             raise UsageInvalid(
                 "--run-as and --user exclude each other: a user's own service runs as that user.",
-                remedy="Leave one of them out.",
+                remedy="Remove one of them.",
             )
         if self.run_as is not None and not _is_user(self.run_as):
-            raise UsageInvalid(f"There is no user {self.run_as!r}.", remedy="Name one that exists.")
+            raise UsageInvalid(f"There is no user {self.run_as!r}.", remedy="Choose an existing user.")
 
     @property
-    def is_nobody(self) -> bool:
-        """Whether it owns nothing but its own folders."""
+    def is_dynamic(self) -> bool:
+        """Whether systemd makes a user for it (DynamicUser=), which owns only the service's folders."""
         return not self.of_user and self.run_as is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """What a service takes, and what it is told. ``written``: folders, and what wants to write in each."""
+class Requirements:
+    """The arguments of a service, and the files it uses. ``written``: the reason for each written folder."""
 
     arguments: tuple[str, ...]
     hosts: tuple[str, ...]
@@ -82,49 +83,51 @@ class Needs:
     downloads: bool = False
 
 
-def unit_of(name: str, account: Account, needs: Needs) -> Unit:
-    """The unit. Raises UsageInvalid and ConfigInvalid for what its user could not read or write."""
+def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
+    """The unit. Raises UsageInvalid and ConfigInvalid if its user cannot read or write a file."""
     program = (str(plain_path(sys.executable)), "-P", "-m", "llamasup")
     own = own_folders(name)
     written = {
         folder: what
-        for folder, what in needs.written.items()
-        if not any(PurePath(folder).is_relative_to(each) for each in own)
+        for folder, what in requirements.written.items()
+        if not any(PurePath(folder).is_relative_to(parent) for parent in own)
     }
     unit = Unit(
         name=checked_name(name),
-        command=(*program, *needs.arguments),
+        command=(*program, *requirements.arguments),
         reload_command=(*program, "reload", "--pid"),
-        drain_timeout_s=needs.drain_timeout_s,
-        stop_timeout_s=needs.stop_timeout_s,
-        of_many=needs.of_many,
-        is_local=all(map(is_local, needs.hosts)),
-        downloads=needs.downloads,
+        drain_timeout_s=requirements.drain_timeout_s,
+        stop_timeout_s=requirements.stop_timeout_s,
+        of_many=requirements.of_many,
+        is_local=all(map(is_local, requirements.hosts)),
+        downloads=requirements.downloads,
         of_user=account.of_user,
         run_as=account.run_as,
         groups=() if account.of_user else gpu_groups(),
-        needed_paths=needs.read,
+        needed_paths=requirements.read,
         written_folders=tuple(written),
-        credentials=needs.credentials,
+        credentials=requirements.credentials,
         systemd_version=systemd_version(),
     )
     if not account.of_user:
-        _refuse_unwritable(unit, account, written)
-    if account.is_nobody:
-        _refuse_unreadable(unit)
+        _check_writable(unit, account, written)
+    if account.is_dynamic:
+        _check_readable(unit)
     return unit
 
 
-# --- what is refused ---------------------------------------------------------------------------------
+# --- checks ------------------------------------------------------------------------------------------
 
 
-def refuse_address(hosts: Iterable[str], port: int, *, needs_key: bool, remedy: str) -> None:
-    """``needs_key``: nobody has given one, or said that none is wanted; ``remedy`` says how to."""
+def check_service_address(hosts: Iterable[str], port: int, *, needs_key: bool, remedy: str) -> None:
+    """``needs_key``: no API key is set, and --insecure-no-auth neither; ``remedy`` is for this case."""
     if not 0 <= port <= 65535:
-        raise UsageInvalid(f"--port {port} is no port.", remedy="Give 1 to 65535, or 0 for any free one.")
+        raise UsageInvalid(
+            f"--port {port} is not a valid port.", remedy="Use 1 to 65535, or 0 for any free one."
+        )
     if 0 < port < _MIN_FREE_PORT:
         raise UsageInvalid(
-            f"--port {port} needs a right that the service is not given.",
+            f"--port {port} needs a privilege that the service does not get.",
             remedy="Use a port above 1023, or let systemd open it (docs/systemd.md, Socket activation).",
         )
     outside = [host for host in hosts if not is_local(host)]
@@ -144,31 +147,31 @@ def _is_user(name: str) -> bool:
     return True
 
 
-def _refuse_unreadable(unit: Unit) -> None:
+def _check_readable(unit: Unit) -> None:
     hidden = [path for path in unit.needed_paths if is_hidden(path)]
     reason = unreadable_by_others(unit.needed_paths, hidden)
     if reason is not None:
         raise ConfigInvalid(
-            f"The service's own user could not read all it needs: {reason}.",
-            remedy="Let others read it (chmod o+rX), or name a user who may with --run-as USER.",
+            f"The service's user cannot read all its files: {reason}.",
+            remedy="Make them readable for others (chmod o+rX), or choose a user with --run-as USER.",
         )
 
 
-def _refuse_unwritable(unit: Unit, account: Account, written: Mapping[str, str]) -> None:
-    """Whether a named user may write there is between that user and the folder; that it is there is not."""
+def _check_writable(unit: Unit, account: Account, written: Mapping[str, str]) -> None:
+    """Check that the folders exist and are writable for a dynamic user; a ``run_as`` user is not checked."""
     own = own_folders(unit.name)[0]
     for folder, what in written.items():
         if not Path(folder).is_dir():
             raise ConfigInvalid(
-                f"{what}: there is no folder {folder}, and the service may not make it.",
-                remedy=f"Make it first, or use one below {own}, which is the service's own.",
+                f"{what}: the folder {folder} does not exist, and the service cannot create it.",
+                remedy=f"Create it first, or use a folder below {own}, which belongs to the service.",
             )
         reason = unwritable_by_others([folder], [folder] if is_hidden(folder) else [])
-        if account.is_nobody and reason is not None:
+        if account.is_dynamic and reason is not None:
             raise ConfigInvalid(
-                f"{what}: the service's own user could not write there: {reason}.",
-                remedy=f"Use a folder below {own}, which is the service's own, or name a user who may write "
-                "there with --run-as USER.",
+                f"{what}: the service's user cannot write there: {reason}.",
+                remedy=f"Use a folder below {own}, which belongs to the service, or choose a user that can "
+                "write there with --run-as USER.",
             )
 
 
@@ -176,18 +179,18 @@ def _refuse_unwritable(unit: Unit, account: Account, written: Mapping[str, str])
 
 
 def plain_path(path: str | Path) -> Path:
-    """Absolute and without "..": systemd takes no such path, and the folder before it may be hidden."""
+    """Absolute and without "..", which systemd does not accept, and whose parent may be hidden."""
     path = Path(path).absolute()
     return path.parent.resolve() / path.name if ".." in path.parts else path
 
 
-def runtime_word(runtime: Runtime) -> str:
-    """For ``--runtime``: a service has another PATH than the person who installs it."""
+def runtime_argument(runtime: Runtime) -> str:
+    """For ``--runtime``: the PATH of a service differs from that of the user who installs it."""
     return str(plain_path(runtime.path)) if runtime.kind == "binary" else "embedded"
 
 
 def program_paths(runtime: Runtime) -> list[Path]:
-    """Python, llamasup and the runtime."""
+    """The folders of Python, llamasup and the runtime."""
     python = Path(sys.executable)
     paths = [
         Path(sys.prefix),
@@ -198,14 +201,14 @@ def program_paths(runtime: Runtime) -> list[Path]:
     return [*paths, plain_path(runtime.path).parent] if runtime.kind == "binary" else paths
 
 
-def under_all_names(paths: Iterable[Path]) -> tuple[str, ...]:
-    """Each under its own name and its real one."""
-    return tuple(dict.fromkeys(str(each) for path in paths for each in (path, path.resolve())))
+def with_real_paths(paths: Iterable[Path]) -> tuple[str, ...]:
+    """Each path, and its real path if it is a symlink."""
+    return tuple(dict.fromkeys(str(name) for path in paths for name in (path, path.resolve())))
 
 
-def writing_places(hosts: Iterable[str], access_log: Path | None) -> dict[str, str]:
-    """Folders by what is written there: sockets that are listened on, and the access log."""
-    places = {str(Path(host).parent): f"The socket {host}" for host in hosts if host.endswith(".sock")}
+def written_folders(hosts: Iterable[str], access_log: Path | None) -> dict[str, str]:
+    """The folders of listening sockets and of the access log, each with its reason."""
+    folders = {str(Path(host).parent): f"The socket {host}" for host in hosts if host.endswith(".sock")}
     if access_log not in (None, Path("-")):
-        places[str(access_log.parent)] = f"The access log {access_log}"
-    return places
+        folders[str(access_log.parent)] = f"The access log {access_log}"
+    return folders

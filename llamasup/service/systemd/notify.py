@@ -1,7 +1,7 @@
-"""What systemd gives a service in its environment: where to report, how often, and open sockets.
+"""Reads systemd's variables for a service: the notification socket, the watchdog interval, open sockets.
 
-Each is taken once and its variables are removed, so that no child takes them for its own. Written to
-sd_notify(3), sd_watchdog_enabled(3) and sd_listen_fds(3); libsystemd is not needed.
+Each is read once and removed from the environment, so that children do not use them. Written to sd_notify(3),
+sd_watchdog_enabled(3) and sd_listen_fds(3); libsystemd is not needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Notifier", "Systemd", "take_sockets", "take_systemd"]
 _log = logging.getLogger(__name__)
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-_MAX_UNSENT = 16  # messages that matter: a start, a reload and a stop make fewer
+_MAX_UNSENT = 16  # a start, a reload and a stop together send fewer
 
 
 class Notifier:
@@ -34,7 +34,7 @@ class Notifier:
         self._unsent: deque[bytes] = deque(maxlen=_MAX_UNSENT)
 
     def send(self, *assignments: str, keep: bool = True) -> None:
-        """One datagram. ``keep``: should systemd's queue be full now, it goes first at the next ``send``."""
+        """Send one datagram. ``keep``: if systemd's queue is full, the next ``send`` tries it again first."""
         message = "\n".join(assignments).encode("utf-8", "replace")
         while self._unsent:
             if not self._sent(self._unsent[0]):
@@ -51,7 +51,7 @@ class Notifier:
             self._socket = None
 
     def _sent(self, message: bytes) -> bool:
-        """False if it can be tried again."""
+        """False if it can be retried."""
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -60,7 +60,7 @@ class Notifier:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOBUFS):
                 return False
-            _log.debug("systemd cannot be told: %s", error)
+            _log.debug("cannot notify systemd: %s", error)
         return True
 
 
@@ -70,16 +70,16 @@ class Systemd:
 
     notifier: Notifier
     watchdog_s: float | None
-    """It kills a service that is silent for longer than this."""
+    """systemd kills the service if no heartbeat comes for this long."""
 
 
 def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
-    """Who wants to be told; None where nobody does. Removes the variables."""
+    """systemd, if it expects notifications. Removes the variables."""
     address = environ.pop("NOTIFY_SOCKET", "")
     interval = environ.pop("WATCHDOG_USEC", "")
     wanted_of = environ.pop("WATCHDOG_PID", "")
     if not address.startswith(("/", "@")) or not hasattr(socket, "AF_UNIX"):
-        return None  # vsock: is for the init of a virtual machine
+        return None  # vsock: is for the init system of a virtual machine
     watchdog_s = None
     if interval.isdecimal() and int(interval) > 0 and wanted_of in ("", str(os.getpid())):
         watchdog_s = int(interval) / 1e6
@@ -87,9 +87,9 @@ def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
 
 
 def take_sockets(environ: MutableMapping[str, str]) -> tuple[socket.socket, ...]:
-    """The listening sockets of a .socket unit, TCP and Unix; none where there is none. Removes the variables.
+    """The listening sockets of a .socket unit, TCP and Unix, if there is one. Removes the variables.
 
-    Raises ConfigInvalid for what cannot be served; those taken before it are closed.
+    Raises ConfigInvalid for a socket of another kind, and closes the others.
     """
     count, wanted_of = environ.pop("LISTEN_FDS", ""), environ.pop("LISTEN_PID", "")
     names = environ.pop("LISTEN_FDNAMES", "").split(":")
@@ -109,10 +109,10 @@ def _listening(fd: int, name: str) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
     except OSError as error:
-        raise _unfit(fd, name, error.strerror or str(error)) from error
+        raise _unusable_socket(fd, name, error.strerror or str(error)) from error
     families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
     if sock.family not in families or sock.type != socket.SOCK_STREAM:
-        reason = "it is no stream socket"
+        reason = "it is not a stream socket"
     elif not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         reason = "it does not listen for connections"
     else:
@@ -120,11 +120,11 @@ def _listening(fd: int, name: str) -> socket.socket:
         sock.setblocking(False)
         return sock
     sock.close()
-    raise _unfit(fd, name, reason)
+    raise _unusable_socket(fd, name, reason)
 
 
-def _unfit(fd: int, name: str, reason: str) -> ConfigInvalid:
+def _unusable_socket(fd: int, name: str, reason: str) -> ConfigInvalid:
     return ConfigInvalid(
-        f"Socket {name!r} (descriptor {fd}) that systemd has given cannot be served: {reason}.",
+        f"Socket {name!r} (descriptor {fd}) from systemd cannot be used: {reason}.",
         remedy="In its .socket unit use ListenStream=ADDRESS:PORT or ListenStream=/PATH, and Accept=no.",
     )

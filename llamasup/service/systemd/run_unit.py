@@ -1,4 +1,4 @@
-"""Gathers what the unit of one model's service needs: an absolute command line, and what it has to read."""
+"""The requirements of a unit for ``llamasup run``: an absolute command line, and the files to read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llamasup.planning.facts import DEMO, Launch, prepare
 from llamasup.service.systemd.installation import (
     CREDENTIALS,
     Account,
-    Needs,
+    Requirements,
+    build_unit,
+    check_service_address,
     plain_path,
     program_paths,
-    refuse_address,
-    runtime_word,
-    under_all_names,
-    unit_of,
-    writing_places,
+    runtime_argument,
+    with_real_paths,
+    written_folders,
 )
 from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, name_for
 from llamasup.system.storage.paths import expanded
@@ -35,8 +35,8 @@ _CREDENTIALS = {name: option for name, option in CREDENTIALS.items() if name != 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRequest:
-    """What ``llamasup service install MODEL`` can be told. ``given`` are the options of ``llamasup run`` by
-    field, and ``arguments(model, settings, given, runtime)`` writes its command line.
+    """The options of ``llamasup service install MODEL``. ``given`` are the options of ``llamasup run`` by
+    field, and ``arguments(model, settings, given, runtime)`` returns its command line.
     """
 
     model: str
@@ -49,15 +49,15 @@ class ServiceRequest:
 
 
 def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
-    """The unit, checked as far as it can be before anything is started.
+    """The unit, after all checks that need no started process.
 
-    Raises what ``llamasup run`` would for the model and the runtime; UsageInvalid, ConfigInvalid.
+    Raises the errors of ``llamasup run`` for the model and the runtime, UsageInvalid and ConfigInvalid.
     """
     name = request.name if request.name is not None else name_for(request.model, request.settings.alias)
     given: dict[str, Any] = dict(request.given)
     hosts = tuple(addresses(given["host"]))
     request.account.check()
-    refuse_address(
+    check_service_address(
         hosts,
         given["port"],
         needs_key=not (given["api_key_file"] or given["insecure_no_auth"]),
@@ -70,35 +70,35 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
         if isinstance(value, Path) and str(value) != "-":
             given[option] = plain_path(expanded(str(value)))
     if given["api_key_file"] is not None:
-        KeyFile(given["api_key_file"])  # what ``llamasup run`` would refuse
+        KeyFile(given["api_key_file"])  # raises if the file is invalid
     credentials = tuple(
-        Credential(option, str(given.pop(each)))
-        for each, option in _CREDENTIALS.items()
-        if given[each] is not None
+        Credential(option, str(given.pop(field)))
+        for field, option in _CREDENTIALS.items()
+        if given[field] is not None
     )
     given = {**dict.fromkeys(_CREDENTIALS), **given}
-    settings = _as_given(launch, request.settings)
-    needs = Needs(
-        arguments=tuple(request.arguments(model, settings, given, runtime_word(launch.runtime))),
+    settings = _keep_none(launch, request.settings)
+    requirements = Requirements(
+        arguments=tuple(request.arguments(model, settings, given, runtime_argument(launch.runtime))),
         hosts=hosts,
-        read=under_all_names([*program_paths(launch.runtime), *paths]),
-        written=writing_places(hosts, given["access_log"]),
+        read=with_real_paths([*program_paths(launch.runtime), *paths]),
+        written=written_folders(hosts, given["access_log"]),
         drain_timeout_s=given["drain_timeout_s"],
         stop_timeout_s=given["stop_timeout_s"],
         credentials=credentials,
     )
-    return unit_of(checked_name(name), request.account, needs)
+    return build_unit(checked_name(name), request.account, requirements)
 
 
-def _as_given(launch: Launch, given: Settings) -> Settings:
-    """With absolute paths, and "none" where that was said."""
+def _keep_none(launch: Launch, given: Settings) -> Settings:
+    """The settings with absolute paths, and with the user's "none"."""
     found = launch.settings
     return found if found.mmproj is not None else replace(found, mmproj=given.mmproj)
 
 
 def model_paths(launch: Launch, *, is_demo: bool = False) -> tuple[Launch, list[Path]]:
-    """``launch`` with paths as systemd takes them, and all files of its model, those too that llama-server's
-    own flags name. The demo model is written by whoever serves it.
+    """``launch`` with paths that systemd accepts, and all files of its model, also those in llama-server's
+    own flags. The service writes the demo model itself.
     """
     named: list[Path] = []
 
@@ -113,14 +113,14 @@ def model_paths(launch: Launch, *, is_demo: bool = False) -> tuple[Launch, list[
         mmproj=None if settings.mmproj is None else plain(settings.mmproj),
         extra=with_absolute_paths(launch.runtime.capabilities, settings.extra, plain),
     )
-    # What is not there yet llama-server may want to write.
-    there = [path for path in named if path.exists()]
+    # llama-server may create the other files.
+    existing = [path for path in named if path.exists()]
     launch = replace(launch, model_path=plain_path(launch.model_path), settings=settings)
     if not is_demo:
-        there += _parts(launch.model_path)
+        existing += _parts(launch.model_path)
     if launch.found is not None and launch.found.projector is not None:
-        there.append(plain_path(launch.found.projector.path))
-    return launch, there
+        existing.append(plain_path(launch.found.projector.path))
+    return launch, existing
 
 
 def _parts(path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
-"""Gathers what the unit of ``llamasup serve`` needs: what its config names, to be read or written, and
-whether models are downloaded.
+"""Collects the requirements of the unit of ``llamasup serve``: the files in its config, and whether it
+downloads models.
 
-What a later config names beyond that, the service has no way to: the unit is installed again then.
+The service cannot access files that a later config adds; install the unit again then.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from llamasup.http.address import addresses
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.planning.facts import DEMO, find_model
 from llamasup.pool.model import prepare_listed
-from llamasup.service.library import read_library
+from llamasup.service.inventory import read_inventory
 from llamasup.service.systemd.installation import (
     CREDENTIALS,
     Account,
-    Needs,
+    Requirements,
+    build_unit,
+    check_service_address,
     plain_path,
     program_paths,
-    refuse_address,
-    runtime_word,
-    under_all_names,
-    unit_of,
-    writing_places,
+    runtime_argument,
+    with_real_paths,
+    written_folders,
 )
 from llamasup.service.systemd.run_unit import model_paths
 from llamasup.service.systemd.unit_file import Credential, Unit, is_hidden, is_home, own_folders
@@ -39,11 +39,10 @@ __all__ = ["ServeRequest", "serve_unit", "service_environment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeRequest:
-    """What ``llamasup service install --config`` can be told.
+    """The options of ``llamasup service install --config``.
 
-    ``config`` is that of ``config_file`` (None: there is none), as the service will read it, with the folders
-    that are ``given`` beside it. ``arguments(config_file, given, runtime)`` writes the command line of
-    ``llamasup serve``.
+    ``config`` is the content of ``config_file`` (if any), as the service will read it, with the ``given``
+    folders. ``arguments(config_file, given, runtime)`` returns the command line of ``llamasup serve``.
     """
 
     name: str
@@ -56,7 +55,7 @@ class ServeRequest:
 
 
 def service_environment(name: str, account: Account, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """What a service knows of ``environ``, and has instead, as far as a config may ask for it."""
+    """The variables of the service that a config can refer to."""
     if account.of_user:
         return {key: environ[key] for key in ("HOME", "USER", "LOGNAME", "SHELL") if key in environ}
     state, cache, run = own_folders(name)
@@ -64,16 +63,16 @@ def service_environment(name: str, account: Account, environ: Mapping[str, str])
 
 
 def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
-    """The unit, checked as far as it can be before anything is started.
+    """The unit, after all checks that need no started process.
 
-    Raises ModelMissing and ModelInvalid for a model that the config names; RuntimeMissing, UsageInvalid,
+    Raises ModelMissing and ModelInvalid for a model of the config; RuntimeMissing, UsageInvalid and
     ConfigInvalid.
     """
     config, given, account = request.config, dict(request.given), request.account
     hosts = config.hosts if given["host"] is None else tuple(addresses(given["host"]))
-    files = {**_files_of(config), **{each: given.pop(each) for each in CREDENTIALS if given[each]}}
+    files = {**_files_of(config), **{field: given.pop(field) for field in CREDENTIALS if given[field]}}
     account.check()
-    refuse_address(
+    check_service_address(
         hosts,
         config.port if given["port"] is None else given["port"],
         needs_key=not (files["api_key_file"] or config.auth.insecure_no_auth or given["insecure_no_auth"]),
@@ -81,46 +80,46 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
     )
     if config.caches and not account.of_user:
         raise ConfigInvalid(
-            f"caches: {', '.join(config.caches)}: those are folders below a home, and the system's service "
-            "has another one than you.",
-            remedy="Name the folder in models_dir.",
+            f"caches: {', '.join(config.caches)}: these folders are in your home, which a system service "
+            "does not use.",
+            remedy="Add the folder to models_dir.",
         )
     runtime = find_runtime(request.runtime, environ, config.runtime)
     downloads = _downloads(config)
-    # A user's own service reads them itself, where the config or the option says.
-    named = files if not account.of_user else {each: request.given[each] for each in CREDENTIALS}
-    needs = Needs(
+    # A user's own service reads the files itself.
+    named = files if not account.of_user else {field: request.given[field] for field in CREDENTIALS}
+    requirements = Requirements(
         arguments=tuple(
             request.arguments(
-                request.config_file, {**dict.fromkeys(CREDENTIALS), **given}, runtime_word(runtime)
+                request.config_file, {**dict.fromkeys(CREDENTIALS), **given}, runtime_argument(runtime)
             )
         ),
         hosts=hosts,
-        read=under_all_names(
+        read=with_real_paths(
             [
                 *program_paths(runtime),
-                *([] if request.config_file is None else _config_places(request.config_file)),
+                *([] if request.config_file is None else _config_paths(request.config_file)),
                 *config.models_dir,
-                *_files_of_models(config, runtime_word(runtime), environ),
+                *_files_of_models(config, runtime_argument(runtime), environ),
             ]
         ),
         written={
-            **writing_places(hosts, config.http.access_log),
+            **written_folders(hosts, config.http.access_log),
             **({str(folder): "downloads.folder" for folder in _downloads_to(config)} if downloads else {}),
         },
         drain_timeout_s=max(_drains(config)),
         stop_timeout_s=Policy().stop_timeout_s,
         credentials=tuple(
-            Credential(option, str(named[each])) for each, option in CREDENTIALS.items() if named[each]
+            Credential(option, str(named[field])) for field, option in CREDENTIALS.items() if named[field]
         ),
         of_many=True,
         downloads=downloads,
     )
-    return unit_of(request.name, account, needs)
+    return build_unit(request.name, account, requirements)
 
 
 def _files_of(config: Config) -> dict[str, Path | None]:
-    """Those that may be their owner's alone, by the field of their option."""
+    """The files of ``CREDENTIALS`` in the config."""
     auth, http = config.auth, config.http
     return {
         "api_key_file": auth.api_key_file,
@@ -130,17 +129,17 @@ def _files_of(config: Config) -> dict[str, Path | None]:
     }
 
 
-def _config_places(file: Path) -> Iterator[Path]:
-    """The file; where the sandbox hides it, its folder: an editor puts a new file in its place, and of a
-    single file the service would go on seeing the old one.
+def _config_paths(file: Path) -> Iterator[Path]:
+    """The file. If the sandbox hides it, also its folder: editors replace the file, and a service that can
+    access only the file would still see the old one.
     """
     for path in dict.fromkeys((plain_path(file), file.resolve())):
         if not is_hidden(str(path)):
             yield path
         elif is_home(str(path.parent)):
             raise ConfigInvalid(
-                f"The config {path} lies in {path.parent}, all of which the service would see with it.",
-                remedy="Put it into a folder of its own, or into /etc/llamasup.",
+                f"The config {path} is in {path.parent}, so the service would get access to all files there.",
+                remedy="Move it to a folder of its own, or to /etc/llamasup.",
             )
         else:
             yield path.parent
@@ -152,13 +151,13 @@ def _downloads(config: Config) -> bool:
 
 
 def _downloads_to(config: Config) -> tuple[Path, ...]:
-    """Nowhere in particular: a folder of its own."""
+    """The configured folder; without one the service uses its own."""
     folder = config.downloads.folder
     return config.models_dir[:1] if folder is None else (folder,)
 
 
 def _drains(config: Config) -> Iterator[float]:
-    """How long requests may take to finish, of each model about which something is said."""
+    """The drain time-outs of the defaults and of each model."""
     yield Policy().drain_timeout_s
     for keys in (config.defaults, *config.models.values()):
         if keys.drain_timeout_s is not None:
@@ -166,14 +165,14 @@ def _drains(config: Config) -> Iterator[float]:
 
 
 def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Of the models that the config names. What else lies in its folders may come and go."""
+    """The files of the models that the config names; other models in its folders may change."""
     has_demo = any(entry.path == DEMO for entry in config.models.values())
     demo = str(find_model(DEMO)) if has_demo else None
-    for spec in read_library(config).registry.specs.values():
+    for spec in read_inventory(config).registry.specs.values():
         if spec.is_remote or not any(name in config.models for name in spec.names):
             continue
         if not spec.source:
-            raise ModelMissing(f"{spec.problem}.", remedy="Say where it is: path, repo or url.")
+            raise ModelMissing(f"{spec.problem}.", remedy="Set its path, repo or url.")
         launch = prepare_listed(spec, runtime=runtime, environ=environ)
         yield from model_paths(launch, is_demo=spec.source == demo)[1]
         yield from map(Path, spec.settings.adapters)

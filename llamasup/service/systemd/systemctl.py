@@ -1,4 +1,4 @@
-"""Unit files and ``systemctl``: reads, writes and asks; never decides what a unit says."""
+"""Reads and writes unit files, and calls ``systemctl``. ``unit_file.py`` decides the content."""
 
 from __future__ import annotations
 
@@ -44,44 +44,44 @@ class Units:
     def path(self, file_name: str) -> Path:
         return self.folder / file_name
 
-    def demand(self) -> None:
-        """Raises ServiceManagerFailed where units cannot be installed or removed."""
+    def require_permission(self) -> None:
+        """Raises ServiceManagerFailed if units cannot be installed or removed."""
         if shutil.which("systemctl") is None:
             raise ServiceManagerFailed(
-                "There is no systemctl on PATH: this machine is not run by systemd.",
-                remedy="Start `llamasup run` with what supervises programs here.",
+                "There is no systemctl on PATH: this machine does not use systemd.",
+                remedy="Start `llamasup run` with the service manager of this machine.",
             )
         if not self.of_user and os.geteuid() != 0:
             raise ServiceManagerFailed(
-                f"Units of the system lie in {self.folder}, where only root may write.",
+                f"System units are in {self.folder}, where only root can write.",
                 remedy="Use sudo, or --user for a service of your own.",
             )
         self.systemctl("show", "--property=Version")
 
     def read(self, file_name: str) -> str | None:
-        """The text of an installed unit; None where there is none."""
+        """The text of an installed unit; None if it does not exist."""
         path = self.path(file_name)
         try:
             return path.read_text("utf-8", "replace")
         except FileNotFoundError:
             if not path.is_symlink():
                 return None
-            return ""  # a link to nowhere, somebody's own
+            return ""  # a dangling symlink, not written by llamasup
         except OSError as error:
             raise _unusable(path, error) from error
 
     def own(self, file_name: str) -> str | None:
-        """As ``read``. Raises UnitNotOurs for one that llamasup has not written."""
+        """Like ``read``. Raises UnitNotOurs for a unit that llamasup has not written."""
         text, path = self.read(file_name), self.path(file_name)
         if text is not None and (path.is_symlink() or not is_ours(text)):
             raise UnitNotOurs(
-                f"{path} is there, and llamasup has not written it.",
-                remedy="Give another name with --name, or remove that file yourself.",
+                f"{path} exists, and llamasup has not written it.",
+                remedy="Choose another name with --name, or remove the file yourself.",
             )
         return text
 
     def write(self, file_name: str, text: str) -> bool:
-        """Put the unit there, whole or not at all; False if this very text was there already."""
+        """Install the unit; False if it has this text already."""
         if self.own(file_name) == text:
             return False
         path = self.path(file_name)
@@ -100,7 +100,7 @@ class Units:
             raise _unusable(path, error) from error
 
     def systemctl(self, *words: str, timeout_s: float | None = _TIMEOUT_S) -> str:
-        """Run ``systemctl``; its output. Raises ServiceManagerFailed with what it says."""
+        """Run ``systemctl`` and return its output. Raises ServiceManagerFailed with its error."""
         manager = ["systemctl", *(["--user"] if self.of_user else [])]
         named = shlex.join([*manager, *words[:2]])
         try:
@@ -116,25 +116,25 @@ class Units:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ServiceManagerFailed(f"`{named}` could not be run: {error}.") from error
         if done.returncode != 0:
-            said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-            raise ServiceManagerFailed(f"`{named}` failed: {said}", remedy=self._remedy(said))
+            problem = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+            raise ServiceManagerFailed(f"`{named}` failed: {problem}", remedy=self._remedy(problem))
         return done.stdout
 
-    def _remedy(self, said: str) -> str:
-        if "not been booted with systemd" in said or (not self.of_user and "connect to bus" in said):
-            return "systemd does not run here (a container?): start `llamasup run` with what does."
-        if "connect to bus" in said:
-            return "Log in as that user (not with su or sudo), or say `machinectl shell USER@`."
+    def _remedy(self, problem: str) -> str:
+        if "not been booted with systemd" in problem or (not self.of_user and "connect to bus" in problem):
+            return "systemd does not run here (a container?): use its service manager for `llamasup run`."
+        if "connect to bus" in problem:
+            return "Log in as that user (not with su or sudo), or run `machinectl shell USER@`."
         return ""
 
     def state(self, file_name: str) -> Mapping[str, str]:
-        """What systemd knows of a unit."""
+        """The properties of a unit."""
         lines = self.systemctl("show", file_name, f"--property={','.join(_SHOWN)}").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
 def systemd_version() -> int:
-    """252, 257 …; 0 where it cannot be told."""
+    """252, 257 …; 0 if unknown."""
     with suppress(OSError, subprocess.TimeoutExpired):
         done = subprocess.run(
             ["systemctl", "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -145,7 +145,7 @@ def systemd_version() -> int:
 
 
 def gpu_groups() -> tuple[str, ...]:
-    """The groups of this machine whose members may open GPUs: of an unknown one systemd makes an error."""
+    """The existing groups whose members can open GPUs; systemd rejects unknown groups."""
     import grp
 
     names = []
@@ -156,31 +156,31 @@ def gpu_groups() -> tuple[str, ...]:
 
 
 def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> str | None:
-    """Why a user who owns nothing here could not read one of ``paths``; None where it could read all.
+    """Why a user without files here cannot read one of ``paths``; None if all are readable.
 
-    Of those also in ``hidden`` the folders above do not count: the sandbox makes them anew.
+    The parents of ``hidden`` paths do not count, as the sandbox creates them.
     """
     return _closed_to_others(paths, hidden, stat.S_IROTH)
 
 
 def unwritable_by_others(folders: Sequence[str], hidden: Sequence[str]) -> str | None:
-    """As ``unreadable_by_others``: why it could not make files in one of ``folders``."""
+    """Like ``unreadable_by_others``: why such a user cannot create files in one of ``folders``."""
     return _closed_to_others(folders, hidden, stat.S_IWOTH)
 
 
 def _closed_to_others(paths: Sequence[str], hidden: Sequence[str], right: int) -> str | None:
     for path in map(Path, paths):
-        way = [] if str(path) in hidden else list(path.resolve().parents)
-        for each in (path, *way):
+        parents = [] if str(path) in hidden else list(path.resolve().parents)
+        for part in (path, *parents):
             try:
-                mode = each.stat().st_mode
+                mode = part.stat().st_mode
             except OSError as error:
-                return f"{each}: {error.strerror}"
-            needed = right if each is path else 0
+                return f"{part}: {error.strerror}"
+            needed = right if part is path else 0
             if stat.S_ISDIR(mode):
                 needed |= stat.S_IXOTH
             if mode & needed != needed:
-                return f"{each} has mode {stat.S_IMODE(mode):04o}"
+                return f"{part} has mode {stat.S_IMODE(mode):04o}"
     return None
 
 

@@ -1,9 +1,9 @@
-"""The systemd unit that runs llamasup: values in, the text of the file out.
+"""Writes the text of the systemd unit that runs llamasup, and decides its permissions.
 
-Decides what the service may do. A system unit has the whole sandbox and scores at most 1.5 in
-``systemd-analyze security`` (X14). A unit of a user's own manager has what needs neither root nor user
-namespaces (Ubuntu 24.04 and others keep those from unprivileged users): the rest would make it fail to start.
-Every choice that a reader may wonder about carries its reason in the file itself.
+A system unit has the whole sandbox and scores at most 1.5 in ``systemd-analyze security`` (X14). A unit of
+the user's own service manager has only the options that need neither root nor user namespaces, which Ubuntu
+24.04 and others deny to unprivileged users; with more it would not start. Comments in the unit explain the
+choices.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{_LONGEST_NAME - 1}}}")
 _HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - what the sandbox replaces
 _STOP_SLACK_S = 15.0
 
-# Exit codes (docs/design.md) of what would fail again at once: usage, bad model, no model, no runtime, port
-# taken or memory too small, unsafe or invalid configuration.
+# Exit codes (docs/design.md) of errors that would occur again: usage, bad model, no model, no runtime, port
+# in use or too little memory, unsafe or invalid configuration.
 _DETERMINISTIC = "2 65 66 69 71 78"
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A file that only its owner may read, given to llamasup by ``option``."""
+    """A file that only its owner can read, passed to llamasup with ``option``."""
 
     option: str
     path: str
 
     @property
     def name(self) -> str:
-        """As systemd knows it."""
+        """Its name in systemd."""
         return self.option.removeprefix("--")
 
 
@@ -62,7 +62,7 @@ class Unit:
     name: str
     command: tuple[str, ...]
     reload_command: tuple[str, ...]
-    """Asks the process whose number follows to reload, and waits until it has."""
+    """Reloads the process whose ID follows, and waits for the end of the reload."""
     drain_timeout_s: float
     stop_timeout_s: float
     of_many: bool = False
@@ -70,17 +70,17 @@ class Unit:
     is_local: bool = True
     """Whether only this machine can reach it."""
     downloads: bool = False
-    """Whether it reaches for other machines itself."""
+    """Whether it connects to other machines."""
     of_user: bool = False
     """Whether the user's own service manager runs it."""
     run_as: str | None = None
-    """The user whom a system unit runs as; None: one that exists only while it runs."""
+    """The user of a system unit; None: a user that exists only while it runs."""
     groups: tuple[str, ...] = ()
-    """Groups that may open GPU devices here."""
+    """Groups that can open GPU devices on this machine."""
     needed_paths: tuple[str, ...] = ()
-    """What it must read; those that the sandbox hides are made visible."""
+    """Paths that it must read; hidden ones are made visible in the sandbox."""
     written_folders: tuple[str, ...] = ()
-    """Where it writes, besides folders of its own."""
+    """Folders that it writes to, besides its own."""
     credentials: tuple[Credential, ...] = ()
     systemd_version: int = 0
 
@@ -90,7 +90,7 @@ class Unit:
 
     @property
     def stays_here(self) -> bool:
-        """Whether nothing of it goes beyond this machine."""
+        """Whether all its traffic stays on this machine."""
         return self.is_local and not self.downloads
 
 
@@ -99,13 +99,13 @@ def checked_name(name: str) -> str:
     if _NAME.fullmatch(name):
         return name
     raise UsageInvalid(
-        f"{name!r} is no name for a service.",
+        f"{name!r} is not a valid name for a service.",
         remedy=f"Use at most {_LONGEST_NAME} letters, digits, dots, dashes and underscores.",
     )
 
 
 def name_for(model: str, alias: str | None = None) -> str:
-    """The name of a model's service, from ``--alias`` or the file's name. Its own result stays as it is."""
+    """The name of a model's service, from ``--alias`` or the file name. Idempotent."""
     base = PurePath(model).name
     path = model if alias is not None or base.endswith(".gguf") else f"{base}.gguf"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", names_of(path, alias).name).strip("-._")
@@ -122,20 +122,23 @@ def is_hidden(path: str) -> bool:
 
 
 def is_home(folder: str) -> bool:
-    """Whether ``folder`` is one that the sandbox hides as such: somebody's home, or what all share."""
+    """Whether the sandbox hides all of ``folder``: a home, or a shared folder."""
     return folder in _HIDDEN or str(PurePath(folder).parent) in ("/home", "/run/user")
 
 
 def own_folders(name: str) -> tuple[str, str, str]:
-    """Of the system's service of this name: for state, for what can be made again, and for a run."""
+    """The state, cache and runtime folders of the system service with this name."""
     return f"/var/lib/llamasup/{name}", f"/var/cache/llamasup/{name}", f"/run/llamasup/{name}"
 
 
 def unit_text(unit: Unit) -> str:
-    """The unit file. Raises UsageInvalid for a path that systemd has no spelling for."""
+    """The unit file. Raises UsageInvalid for a path that cannot be written in one."""
     sections = [
-        ("Unit", _about(unit)),
-        ("Service", [*_process(unit), *_life(unit), *_place(unit), *_sandbox(unit)]),
+        ("Unit", _unit_section(unit)),
+        (
+            "Service",
+            [*_command_lines(unit), *_restart_rules(unit), *_user_and_folders(unit), *_sandbox(unit)],
+        ),
         ("Install", [f"WantedBy={'default.target' if unit.of_user else 'multi-user.target'}"]),
     ]
     text = "\n\n".join("\n".join((f"[{title}]", *lines)) for title, lines in sections)
@@ -146,10 +149,10 @@ def unit_text(unit: Unit) -> str:
 # --- sections ----------------------------------------------------------------------------------------
 
 
-def _about(unit: Unit) -> list[str]:
+def _unit_section(unit: Unit) -> list[str]:
     lines = [f"Description=llamasup: {unit.name}"]
     if not unit.of_user:
-        # An address other than loopback may not be there before, nor a way to other machines.
+        # Other addresses than loopback, and other machines, may not be reachable before.
         network = "network.target" if unit.stays_here else "network-online.target"
         if not unit.stays_here:
             lines.append(f"Wants={network}")
@@ -157,65 +160,65 @@ def _about(unit: Unit) -> list[str]:
     return [
         *lines,
         *(
-            ["# A model in a crash loop fails alone; what ends llamasup itself is tried again for ever."]
+            ["# A model in a crash loop fails alone; systemd restarts llamasup itself without limit."]
             if unit.of_many
-            else ["# llamasup ends a crash loop by itself (exit code 75); then this tries again for ever."]
+            else ["# After a crash loop llamasup exits with code 75; systemd restarts it without limit."]
         ),
         "StartLimitIntervalSec=0",
     ]
 
 
-def _process(unit: Unit) -> list[str]:
-    words = _words(unit.command)
-    handed_over = [] if unit.of_user else unit.credentials
+def _command_lines(unit: Unit) -> list[str]:
+    command = _quoted_command(unit.command)
+    loaded = [] if unit.of_user else unit.credentials
     options: list[str] = []
-    for each in unit.credentials:
-        # Read by systemd as root and handed over: the service's own user need not be able to read it.
-        options += [each.option, f"%d/{each.name}" if handed_over else _word(each.path)]
-    at = words.index("--") if "--" in words else len(words)
-    words[at:at] = options
+    for file in unit.credentials:
+        # systemd reads it as root, so the service's user need not be able to.
+        options += [file.option, f"%d/{file.name}" if loaded else _quoted(file.path)]
+    at = command.index("--") if "--" in command else len(command)
+    command[at:at] = options
     reload_by_signal = unit.systemd_version >= 253
-    first = "each model that is preloaded" if unit.of_many else "the model"
+    first = "each preloaded model" if unit.of_many else "the model"
     return [
         f"# Ready once {first} has produced a real token.",
         f"Type={'notify-reload' if reload_by_signal else 'notify'}",
-        f"ExecStart={' '.join(words)}",
-        *(f"LoadCredential={each.name}:{_value(each.path)}" for each in handed_over),
+        f"ExecStart={' '.join(command)}",
+        *(f"LoadCredential={file.name}:{_value(file.path)}" for file in loaded),
         (
-            "# Reads the config again: models that it says nothing new of are not touched."
+            "# Reads the config again; models without changes are not restarted."
             if unit.of_many
             else "# Restarts the model: requests in flight finish, others wait."
         ),
         *(
             ["ReloadSignal=SIGHUP"]
             if reload_by_signal
-            else [f"ExecReload={' '.join(_words(unit.reload_command))} $MAINPID"]
+            else [f"ExecReload={' '.join(_quoted_command(unit.reload_command))} $MAINPID"]
         ),
     ]
 
 
-def _life(unit: Unit) -> list[str]:
+def _restart_rules(unit: Unit) -> list[str]:
     slower = ["RestartSteps=6", "RestartMaxDelaySec=5min"] if unit.systemd_version >= 254 else []
     return [
-        "# A load takes as long as it takes: llamasup asks for more time while its loop turns, and ends",
-        "# a load that makes no progress itself.",
+        "# A load may take longer: llamasup requests more time while its event loop runs, and ends a load",
+        "# without progress itself.",
         "TimeoutStartSec=90",
-        "# Drain and stop, and some more; then SIGKILL for all that is left. SIGTERM goes to llamasup alone.",
+        "# Drain, stop and a reserve; then SIGKILL for all processes. Only llamasup gets SIGTERM.",
         f"TimeoutStopSec={round(unit.drain_timeout_s + unit.stop_timeout_s + _STOP_SLACK_S)}",
         "KillMode=mixed",
-        "# Told by the event loop that carries the traffic: one that hangs is killed and started again.",
+        "# The event loop that carries the traffic sends heartbeats; if it hangs, llamasup is restarted.",
         "WatchdogSec=30",
         "Restart=on-failure",
         "RestartSec=5",
         *slower,
-        "# Would fail again: usage, bad model, no model, no runtime, port or memory, configuration.",
+        "# Errors that would occur again: usage, bad model, no model, no runtime, port or memory, config.",
         f"RestartPreventExitStatus={_DETERMINISTIC}",
-        "# Out of memory ends the model's server, and llamasup starts it again, smaller if need be.",
+        "# Out of memory ends the model's server, and llamasup restarts it, smaller if necessary.",
         "OOMPolicy=continue",
     ]
 
 
-def _place(unit: Unit) -> list[str]:
+def _user_and_folders(unit: Unit) -> list[str]:
     folder = f"llamasup/{unit.name}"
     lines = [
         f"RuntimeDirectory={folder}",
@@ -233,12 +236,12 @@ def _place(unit: Unit) -> list[str]:
     ]
     if unit.of_user:
         return lines
-    who = ["DynamicUser=yes"] if unit.run_as is None else [f"User={unit.run_as}"]
+    user = ["DynamicUser=yes"] if unit.run_as is None else [f"User={unit.run_as}"]
     groups = [f"SupplementaryGroups={' '.join(unit.groups)}"] if unit.groups else []
     return [
-        *who,
+        *user,
         *groups,
-        "# Drivers keep what they have compiled below it.",
+        "# Drivers cache compiled code below it.",
         f"Environment=HOME=%S/{folder}",
         *lines,
     ]
@@ -247,15 +250,15 @@ def _place(unit: Unit) -> list[str]:
 _SECCOMP = """\
 NoNewPrivileges=yes
 LockPersonality=yes
-# Programs for the GPU are no memory that the CPU executes. A driver that compiles for the CPU itself
-# (llvmpipe, some OpenCL) needs "no".
+# The CPU does not execute code for the GPU. A driver that compiles for the CPU (llvmpipe, some OpenCL)
+# needs "no".
 MemoryDenyWriteExecute=yes
 RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6
 RestrictNamespaces=yes
 RestrictRealtime=yes
 RestrictSUIDSGID=yes
 SystemCallArchitectures=native
-# @resources stays: threads are pinned, and memory is placed, with it.
+# @resources stays allowed, to pin threads and place memory.
 SystemCallFilter=@system-service
 SystemCallFilter=~@privileged
 SystemCallErrorNumber=EPERM"""
@@ -266,7 +269,7 @@ PrivateUsers=yes
 PrivateMounts=yes
 PrivateTmp=yes
 PrivateIPC=yes
-# PrivateDevices=yes would hide the GPU: instead only GPUs can be opened (NVIDIA; DRM for AMD, Intel and
+# PrivateDevices=yes would hide the GPU. DeviceAllow= permits only GPUs (NVIDIA; DRM for AMD, Intel and
 # Vulkan; KFD for ROCm). The driver must be loaded before the start.
 PrivateDevices=no
 DevicePolicy=closed
@@ -274,7 +277,7 @@ DeviceAllow=char-nvidia* rw
 DeviceAllow=char-drm rw
 DeviceAllow=char-kfd rw
 ProtectSystem=strict
-# Home folders are empty but for what is needed.
+# Home folders contain only the needed files.
 ProtectHome=tmpfs"""
 
 _KERNEL = """\
@@ -285,7 +288,7 @@ ProtectKernelLogs=yes
 ProtectKernelModules=yes
 ProtectKernelTunables=yes
 ProtectProc=invisible
-# Memory and CPUs are read from /proc.
+# llamasup reads memory and CPUs from /proc.
 ProcSubset=all
 KeyringMode=private
 RemoveIPC=yes"""
@@ -293,9 +296,9 @@ RemoveIPC=yes"""
 
 def _sandbox(unit: Unit) -> list[str]:
     if unit.of_user:
-        return ["# What needs neither root nor user namespaces.", *_SECCOMP.splitlines()]
-    lines = ["# What it can see and touch.", *_FILES_AND_DEVICES.splitlines()]
-    # "-": what is missing is for llamasup to report, with its remedy.
+        return ["# Options that need neither root nor user namespaces.", *_SECCOMP.splitlines()]
+    lines = ["# Files and devices.", *_FILES_AND_DEVICES.splitlines()]
+    # "-": llamasup reports a missing path, with a remedy.
     written = _outermost(unit.written_folders)
     lines += [
         f'BindReadOnlyPaths="-{_path(path)}"'
@@ -304,61 +307,60 @@ def _sandbox(unit: Unit) -> list[str]:
     ]
     lines += [f'{"BindPaths" if is_hidden(path) else "ReadWritePaths"}="-{_path(path)}"' for path in written]
     if unit.stays_here:
-        lines += ["# Served to this machine alone.", "IPAddressDeny=any", "IPAddressAllow=localhost"]
+        lines += ["# Only this machine has access.", "IPAddressDeny=any", "IPAddressAllow=localhost"]
     return [*lines, *_KERNEL.splitlines(), *_SECCOMP.splitlines()]
 
 
 def _outermost(paths: Iterable[str]) -> list[str]:
-    """Those that are not inside another."""
-    each_once = sorted(set(paths))
-    return [
-        path for path in each_once if not _is_below(path, [other for other in each_once if other != path])
-    ]
+    """The paths that are not inside another one."""
+    unique = sorted(set(paths))
+    return [path for path in unique if not _is_below(path, [other for other in unique if other != path])]
 
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     return any(PurePath(path).is_relative_to(folder) for folder in folders)
 
 
-# --- spelling ----------------------------------------------------------------------------------------
+# --- quoting -----------------------------------------------------------------------------------------
 
 
-def _words(command: tuple[str, ...]) -> list[str]:
+def _quoted_command(command: tuple[str, ...]) -> list[str]:
     program, *arguments = command
-    # No variables in the program's own name, so no escape either.
-    return [_word(program).replace("$$", "$"), *map(_word, arguments)]
+    # systemd expands no variables in the program's path, so it needs no escape.
+    return [_quoted(program).replace("$$", "$"), *map(_quoted, arguments)]
 
 
-def _word(text: str) -> str:
-    """A word of a command line: systemd.service(5), "Command lines", and systemd.syntax(7), "Quoting"."""
-    _refuse_unspeakable(text)
+def _quoted(text: str) -> str:
+    """A command line argument: systemd.service(5), "Command lines", and systemd.syntax(7), "Quoting"."""
+    _check_printable(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return escaped if re.fullmatch(r"[\w@%+=:,./$-]+", escaped) else f'"{escaped}"'
 
 
 def _path(text: str) -> str:
-    """A path between double quotes, where systemd knows no escape but that of ``%``."""
+    """A path in double quotes, where only ``%`` can be escaped."""
     if '"' in text or "\\" in text:
-        raise _no_spelling(text)
-    _refuse_unspeakable(text)
+        raise _unsupported_character(text)
+    _check_printable(text)
     return text.replace("%", "%%")
 
 
 def _value(text: str) -> str:
-    """A setting that reaches to the end of its line: a backslash there would go on with the next one."""
-    _refuse_unspeakable(text)
+    """A setting that ends with its line; a backslash there would continue on the next line."""
+    _check_printable(text)
     if text.endswith("\\") or text != text.strip():
-        raise _no_spelling(text)
+        raise _unsupported_character(text)
     return text.replace("%", "%%")
 
 
-def _refuse_unspeakable(text: str) -> None:
-    """Control characters, and bytes that are no UTF-8."""
+def _check_printable(text: str) -> None:
+    """Raises for control characters and invalid UTF-8."""
     if not text.isprintable():
-        raise _no_spelling(text)
+        raise _unsupported_character(text)
 
 
-def _no_spelling(text: str) -> UsageInvalid:
+def _unsupported_character(text: str) -> UsageInvalid:
     return UsageInvalid(
-        f"{text!r} holds a character that a systemd unit cannot name.", remedy="Rename the file or folder."
+        f"{text!r} contains a character that is not allowed in a systemd unit.",
+        remedy="Rename the file or folder.",
     )

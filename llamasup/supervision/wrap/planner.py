@@ -40,7 +40,7 @@ from llamasup.supervision.wrap.command_line import (
     redacted_program,
 )
 from llamasup.system.process.platform import free_loopback_port
-from llamasup.system.process.run_once import Answer, ask
+from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.folders import atomic_write
 
 __all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober_for"]
@@ -201,10 +201,10 @@ def _query(
     return capabilities, tuple(config)
 
 
-def _run(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
+def _run(program: Sequence[str], env: Mapping[str, str]) -> tuple[CommandResult, ...]:
     commands = [(*program, flag) for flag in ("--help", "--version")]
     try:
-        return ask(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - unresolved
+        return run_commands(commands, env=env, cwd=os.getcwd(), timeout_s=_ASK_TIMEOUT_S)  # noqa: PTH109 - unresolved
     except FileNotFoundError as error:
         raise RuntimeMissing(
             f"The program {program[0]!r} does not exist.", remedy="Give its path, or a name that is on PATH."
@@ -216,7 +216,7 @@ def _run(program: Sequence[str], env: Mapping[str, str]) -> tuple[Answer, ...]:
         ) from error
 
 
-def _not_llama_server(program: Sequence[str], answer: Answer) -> BrokenRuntime:
+def _not_llama_server(program: Sequence[str], answer: CommandResult) -> BrokenRuntime:
     command = redacted_program(program)
     lines = tuple(line for line in f"{answer.stderr}\n{answer.stdout}".splitlines() if line.strip())[-4:]
     how = f"no answer within {_ASK_TIMEOUT_S:g} s" if answer.too_slow else f"exit code {answer.exit_code}"

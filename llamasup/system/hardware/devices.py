@@ -1,7 +1,7 @@
-"""Compute devices: what a llama-server lists, whose memory it is, and what NVML says is free of it.
+"""Compute devices: parses llama-server's list, and adds the free memory that NVML reports.
 
-``--list-devices`` prints name, description, total and free memory, and the backends log more about them while
-it does. Pure: the texts and NVML's answers are collected by :mod:`llamasup.effects`.
+``--list-devices`` prints name, description, total and free memory; the backends log more about the devices at
+the same time. Pure: llama_server/device_memory.py and nvml.py collect the inputs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ __all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "problem_in", "w
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A compute device as the binary sees it; ``free_bytes`` is what was free when it was asked."""
+    """A compute device as llama-server lists it; ``free_bytes`` at that time."""
 
     name: str
     description: str
     total_bytes: int
     free_bytes: int
-    shares_host_memory: bool = False  # its memory is the host's: not to be counted a second time
+    shares_host_memory: bool = False  # its memory is the host's, so do not count it twice
 
     @property
     def is_cuda(self) -> bool:
@@ -30,20 +30,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NvmlGpu:
-    """A GPU as the NVIDIA driver knows it. No memory: it has none of its own (GB10, Jetson)."""
+    """A GPU as the NVIDIA driver reports it. Without memory sizes it uses the host's (GB10, Jetson)."""
 
     uuid: str  # "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"
     bus_id: str  # "00000000:01:00.0": PCI_BUS_ID order is that of these
-    name: str  # as CUDA says it, "NVIDIA GeForce RTX 4090"
+    name: str  # as in CUDA, "NVIDIA GeForce RTX 4090"
     total_bytes: int | None
     free_bytes: int | None
 
 
 def parse_devices(listed: str, log: str = "") -> tuple[Device, ...]:
-    """The devices of ``--list-devices`` that have memory; none for a build that finds no accelerator.
+    """The devices of ``--list-devices`` that have memory; empty if the build finds no accelerator.
 
-    ``log`` is what the backends said meanwhile (stderr). A device without memory, "BLAS: Accelerate (0 MiB,
-    0 MiB free)", only computes: no layer is ever put on it.
+    ``log`` is stderr of the same run. A device without memory, "BLAS: Accelerate (0 MiB, 0 MiB free)", only
+    computes and never holds a layer.
     """
     found = (_DEVICE.fullmatch(line.strip()) for line in listed.splitlines())
     return tuple(
@@ -59,22 +59,24 @@ def parse_devices(listed: str, log: str = "") -> tuple[Device, ...]:
     )
 
 
-_TROUBLE = re.compile(r"fail|error|cannot|could not|unable|denied|insufficient|not supported", re.IGNORECASE)
-_LOG_PREFIX = re.compile(r"^[\d.]+ [DIWE] ")  # "0.00.012.345 E ", of builds since 2026
+_ERROR_LINE = re.compile(
+    r"fail|error|cannot|could not|unable|denied|insufficient|not supported", re.IGNORECASE
+)
+_LOG_PREFIX = re.compile(r"^[\d.]+ [DIWE] ")  # "0.00.012.345 E ", in builds since 2026
 _LONGEST_PROBLEM = 200
 
 
 def problem_in(log: str) -> str:
-    """The last line in which a backend says why there is no device, empty if none does.
+    """The last line in which a backend explains why there is no device; empty if there is none.
 
     "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected", or a library that
-    ``load_backend`` could not load. What is said last is what it ended with.
+    ``load_backend`` could not load.
     """
-    told = [line for line in log.splitlines() if _TROUBLE.search(line)]
-    return _LOG_PREFIX.sub("", told[-1].strip())[:_LONGEST_PROBLEM] if told else ""
+    errors = [line for line in log.splitlines() if _ERROR_LINE.search(line)]
+    return _LOG_PREFIX.sub("", errors[-1].strip())[:_LONGEST_PROBLEM] if errors else ""
 
 
-# --- whose memory it is --------------------------------------------------------------------------
+# --- shared or dedicated memory ------------------------------------------------------------------
 
 _MIB = 1024 * 1024
 _DEVICE = re.compile(r"(\S+): (.*) \((\d{1,12}) MiB, (\d{1,12}) MiB free\)")
@@ -94,7 +96,7 @@ _INTEGRATED = re.compile(
     r"\b(?:GB10|Orin|Xavier|Thor|Tegra)\b"
     # Not "Arc(TM) A770 Graphics", which is a card.
     r"|Intel\(R\) (?:UHD|HD|Iris)|Intel\(R\) Arc\(TM\)(?: \d{3}[A-Z])? (?:Graphics|GPU)"
-    # Not "AMD Radeon Graphics" from ROCm, which calls cards so where amdgpu.ids is missing.
+    # Not "AMD Radeon Graphics" from ROCm, its name for cards if amdgpu.ids is missing.
     r"|Radeon(?:\(TM\))? (?:Vega \d+ |\d{3,4}[MS] )Graphics|Radeon(?:\(TM\))? Graphics \(RADV"
     r"|^Apple M\d|Adreno|Mali-|llvmpipe",
     re.IGNORECASE,
@@ -102,24 +104,24 @@ _INTEGRATED = re.compile(
 
 
 def _shares_host_memory(name: str, description: str, log: str) -> bool:
-    """What the backend logged, or else what the name says."""
+    """Decided by the backend's log, or else by the name."""
     if _METAL.fullmatch(name):
-        # Only Macs with an Intel processor have cards; those say "has unified memory    = false".
+        # Only Macs with an Intel processor have cards; they log "has unified memory    = false".
         return re.search(r"has ?unified ?memory\s*= false", log, re.IGNORECASE) is None
     if numbered := _NUMBERED.fullmatch(name):
         backend, number = numbered.groups()
-        if backend == "Vulkan" and (told := re.search(_VULKAN_UMA.format(number), log, re.MULTILINE)):
-            return told[1] == "1"
+        if backend == "Vulkan" and (uma := re.search(_VULKAN_UMA.format(number), log, re.MULTILINE)):
+            return uma[1] == "1"
         if backend == "ROCm" and (chip := re.search(_ROCM_CHIP.format(number), log, re.MULTILINE)):
             return chip[1] in _AMD_APUS
     return _INTEGRATED.search(description) is not None
 
 
 def is_amd_card(properties: str) -> bool:
-    """Whether a node of the kernel's KFD topology is a GPU that is no part of a processor.
+    """Whether a node of the kernel's KFD topology is a discrete GPU.
 
-    It numbers what ROCm calls gfx90c as ``gfx_target_version 90012``, and processors as 0. Ryzen laptops have
-    /dev/kfd, too: that the CPU computes there is usual, and no fault.
+    ROCm's gfx90c is ``gfx_target_version 90012`` there, and a processor 0. Ryzen laptops have /dev/kfd too,
+    so it is not a fault if their CPU computes.
     """
     found = re.search(r"^gfx_target_version (\d{5,6})$", properties, re.MULTILINE)
     if found is None:
@@ -130,17 +132,17 @@ def is_amd_card(properties: str) -> bool:
 
 # --- NVML ----------------------------------------------------------------------------------------
 
-# CUDA's total is a little less than NVML's, which counts what the driver keeps: 24080 of 24564 MiB.
+# CUDA's total is a little less than NVML's, which includes the driver's memory: 24080 of 24564 MiB.
 _TOTALS_DIFFER_BY = 0.1
 
 
 def with_nvml_memory(
     devices: Sequence[Device], gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
 ) -> tuple[Device, ...] | None:
-    """The devices with what NVML says is free now; None where it cannot be told which GPU is which.
+    """The devices with the free memory that NVML reports; None if devices and GPUs cannot be matched.
 
-    NVML takes a few milliseconds and no GPU memory; ``--list-devices`` makes a CUDA context of some hundred
-    MiB on each GPU. ``environ`` is the one that the child gets.
+    NVML takes a few milliseconds and no GPU memory; ``--list-devices`` creates a CUDA context of some hundred
+    MiB on each GPU. ``environ`` is the child's.
     """
     if not all(device.is_cuda for device in devices):
         return None
@@ -155,25 +157,25 @@ def _with_memory(device: Device, gpu: NvmlGpu) -> Device | None:
     if device.description != gpu.name or gpu.total_bytes is None or gpu.free_bytes is None:
         return None
     if abs(device.total_bytes - gpu.total_bytes) > _TOTALS_DIFFER_BY * gpu.total_bytes:
-        return None  # a slice of it (MIG), or another one of the name
+        return None  # a slice of it (MIG), or another GPU of the same name
     return replace(device, free_bytes=min(gpu.free_bytes, device.total_bytes))
 
 
 def _as_cuda_numbers_them(
     devices: Sequence[Device], gpus: Sequence[NvmlGpu], environ: Mapping[str, str]
 ) -> list[NvmlGpu] | None:
-    """The GPUs as CUDA0, CUDA1, …; None if that cannot be known.
+    """The GPUs in the order of CUDA0, CUDA1, …; None if it is unknown.
 
-    By default CUDA puts the fastest first, by a rule of its own; equal ones are in the order of the bus.
+    By default CUDA's order is its own estimate of the speed, fastest first; equal GPUs are in bus order.
     """
     by_bus = sorted(gpus, key=lambda gpu: gpu.bus_id)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    words = [] if visible is None else [word.strip() for word in visible.split(",")]
-    if words and all(word.startswith("GPU-") for word in words):
-        return list(_until_unknown(_by_uuid(by_bus, word) for word in words))
+    entries = [] if visible is None else [entry.strip() for entry in visible.split(",")]
+    if entries and all(entry.startswith("GPU-") for entry in entries):
+        return list(_until_unknown(_by_uuid(by_bus, entry) for entry in entries))
     ordered = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
-    if ordered and all(re.fullmatch(r"-?\d+", word) for word in words):
-        return by_bus if visible is None else list(_until_unknown(_by_number(by_bus, word) for word in words))
+    if ordered and all(re.fullmatch(r"-?\d+", entry) for entry in entries):
+        return by_bus if visible is None else list(_until_unknown(_by_number(by_bus, n) for n in entries))
     return _by_name(devices, by_bus)
 
 
@@ -182,12 +184,12 @@ def _by_uuid(gpus: Sequence[NvmlGpu], prefix: str) -> NvmlGpu | None:
     return matching[0] if len(matching) == 1 else None
 
 
-def _by_number(gpus: Sequence[NvmlGpu], word: str) -> NvmlGpu | None:
-    return gpus[int(word)] if 0 <= int(word) < len(gpus) else None
+def _by_number(gpus: Sequence[NvmlGpu], number: str) -> NvmlGpu | None:
+    return gpus[int(number)] if 0 <= int(number) < len(gpus) else None
 
 
 def _until_unknown(found: Iterator[NvmlGpu | None]) -> Iterator[NvmlGpu]:
-    """CUDA hides what comes after an entry that names no GPU (``0,-1,1`` is 0)."""
+    """CUDA ignores the entries after one that names no GPU (``0,-1,1`` is 0)."""
     for gpu in found:
         if gpu is None:
             return
@@ -195,11 +197,9 @@ def _until_unknown(found: Iterator[NvmlGpu | None]) -> Iterator[NvmlGpu]:
 
 
 def _by_name(devices: Sequence[Device], by_bus: Sequence[NvmlGpu]) -> list[NvmlGpu] | None:
-    """Each device with the GPU of its name, where there are as many of that name on both sides."""
-    left = {
-        device.description: [gpu for gpu in by_bus if gpu.name == device.description] for device in devices
-    }
+    """Match by name, if there are equally many devices and GPUs of each name."""
     names = [device.description for device in devices]
-    if any(names.count(name) != len(same) for name, same in left.items()):
+    by_name = {name: [gpu for gpu in by_bus if gpu.name == name] for name in names}
+    if any(names.count(name) != len(same) for name, same in by_name.items()):
         return None
-    return [left[name].pop(0) for name in names]
+    return [by_name[name].pop(0) for name in names]

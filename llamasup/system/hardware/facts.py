@@ -1,8 +1,7 @@
-"""What the machine allows this process: CPUs, memory, locked memory, priority, open files.
+"""The limits of this process: CPUs, memory, locked memory, priority, open files.
 
-Pure reading of text that :mod:`llamasup.system.hardware.probe` collects from /proc and /sys/fs/cgroup. Of
-several limits on one thing (affinity and quota, host and cgroup, a cgroup and its parents) the tightest one
-counts.
+Parses the texts that :mod:`llamasup.system.hardware.probe` reads from /proc and /sys/fs/cgroup. Of several
+limits on one resource (affinity and quota, host and cgroup, a cgroup and its parents) the tightest counts.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ __all__ = ["CpuUsage", "Hardware", "HardwareText", "cgroup_files", "read_hardwar
 
 _CAP_IPC_LOCK = 14
 _CAP_SYS_NICE = 23
-# What llama-server asks for at --prio 2: nice -10 and SCHED_FIFO at 80 (measured at b11434 with ps).
+# llama-server requests at --prio 2: nice -10 and SCHED_FIFO at 80 (measured at b11434 with ps).
 _NICE_LIMIT_WANTED = 20 + 10  # RLIMIT_NICE counts 20 - nice
 _RT_PRIORITY_WANTED = 80
-# cgroup v1 says "no limit" with the largest multiple of the page size; no machine has an exbibyte.
+# In cgroup v1 "no limit" is the largest multiple of the page size; no machine has an exbibyte.
 _NO_LIMIT_BYTES = 1 << 60
-_MAX_CPUS = 8192  # NR_CPUS is at most that; a longer list is nonsense
+_MAX_CPUS = 8192  # the largest NR_CPUS
 # 2^64 - 1 has 20; int() itself refuses text of more than 4,300.
 _MAX_DIGITS = 20
 _WHOLE_UID_RANGE = ("0", "0", "4294967295")
@@ -29,30 +28,30 @@ _WHOLE_UID_RANGE = ("0", "0", "4294967295")
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What this process may use. Sizes are bytes; ``None`` in a limit means there is none."""
+    """The resources that this process may use. Sizes are bytes; ``None`` means no limit."""
 
     platform: str  # as sys.platform
     cpus_allowed: int  # logical CPUs in the affinity mask
     physical_cores: int  # those CPUs with SMT siblings counted once
     cpu_quota: float | None  # cores' worth of time by cgroup
     memory_total_bytes: int
-    memory_available_bytes: int  # what can be had without swapping and without the cgroup's OOM killer
+    memory_available_bytes: int  # available without swapping and without the cgroup's OOM killer
     memlock_limit_bytes: int | None
     may_raise_priority: bool
     address_space_limit_bytes: int | None = None  # RLIMIT_AS; counts mapped files and reserved pages too
-    cgroup_memory_limit_bytes: int | None = None  # the tightest; memory_total_bytes has it counted in
+    cgroup_memory_limit_bytes: int | None = None  # the tightest; memory_total_bytes respects it
     swap_total_bytes: int = 0
     swap_free_bytes: int = 0
     open_files_limit: int | None = None
-    cpu_sharers: int = 1  # processes of one model that compute on these CPUs side by side
-    numa_nodes: int = 1  # those with a CPU that is allowed
-    numa_balancing: bool = False  # the kernel moves pages after the threads that use them
-    huge_pages: str | None = None  # always, madvise, never; None where the kernel does not tell
+    cpu_sharers: int = 1  # processes of one model that compute on these CPUs at the same time
+    numa_nodes: int = 1  # those with an allowed CPU
+    numa_balancing: bool = False  # the kernel moves pages to the threads that use them
+    huge_pages: str | None = None  # always, madvise, never; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareText:
-    """What the effect found, unread. An absent file is an empty text or a missing key."""
+    """The texts that the probe read. An absent file is an empty text or a missing key."""
 
     platform: str
     cpus_allowed: frozenset[int]
@@ -70,7 +69,7 @@ class HardwareText:
 
 
 def read_hardware(text: HardwareText) -> Hardware:
-    """Every limit that the texts name, the tightest of each kind."""
+    """The tightest limit of each kind in the texts."""
     groups = _groups(text.cgroup, text.mountinfo)
     files = text.cgroup_files
     total, available = _host_memory(text.meminfo)
@@ -92,7 +91,7 @@ def read_hardware(text: HardwareText) -> Hardware:
         memory_available_bytes=available,
         memlock_limit_bytes=_memlock_limit(text.limits, capable),
         may_raise_priority=_may_raise_priority(text.limits, capable),
-        # A file without that row is no limit.
+        # A file without this row means no limit.
         address_space_limit_bytes=_soft_limit(text.limits, "Max address space") or None,
         cgroup_memory_limit_bytes=min((limit for limit, _ in limits), default=None),
         swap_total_bytes=swap_total,
@@ -105,7 +104,7 @@ def read_hardware(text: HardwareText) -> Hardware:
 
 
 def cgroup_files(cgroup: str, mountinfo: str) -> tuple[str, ...]:
-    """The files that may hold a limit on this process: its own groups and all their parents, v1 and v2."""
+    """The files that may contain a limit on this process: of its groups and all their parents, v1 and v2."""
     return tuple(
         str(folder / name)
         for version, controllers, folder in _groups(cgroup, mountinfo)
@@ -123,7 +122,7 @@ def _physical_cores(allowed: frozenset[int], thread_siblings: Mapping[int, str])
 
 
 def _cpu_list(text: str) -> Iterable[int]:
-    """``0-3,8`` as 0, 1, 2, 3, 8. What is not a number is no CPU."""
+    """``0-3,8`` as 0, 1, 2, 3, 8. Parts that are not numbers are ignored."""
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
         if _is_number(first) and _is_number(last or first):
@@ -131,7 +130,7 @@ def _cpu_list(text: str) -> Iterable[int]:
 
 
 def _numa_nodes(allowed: frozenset[int], node_cpus: Mapping[int, str]) -> int:
-    """Nodes with an allowed CPU: the others are out of reach, or have memory only."""
+    """The number of nodes with an allowed CPU; the others are forbidden, or have only memory."""
     return max(1, sum(not allowed.isdisjoint(_cpu_list(cpus)) for cpus in node_cpus.values()))
 
 
@@ -208,9 +207,9 @@ def _cpu_quotas(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[
 def _memory_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable[tuple[int, int]]:
     """Limit and use of every group that has a limit.
 
-    Page cache is not counted as used, as MemAvailable does not: it is dropped when memory is asked for. A
-    model file that was just downloaded or served would otherwise make its own container look full. What has
-    been read twice is on the active list, so both are taken; locked and shared memory is on neither.
+    Page cache does not count as used, like in MemAvailable: the kernel drops it when memory is requested. A
+    model file that was just downloaded or served would otherwise make its own container look full. Pages read
+    twice are on the active list, so both lists count; locked and shared memory is on neither.
     """
     for version, _, folder in groups:
         v2 = version == 2
@@ -235,16 +234,16 @@ def _swap_limits(groups: Iterable[_Group], files: Mapping[str, str]) -> Iterable
 
 def _number(text: str) -> int:
     """Bytes, or "no limit" for ``max``, an absent file and v1's huge number."""
-    word = text.strip()
-    return min(int(word), _NO_LIMIT_BYTES) if _is_number(word) else _NO_LIMIT_BYTES
+    number = text.strip()
+    return min(int(number), _NO_LIMIT_BYTES) if _is_number(number) else _NO_LIMIT_BYTES
 
 
-def _is_number(word: str) -> bool:
-    return word.isdecimal() and len(word) <= _MAX_DIGITS
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MAX_DIGITS
 
 
 def _counts(text: str) -> dict[str, int]:
-    """``MemTotal:  32594412 kB`` and ``inactive_file 4096`` by name; what is no number is left out."""
+    """``MemTotal:  32594412 kB`` and ``inactive_file 4096`` by name, without lines that have no number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0].rstrip(":"): int(pair[1]) for pair in pairs if len(pair) >= 2 and _is_number(pair[1])}
 
@@ -253,7 +252,7 @@ def _counts(text: str) -> dict[str, int]:
 
 
 def _host_memory(meminfo: str) -> tuple[int, int]:
-    """Total and available bytes; /proc/meminfo counts in KiB. MemFree where MemAvailable is not known."""
+    """Total and available bytes; /proc/meminfo counts in KiB. MemFree if MemAvailable is missing."""
     counts = _counts(meminfo)
     available = counts.get("MemAvailable", counts.get("MemFree", 0))
     return counts.get("MemTotal", 0) * 1024, available * 1024
@@ -294,17 +293,17 @@ def _may_raise_priority(limits: str, capable: int) -> bool:
 
 
 def _soft_limit(limits: str, name: str) -> int | None:
-    """The soft limit in /proc/self/limits: None if unlimited, 0 if the file does not tell."""
+    """The soft limit in /proc/self/limits: None if unlimited, 0 if the file does not contain it."""
     for line in limits.splitlines():
         if line.startswith(name):
-            word = line.removeprefix(name).strip().partition(" ")[0]
-            return int(word) if _is_number(word) else None
+            value = line.removeprefix(name).strip().partition(" ")[0]
+            return int(value) if _is_number(value) else None
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
-    """What the process has spent. ``stopped``: by a signal (SIGSTOP), it cannot do anything."""
+    """The CPU time and bytes read of a process. ``stopped``: suspended by a signal (SIGSTOP)."""
 
     cpu_s: float
     read_bytes: int

@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says about its GPUs, through NVML (package nvidia-ml-py, the ``gpu`` extra).
+"""Reads the NVIDIA driver's GPUs through NVML (package nvidia-ml-py, the ``gpu`` extra).
 
-Asked once and closed again: no session is held, nothing is polled (P7).
+Each call opens and closes NVML: no session is kept, nothing is polled (P7).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _DRIVER = Path("/dev/nvidiactl")
 
 @dataclass(frozen=True, slots=True)
 class NvmlAnswer:
-    """The GPUs, or why they cannot be seen: ``problem`` is NVML's own sentence, ``error`` its name for it.
+    """The GPUs, or NVML's error: ``problem`` is its message, ``error`` its name.
 
-    ``error`` is "NVMLError_LibRmVersionMismatch" and the like, "not installed" without the package.
+    ``error`` is for example "NVMLError_LibRmVersionMismatch", or "not installed" without the package.
     """
 
     gpus: tuple[NvmlGpu, ...] = ()
@@ -33,7 +33,7 @@ class NvmlAnswer:
 def ask_nvml() -> NvmlAnswer:
     """Every GPU that the driver shows to this process. Never raises."""
     try:
-        import pynvml  # 35 ms: only where there is an NVIDIA device
+        import pynvml  # 35 ms: only with an NVIDIA device
     except ImportError:
         return NvmlAnswer(error="not installed", problem="the package nvidia-ml-py is not installed")
     try:
@@ -49,7 +49,7 @@ def ask_nvml() -> NvmlAnswer:
 
 
 def vram_by_process() -> Mapping[int, int]:
-    """Bytes that each process has on all GPUs together. Empty where nobody tells; never raises."""
+    """The bytes of each process on all GPUs together. Empty if unknown; never raises."""
     if not _DRIVER.exists():
         return {}
     try:
@@ -72,13 +72,13 @@ def vram_by_process() -> Mapping[int, int]:
 
 
 def _on_gpu(pynvml: Any, handle: Any) -> Mapping[int, int]:
-    """One that computes and draws (Vulkan) is listed twice, with the same number."""
+    """A process that computes and draws (Vulkan) is listed twice with the same size."""
     used: dict[int, int] = {}
-    for ask in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
+    for query in (pynvml.nvmlDeviceGetComputeRunningProcesses, pynvml.nvmlDeviceGetGraphicsRunningProcesses):
         with contextlib.suppress(pynvml.NVMLError):
-            for each in ask(handle):
-                if each.usedGpuMemory is not None:  # the driver does not tell (WDDM, MIG without rights)
-                    used[each.pid] = max(used.get(each.pid, 0), each.usedGpuMemory)
+            for process in query(handle):
+                if process.usedGpuMemory is not None:  # None under WDDM, and for MIG without rights
+                    used[process.pid] = max(used.get(process.pid, 0), process.usedGpuMemory)
     return used
 
 
@@ -86,7 +86,7 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    except pynvml.NVMLError_NotSupported:  # GB10 and Jetson have no memory of their own
+    except pynvml.NVMLError_NotSupported:  # GB10 and Jetson use the host's memory
         memory = None
     return NvmlGpu(
         uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),

@@ -1,6 +1,6 @@
-"""Reads :mod:`llamasup.system.hardware.facts`: files of /proc and /sys on Linux, psutil elsewhere.
+"""Collects the inputs of hardware/facts.py: files of /proc and /sys on Linux, psutil elsewhere.
 
-Any file of the kernel may be absent or unreadable.
+Any of these files may be absent or unreadable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["collect", "hardware", "system_text"]
 
 
 def system_text(path: Path) -> str:
-    """The file's text; empty where it is absent or closed to us, which is usual in containers."""
+    """The file's text; empty if it is absent or not readable, which is common in containers."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -24,12 +24,14 @@ def system_text(path: Path) -> str:
 
 
 def hardware() -> Hardware:
-    """What this process may use, now. About 1 ms on Linux with two CPUs; never cached: memory changes."""
-    return read_hardware(collect()) if sys.platform == "linux" else _elsewhere()
+    """The resources that this process may use. Takes 1 ms on Linux with two CPUs; not cached, as memory
+    changes.
+    """
+    return read_hardware(collect()) if sys.platform == "linux" else _by_psutil()
 
 
 def collect(root: Path = Path("/")) -> HardwareText:
-    """The texts of this process on Linux. ``root`` is for tests: where /proc and /sys are looked for."""
+    """The texts of this process on Linux. ``root`` is for tests: the parent of /proc and /sys."""
     own = root / "proc/self"
     cgroup, mountinfo = system_text(own / "cgroup"), system_text(own / "mountinfo")
     cpus = frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset[int]()
@@ -54,7 +56,7 @@ def collect(root: Path = Path("/")) -> HardwareText:
 
 def _node_cpus(folder: Path) -> Iterator[tuple[int, str]]:
     try:
-        names = os.listdir(folder)  # noqa: PTH208 - names are all that is wanted
+        names = os.listdir(folder)  # noqa: PTH208 - only names are needed
     except OSError:  # a kernel without NUMA, or /sys is hidden
         return
     for name in names:
@@ -63,8 +65,8 @@ def _node_cpus(folder: Path) -> Iterator[tuple[int, str]]:
             yield int(number), system_text(folder / name / "cpulist")
 
 
-def _elsewhere() -> Hardware:
-    """macOS, Windows and the BSDs: no cgroups. psutil costs 24 ms to import, so only here."""
+def _by_psutil() -> Hardware:
+    """For macOS, Windows and the BSDs, which have no cgroups. psutil takes 24 ms to import."""
     import psutil
 
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
@@ -76,7 +78,7 @@ def _elsewhere() -> Hardware:
         cpu_quota=None,
         memory_total_bytes=memory.total,
         memory_available_bytes=memory.available,
-        # Not known to be enough: the plan then leaves memory unlocked and says so.
+        # Unknown: the plan then does not lock memory, and gives this reason.
         memlock_limit_bytes=0,
         may_raise_priority=False,
         swap_total_bytes=swap.total,
@@ -92,4 +94,4 @@ def _open_files_limit() -> int | None:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft in (resource.RLIM_INFINITY, 2**63 - 1) else soft  # macOS has a number for it
+    return None if soft in (resource.RLIM_INFINITY, 2**63 - 1) else soft  # the latter on macOS

@@ -1,4 +1,4 @@
-"""What a process uses: CPU time, bytes read, memory; and how often the kernel's OOM killer has struck.
+"""Measures CPU time, bytes read and memory of a process, and counts kills by the kernel's OOM killer.
 
 A SIGKILL of the OOM killer leaves no other trace in the child. psutil is imported late (24 ms).
 """
@@ -20,10 +20,10 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(root: Path = Path("/")) -> int:
-    """A count that only grows; 0 where the system has none. ``root`` is for tests.
+    """A count that only grows; 0 if the system has none. ``root`` is for tests.
 
-    Of our own cgroup where it counts (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), else of
-    the whole system (``/proc/vmstat``). A child is in its parent's group, unless somebody moved it.
+    The count of our own cgroup (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), or else of the
+    whole system (``/proc/vmstat``). A child is in its parent's cgroup, unless it was moved.
     """
     own = root / "proc/self"
     files = cgroup_files(system_text(own / "cgroup"), system_text(own / "mountinfo"))
@@ -37,10 +37,10 @@ def oom_kills(root: Path = Path("/")) -> int:
 
 
 def cpu_usage(pid: int) -> CpuUsage | None:
-    """Of the process and everything it has started: llama-server may be wrapped in a script.
+    """Of the process and its descendants, as llama-server may be wrapped in a script.
 
-    Takes some milliseconds (psutil looks through all processes): only for a server that is in doubt. None
-    if it is gone or may not be looked at.
+    Takes some milliseconds (psutil lists all processes), so call it only for a suspected server. None if the
+    process has exited or is not accessible.
     """
     import psutil
 
@@ -55,7 +55,7 @@ def cpu_usage(pid: int) -> CpuUsage | None:
         with suppress(psutil.Error):
             times = process.cpu_times()
             cpu_s += times.user + times.system
-        # Unlike read_chars, read_bytes counts the pages that a memory map brings in. Not on macOS.
+        # Unlike read_chars, read_bytes counts the pages that a memory map loads. Not on macOS.
         with suppress(psutil.Error, AttributeError, NotImplementedError):
             read_bytes += process.io_counters().read_bytes
     return CpuUsage(cpu_s, read_bytes, stopped)
@@ -65,11 +65,11 @@ def cpu_usage(pid: int) -> CpuUsage | None:
 class MemoryUsage:
     rss_bytes: int
     read_bytes: int
-    """Bytes read by system calls; pages that a memory map brings in show in ``rss_bytes`` instead."""
+    """Bytes read by system calls; pages that a memory map loads count in ``rss_bytes`` instead."""
 
 
 def memory_usage(pid: int) -> MemoryUsage | None:
-    """None if the process is gone or may not be looked at."""
+    """None if the process has exited or is not accessible."""
     import psutil
 
     try:

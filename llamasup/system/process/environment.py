@@ -1,6 +1,6 @@
-"""The environment of a llama-server, run or only asked: an allowlist (X6), never a copy of ours.
+"""The environment of every llama-server process: an allowlist (X6), never a copy of llamasup's.
 
-Left out on purpose: ``LLAMA_ARG_*`` (that of a removed flag ends llama-server at once, b11434),
+Deliberately absent: ``LLAMA_ARG_*`` (one for a removed flag ends llama-server at once, b11434),
 ``LLAMA_API_KEY``, ``HF_TOKEN``, ``AIP_*``, cloud keys, and ``LD_PRELOAD``.
 """
 
@@ -18,8 +18,8 @@ RuntimeKind = Literal["binary", "embedded"]
 _ALLOWED = (
     # the system
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_*", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
-    *("XDG_DATA_HOME", "XDG_DATA_DIRS"),  # Vulkan's loader looks for drivers there
-    # Windows does not start a program without these
+    *("XDG_DATA_HOME", "XDG_DATA_DIRS"),  # Vulkan's loader searches them for drivers
+    # Windows starts no program without these
     *("SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "TEMP", "TMP"),
     *("USERPROFILE", "APPDATA", "LOCALAPPDATA", "PROGRAMDATA", "NUMBER_OF_PROCESSORS"),
     # where libraries and devices are found
@@ -29,7 +29,7 @@ _ALLOWED = (
     # how many threads, and where
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
-# Among the names that the stars take in there are secrets, such as NVIDIA_API_KEY; no setting is called so.
+# The patterns above match secrets too, such as NVIDIA_API_KEY. No setting has such a name.
 _SECRETS = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*")
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}
@@ -40,7 +40,7 @@ WHY_SET: Mapping[str, str] = MappingProxyType(
         "GGML_NO_BACKTRACE": "ggml's abort handler would start a debugger and wait for it without limit",
     }
 )
-"""The variables that ``child_environment`` sets whatever the user has."""
+"""The variables that ``child_environment`` always sets."""
 
 
 def child_environment(
@@ -51,13 +51,12 @@ def child_environment(
     config_home: str,
     library_path: str | None,
 ) -> dict[str, str]:
-    """What of ``environ`` the child gets, and what is set for it.
+    """The allowed variables of ``environ``, and those that llamasup sets.
 
-    ``config_home`` is an empty folder.
-    ``library_path`` is the binary's own folder, so that it finds its own libraries first.
+    ``config_home`` is an empty folder, ``library_path`` the binary's folder, to find its own libraries first.
     """
     allowed = _ALLOWED + _ALLOWED_EMBEDDED if kind == "embedded" else _ALLOWED
-    if platform == "win32":  # names of variables know no case there
+    if platform == "win32":  # where the names of variables ignore case
         environ = {name.upper(): value for name, value in environ.items()}
     env = {
         name: value

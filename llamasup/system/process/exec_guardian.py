@@ -1,11 +1,11 @@
-"""Outlives a supervisor that was killed, for as long as it takes to clean up after it (Linux, macOS).
+"""Waits for the end of the supervisor, and cleans up if it was killed (Linux, macOS).
 
 Run as ``python -I -S exec_guardian.py FOLDER PROGRAM [ARG…]`` with a pipe as standard input, and never
-imported. Nobody writes into that pipe: its other end closes with the supervisor, however that ends. A folder
-that is still there then means that it ended without cleaning up, and PROGRAM does that in its place.
+imported. The supervisor holds the other end of the pipe, writes nothing, and closes it when it ends in any
+way. If the folder then still exists, the supervisor did not clean up, and PROGRAM does.
 
-It waits as a process of its own session without a parent of ours, so that what ends the supervisor's group,
-terminal or tree of processes does not end it. Waiting costs 3 MB and no time: no more modules than these.
+The guardian has its own session and no parent, so a signal to the supervisor's group, terminal or process
+tree does not reach it. Waiting costs 3 MB and no CPU time; more imports would cost more.
 """
 
 import posix
@@ -15,12 +15,12 @@ import sys
 def main() -> None:
     folder, *command = sys.argv[1:]
     posix.setsid()
-    # Whoever reads what the supervisor wrote waits for its end, not for ours.
+    # Readers of the supervisor's output must see its end, not ours.
     nowhere = posix.open("/dev/null", posix.O_RDWR)
     for stream in (1, 2):
         posix.dup2(nowhere, stream)
     if posix.fork() != 0:
-        posix._exit(0)  # whoever started us waits for this, and knows that all of the above is done
+        posix._exit(0)  # the supervisor waits for this exit
     while posix.read(0, 1):
         pass
     try:

@@ -1,15 +1,15 @@
-"""How a process ended, and the folder that it left behind."""
+"""The exit of a process, and the run folder of an exited llamasup."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Exit", "LeftFolder"]
+__all__ = ["Exit", "StaleRun"]
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended. Exactly one is set: its exit code, or the signal's name (``"SIGKILL"``)."""
+    """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""
 
     code: int | None
     signal: str | None
@@ -19,9 +19,9 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftFolder:
-    """The run folder of a process that has ended."""
+class StaleRun:
+    """The run folder of a llamasup that has exited."""
 
     path: str
     pid: int
-    answering: tuple[str, ...] = ()  # sockets in it that something still listens on
+    answering: tuple[str, ...] = ()  # sockets in it on which a process still listens

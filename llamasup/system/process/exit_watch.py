@@ -1,9 +1,8 @@
-"""Waits for the end of a process that need not be a child: a parent, for example.
+"""Waits for the exit of any process, such as a parent.
 
-Three ways behind ``ProcessEnd``: a pidfd on Linux, kqueue's NOTE_EXIT on macOS and the BSDs, a process handle
-on Windows. Each is opened first and waited on later: from the opening on it is about that very process, even
-if its number passes on. Linux is run and tested; the others are written to their documentation and tested
-with fakes of the system's calls.
+``ProcessEnd`` is a pidfd on Linux, kqueue's NOTE_EXIT on macOS and the BSDs, and a process handle on Windows.
+Once opened, each refers to the same process even if its PID is reused. Linux is run and tested; the others
+are written to their documentation and tested with fakes of the system calls.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ _ERROR_ACCESS_DENIED = 5
 
 
 class ProcessEnd(Protocol):
-    """One process, watched since this was made."""
+    """The exit of one process, watched since the object was made."""
 
     def wait(self) -> None:
-        """Block until it has ended."""
+        """Block until the process has exited."""
         ...
 
 
 def end_of(pid: int) -> ProcessEnd:
-    """Watch ``pid``. Raises ProcessLookupError if it has ended or is not visible here."""
+    """Watch ``pid``. Raises ProcessLookupError if it has exited or is not visible here."""
     if sys.platform == "win32":
         import ctypes
 
@@ -67,7 +66,7 @@ class PidfdEnd:
 
 
 class PolledEnd:
-    """Looks four times a second whether the process that began then is still there."""
+    """Checks four times a second whether the process with this start time still runs."""
 
     def __init__(self, pid: int) -> None:
         start = start_of(pid)
@@ -81,7 +80,7 @@ class PolledEnd:
 
 
 class KqueueEnd:
-    """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering for a process that is not there is an error."""
+    """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""
 
     def __init__(self, pid: int, api: Any) -> None:
         self._queue = api.kqueue()
@@ -104,11 +103,11 @@ class KqueueEnd:
 
 
 class HandleEnd:
-    """A handle with the right to wait. The system keeps the number from passing on while it is open."""
+    """A handle with the right to wait. The system does not reuse the PID while it is open."""
 
     def __init__(self, pid: int, kernel32: Any, last_error: Any) -> None:
         self._kernel32 = kernel32
-        # Without these ctypes takes handles for 32-bit integers.
+        # Without these ctypes truncates handles to 32 bits.
         kernel32.OpenProcess.restype = _void_pointer()
         kernel32.WaitForSingleObject.argtypes = (_void_pointer(), _dword())
         kernel32.CloseHandle.argtypes = (_void_pointer(),)
@@ -117,7 +116,7 @@ class HandleEnd:
             if last_error() == _ERROR_ACCESS_DENIED:
                 raise PermissionError(pid)
             raise ProcessLookupError(pid)
-        if kernel32.WaitForSingleObject(self._handle, 0) == 0:  # it has ended, somebody holds a handle
+        if kernel32.WaitForSingleObject(self._handle, 0) == 0:  # it has exited, but another handle is open
             kernel32.CloseHandle(self._handle)
             raise ProcessLookupError(pid)
 

@@ -1,12 +1,12 @@
-"""The supervisor's side of its guardian: a small process that cleans up if the supervisor is killed (S14).
+"""Starts the guardian: a small process that cleans up if the supervisor is killed (S14).
 
-PR_SET_PDEATHSIG ends the very process that was spawned, and only on Linux. A llama-server that a wrapper
-script started, whatever has left its group, and the run folder with its sockets would stay until the next
-start. The guardian (``exec_guardian.py``) sees the supervisor's end as the end of a pipe and then runs the
-same sweep as the next start would (``leftovers.py``).
+PR_SET_PDEATHSIG ends only the spawned process, and only on Linux. A llama-server that a wrapper script
+started, processes outside its group, and the run folder with its sockets would stay until the next start. The
+guardian (``exec_guardian.py``) notices the supervisor's end as the end of a pipe, and then runs the same
+sweep as the next start would (``sweep.py``).
 
-Not there on Windows, where a job object ends all descendants; not in a frozen application, where no Python
-can be run; and not for process 1 of a container, with which the kernel ends everything.
+There is none on Windows, where a job object ends all descendants; none in a frozen application, which cannot
+run Python; and none for process 1 of a container, with which the kernel ends everything.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ __all__ = ["Guardian", "guarded_run_folder"]
 _log = logging.getLogger(__name__)
 
 _EXEC_GUARDIAN = Path(__file__).with_name("exec_guardian.py")
-_PACKAGE_ROOT = Path(__file__).parents[2]
+_PACKAGE_ROOT = Path(__file__).parents[3]
 
 
 class Guardian:
-    """Guards ``folder`` until ``close``. Starting it takes 10 ms of another core and blocks nobody."""
+    """Guards ``folder`` until ``close``. It starts in a thread, which takes 10 ms of another core."""
 
     def __init__(self, folder: Path) -> None:
         self._lifeline: int | None = None
         self._thread: threading.Thread | None = None
         if not _can_guard():
             return
-        read_fd, self._lifeline = os.pipe()  # neither is inherited by any other child
+        read_fd, self._lifeline = os.pipe()  # other children inherit neither end
         self._thread = threading.Thread(target=_start, args=(folder, read_fd), name="guardian", daemon=True)
         self._thread.start()
 
-    def established(self) -> None:
-        """Wait until it is there, or will never be."""
+    def wait_until_started(self) -> None:
+        """Wait until it runs, or failed to start."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        """Let it go. Whoever has removed the folder by then is not cleaned up after."""
-        self.established()
+        """Let it exit. It cleans up only if the folder still exists."""
+        self.wait_until_started()
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
@@ -58,13 +58,13 @@ class Guardian:
 
 @contextmanager
 def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
-    """The folder of this run, which goes with us in any case."""
+    """The run folder of this process, removed at the end of the block, or by the guardian."""
     folder = run_folder()
     guardian = Guardian(folder.path)
     try:
         yield folder.path, guardian
     finally:
-        folder.close()  # first: a folder that is gone needs no guardian
+        folder.close()  # first: once the folder is gone, the guardian does nothing
         guardian.close()
 
 
@@ -75,7 +75,7 @@ def _can_guard() -> bool:
 def _start(folder: Path, read_fd: int) -> None:
     python = python_executable()
     assert python is not None
-    # The sweep needs what we could import; the guardian itself (-I) does not look at this.
+    # For the sweep. The guardian itself (-I) ignores PYTHONPATH.
     paths = [str(_PACKAGE_ROOT), *(path for path in sys.path if path)]
     try:
         subprocess.run(
@@ -91,7 +91,7 @@ def _start(folder: Path, read_fd: int) -> None:
             check=True,
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        # No process to be had (RLIMIT_NPROC, pids.max): the next start will sweep.
-        _log.debug("no guardian: %s", error)
+        # No more processes allowed (RLIMIT_NPROC, pids.max): the next start will sweep.
+        _log.debug("the guardian could not be started: %s", error)
     finally:
         os.close(read_fd)

@@ -1,8 +1,7 @@
-"""Tells a process from every other one that has had, or will get, its number.
+"""Identifies processes although PIDs are reused.
 
-A number comes back: after 32,768 processes, or after a restart of the machine. What never comes back is the
-number together with the moment of its birth, read from the kernel's own count and not from the wall clock,
-which jumps.
+A PID is reused after 32,768 processes, or after a restart of the machine. A PID with the start time of its
+process is unique. The start time comes from the kernel's counter and not from the wall clock, which jumps.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["began_after", "carries", "kill_if", "processes_tagged", "start_of"]
+__all__ = ["began_after", "is_tagged", "kill_if", "processes_tagged", "start_of"]
 
 _ENDED = frozenset("ZXx")  # proc(5): zombie, dead
 
 
 def start_of(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """When ``pid`` began, as an opaque word; None if it has ended (a zombie has) or is not visible here.
+    """The start time of ``pid`` as an opaque string; None if it has exited (zombies too) or is not visible.
 
-    psutil adds the ticks since boot to a boot time that follows the wall clock: after a jump the same process
-    would seem to be another one. So on Linux it is the ticks themselves, and the boot that they count from.
+    psutil adds the ticks since boot to a boot time that follows the wall clock: after a jump, the same
+    process would have another start time. So on Linux the string is the boot id and the ticks.
     """
     if sys.platform != "linux":
         return _start_by_psutil(pid)
@@ -32,13 +31,13 @@ def start_of(pid: int, proc: Path = Path("/proc")) -> str | None:
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-    fields = stat[stat.rindex(b")") + 2 :].decode().split()  # a process may have a `)` in its name
+    fields = stat[stat.rindex(b")") + 2 :].decode().split()  # the name of a process may contain `)`
     state, ticks = fields[0], fields[19]
     return None if state in _ENDED else f"{boot}/{ticks}"
 
 
 def began_after(pid: int, other: int) -> bool:
-    """Whether ``pid`` began later than ``other``; not where it cannot be told."""
+    """Whether ``pid`` started later than ``other``; False if unknown."""
     one, two = start_of(pid), start_of(other)
     return one is not None and two is not None and _moment(one) > _moment(two)
 
@@ -60,17 +59,17 @@ def _start_by_psutil(pid: int) -> str | None:
 
 
 def processes_tagged(entry: bytes) -> list[int]:
-    """The processes of this user, ourselves excepted, that ``carries`` is true of."""
+    """The other processes of this user for which ``is_tagged`` is true."""
     if sys.platform != "linux":
         return []
     numbers = (int(name) for name in os.listdir("/proc") if name.isdigit())  # noqa: PTH208 - every process
-    return [pid for pid in numbers if pid != os.getpid() and carries(pid, entry)]
+    return [pid for pid in numbers if pid != os.getpid() and is_tagged(pid, entry)]
 
 
-def carries(pid: int, entry: bytes) -> bool:
-    """Whether ``pid`` lives, is this user's, and began with an environment entry that starts with ``entry``.
+def is_tagged(pid: int, entry: bytes) -> bool:
+    """Whether ``pid`` runs, is this user's, and has an environment entry that starts with ``entry``.
 
-    Only Linux tells; elsewhere the answer is no.
+    Known only on Linux; elsewhere False.
     """
     folder = f"/proc/{pid}"
     try:
@@ -78,17 +77,17 @@ def carries(pid: int, entry: bytes) -> bool:
             return False
         with open(f"{folder}/environ", "rb") as file:  # noqa: PTH123
             environ = file.read()
-    except OSError:  # it has just ended, or hides (PR_SET_DUMPABLE)
+    except OSError:  # it has just exited, or its environment is hidden (PR_SET_DUMPABLE)
         return False
     return environ.startswith(entry) or b"\0" + entry in environ
 
 
 def kill_if(pid: int, is_the_one: Callable[[], bool], *, group: bool = False) -> bool:
-    """Kill ``pid`` (with ``group``: all of the process group that it leads) if it is the one that is meant.
+    """Kill ``pid`` (with ``group``: the process group that it leads) if ``is_the_one``.
 
-    With a pidfd the number cannot pass to another process between the look and the signal.
+    A pidfd keeps the PID from being reused between the check and the signal.
     """
-    if pid <= 1:  # to kill(2), 0 is our own group, and the group of 1 is every process there is
+    if pid <= 1:  # kill(2) reads 0 as our own group, and the group of 1 as every process
         return False
     handle = None
     with contextlib.suppress(OSError, AttributeError):

@@ -13,60 +13,57 @@ import contextlib
 import hashlib
 import logging
 import os
-import stat
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
-from llamasup.system.storage.folders import Claimed, claim_file, private_folder, state_folder
+from llamasup.system.storage.folders import Claimed, claim_file, open_private, private_folder, state_folder
 
-__all__ = ["LEFT_OUT", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
+__all__ = ["LINES_SKIPPED", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
 
 
-# What somebody wants to look at; all of it is in the files.
+# More lines are read from the files directly.
 MAX_LINES = 10_000
-# Lines of a megabyte each are no reason to read gigabytes: what is before is left out.
+# Very long lines are not a reason to read gigabytes: earlier lines are skipped.
 _MAX_BYTES = 8 << 20
 _BLOCK_BYTES = 64 * 1024
-_FILES = 3  # that are kept: RotatedFile, as LogPump uses it
-LEFT_OUT = b"[llamasup: lines are left out here: the log was rotated faster than it was read]\n"
+_FILES = 3  # as LogPump keeps
+LINES_SKIPPED = b"[llamasup: lines are missing here: the log was rotated faster than it was read]\n"
 
 
 class LogTail:
-    """The last ``lines`` lines, and what is written from then on. May be closed from another thread.
+    """The last ``lines`` lines, and lines to come. May be closed from another thread.
 
-    Raises FileNotFoundError where there is no log yet, OSError where it cannot be read.
+    Raises FileNotFoundError if there is no log yet, OSError if it cannot be read.
     """
 
     def __init__(self, path: Path, lines: int) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._open: list[int] = []  # descriptors, the one that is read first
-        for each in self._kept():
+        self._open: list[int] = []  # descriptors, oldest file first
+        for log_path in self._paths_by_age():
             with contextlib.suppress(FileNotFoundError):
-                self._open.append(_opened(each))
+                self._open.append(open_private(log_path))
         if not self._open:
             raise FileNotFoundError(str(path))
-        self._begin(lines)
+        self._seek_back(lines)
 
     def read(self) -> bytes:
-        """What comes next, a block at most; nothing: nothing more for now."""
+        """The next bytes, a block at most; empty if there are no more yet."""
         with self._lock:
             while self._open:
                 fd = self._open[0]
-                # Before the reading: what was renamed then gets no more.
+                # Checked before reading: a renamed file gets no more lines.
                 is_last = len(self._open) > 1 or self._was_renamed(fd)
                 if os.fstat(fd).st_size < os.lseek(fd, 0, os.SEEK_CUR):
-                    os.lseek(fd, 0, os.SEEK_SET)  # somebody has emptied it
+                    os.lseek(fd, 0, os.SEEK_SET)  # the file was truncated
                 if chunk := os.read(fd, _BLOCK_BYTES):
                     return chunk
                 if not is_last:
                     break
-                left_out = self._go_on()
-                if left_out:
-                    return LEFT_OUT
+                if self._open_next():
+                    return LINES_SKIPPED
             return b""
 
     def close(self) -> None:
@@ -75,16 +72,14 @@ class LogTail:
             while self._open:
                 os.close(self._open.pop())
 
-    # ---
-
-    def _kept(self) -> Iterator[Path]:
-        """The files that there may be, oldest first."""
+    def _paths_by_age(self) -> Iterator[Path]:
+        """All possible files, oldest first."""
         for number in range(_FILES - 1, 0, -1):
             yield self._path.with_name(f"{self._path.name}.{number}")
         yield self._path
 
-    def _begin(self, lines: int) -> None:
-        """Go back from the end until so many lines lie before us; drop the files that come before that."""
+    def _seek_back(self, lines: int) -> None:
+        """Seek to the last ``lines`` lines, and close older files."""
         budget, ends = _MAX_BYTES, lines
         for index in range(len(self._open) - 1, -1, -1):
             fd = self._open[index]
@@ -95,7 +90,7 @@ class LogTail:
                 length = min(_BLOCK_BYTES, at)
                 block = os.pread(fd, length, at - length)
                 if is_newest and at == size and block.endswith(b"\n"):
-                    ends += 1  # that of the last line itself
+                    ends += 1  # the one that ends the last line
                 here = block.count(b"\n")
                 at -= length
                 budget -= length
@@ -112,22 +107,22 @@ class LogTail:
         try:
             return not os.path.samestat(self._path.lstat(), os.fstat(fd))
         except FileNotFoundError:
-            return False  # in the middle of a rotation, or removed: let us see what comes
+            return False  # in the middle of a rotation, or removed
 
-    def _go_on(self) -> bool:
-        """This file is over: open what came after it. True where something in between has gone."""
-        over = self._open.pop(0)
+    def _open_next(self) -> bool:
+        """Close the current file and open the next ones. True if files between them are gone."""
+        finished = self._open.pop(0)
         try:
             if self._open:
                 return False
-            ours = os.fstat(over)
+            ours = os.fstat(finished)
         finally:
-            os.close(over)
+            os.close(finished)
         later: list[int] = []
         found = False
-        for path in self._kept():
+        for path in self._paths_by_age():
             with contextlib.suppress(FileNotFoundError):
-                fd = _opened(path)
+                fd = open_private(path)
                 if os.path.samestat(os.fstat(fd), ours):
                     found = True
                     while later:
@@ -140,25 +135,14 @@ class LogTail:
 
 
 def _after(block: bytes, ends: int) -> int:
-    """The place behind the ``ends``-th line feed of ``block``, counted from its end."""
+    """The offset after the ``ends``-th line feed of ``block``, counted from its end."""
     at = len(block)
     for _ in range(ends):
         at = block.rindex(b"\n", 0, at)
     return at + 1
 
 
-def _opened(path: Path) -> int:
-    flags = os.O_RDONLY
-    if sys.platform != "win32":
-        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
-    fd = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(f"{path} is not a plain file")
-    return fd
-
-
-# Of the 255 bytes that file systems take, where each is one of UTF-8's longest; a digest and numbers follow.
+# File names have 255 bytes at most, a letter up to 4 (UTF-8); a digest and numbers follow.
 _MAX_LETTERS = 48
 # Instances that serve a model of the same name at the same time; each has 30 MB of log.
 MAX_LLAMASUPS = 8
@@ -195,16 +179,16 @@ class LogFiles:
     def _claimed(self, name: str) -> Path | None:
         folder = private_folder(state_folder() / "logs")
         for number in range(1, MAX_LLAMASUPS + 1):
-            place = folder if number == 1 else private_folder(folder / str(number))
+            log_folder = folder if number == 1 else private_folder(folder / str(number))
             try:
-                lock = claim_file(place / f"{name}.lock")
+                lock = claim_file(log_folder / f"{name}.lock")
             except Claimed:
                 continue
             except OSError:  # errors of the log itself are reported when it is written
                 lock = None
             if lock is not None:
                 self._locks.append(lock)
-            return place / f"{name}.log"
+            return log_folder / f"{name}.log"
         _log.warning(
             "llama-server's output is not kept: %d running llamasup instances already write %s.log",
             MAX_LLAMASUPS,

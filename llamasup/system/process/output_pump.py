@@ -1,13 +1,13 @@
-"""Drains the output of one child for as long as it lives, in a thread of its own.
+"""Reads the output of one child in a thread, until the child exits.
 
-llama-server stalls when nobody reads its pipe (its queue of 512 entries blocks the writers, llama.cpp
-b11434), so nothing here may stop the draining: not a full disk, not a line of 10 MB, not a busy event loop.
-Kept are the last lines for the diagnosis, a bounded log file, and a count of bytes by which a start that
-gets on is told from one that hangs.
+llama-server stalls if its pipe is not read (its queue of 512 entries blocks the writers, llama.cpp b11434),
+so nothing may stop the reading: not a full disk, not a line of 10 MB, not a busy event loop. The pump keeps
+the last lines for the diagnosis, writes a bounded log file, and counts bytes, by which the watchdog
+distinguishes a start with progress from one that hangs.
 
-The work is per chunk, not per line: a million lines of 100 bytes cost 0.15 s of one core, the file included
-(measured by tests/system/process/test_output_pump.py), which is 0.25 % of a minute and never more than 0.1
-ms at a time.
+The work is per chunk, not per line: a million lines of 100 bytes cost 0.15 s of one core with the file
+(measured by tests/system/process/test_output_pump.py), which is 0.25 % of a minute and at most 0.1 ms at a
+time.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from llamasup.system.storage.folders import open_private
+
 __all__ = ["LogPump", "RotatedFile"]
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
-# What a diagnosis looks at (S19), and what one line may be: 200 × 4 KiB is 0.8 MB at most.
+# Lines for the diagnosis (S19), and their longest: 200 × 4 KiB is 0.8 MB at most.
 _TAIL_LINES = 200
 _LINE_BYTES = 4 * 1024
-# What is still read when a grandchild keeps the pipe open and full after the end.
+# Read after the exit, if a grandchild keeps the pipe open and full.
 _LAST_BYTES = 2 * 1024 * 1024
 
 
 class LogPump:
     """Owns ``fd``, the read end of a child's output, and closes it at the end of the output.
 
-    ``path`` is the log file (None: none); it and ``files - 1`` older ones stay within ``max_bytes`` each.
-    ``passed_on`` gets the lines as they come, cut where they are long. It is called in the pump's thread, and
-    must neither wait nor raise.
+    ``path`` is the log file or None; it and ``files - 1`` older ones have at most ``max_bytes`` each.
+    ``tee`` gets each line, truncated if it is long. The pump's thread calls it, so it must not wait or raise.
     """
 
     def __init__(
@@ -59,11 +60,11 @@ class LogPump:
         self.bytes_seen = 0
         self._fd = fd
         self._file = None if path is None else RotatedFile(path, max_bytes=max_bytes, files=files)
-        self._lock = threading.Lock()  # tail, partial line and watch: the thread writes, others read
+        self._lock = threading.Lock()  # for tail, partial line and watch: the thread writes, others read
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._partial = b""
         self._watch: _Watch | None = None
-        self._passed_on = tee
+        self._tee = tee
         self._finished: list[Callable[[], None]] = []
         self._ended = False
         self._wake_read, self._wake_write = os.pipe()
@@ -71,20 +72,20 @@ class LogPump:
         self._thread.start()
 
     def tail(self) -> tuple[str, ...]:
-        """The last lines (at most 200), oldest first; what is no UTF-8 is replaced, what is long is cut."""
+        """The last lines (at most 200), oldest first; invalid UTF-8 is replaced, long lines are truncated."""
         with self._lock:
             lines = [*self._tail, self._partial] if self._partial else list(self._tail)
         return tuple(line.rstrip(b"\r").decode("utf-8", "replace") for line in lines[-_TAIL_LINES:])
 
     @property
     def file_error(self) -> str | None:
-        """Why nothing is written to the log file any more; None while all is well."""
+        """Why the log file is no longer written; None while it is."""
         return None if self._file is None else self._file.error
 
     def watch(self, pattern: re.Pattern[bytes], callback: Callable[[str], None]) -> None:
-        """Call back in the running event loop for each line that matches, those of the tail included.
+        """Call ``callback`` in the running event loop for each matching line, first those of the tail.
 
-        Start it right after the spawn: a flood pushes earlier lines out of the tail. One watch at a time; of
+        Start it right after the spawn, before a flood pushes lines out of the tail. One watch at a time; of
         many matches in one chunk the last 200 are delivered.
         """
         watch = _Watch(pattern, callback, asyncio.get_running_loop())
@@ -93,7 +94,7 @@ class LogPump:
             watch.look([*self._tail, self._partial])
 
     def unwatch(self) -> None:
-        """End the watch. What is on its way to the loop may still arrive."""
+        """End the watch. Matches already sent to the loop may still arrive."""
         with self._lock:
             self._watch = None
 
@@ -108,7 +109,7 @@ class LogPump:
         ended = asyncio.Event()
 
         def finished() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(ended.set)
 
         with self._lock:
@@ -128,7 +129,7 @@ class LogPump:
         with self._lock:
             if not self._ended:
                 os.write(self._wake_write, b"x")
-        # A disk that hangs may hold the thread; it is a daemon and is left behind then.
+        # A disk that hangs may block the thread, which is a daemon and then stays.
         self._thread.join(1.0)
 
     # --- in the thread ---------------------------------------------------------------------------
@@ -139,29 +140,29 @@ class LogPump:
                 chunk = os.read(self._fd, _CHUNK_BYTES)
                 if not chunk:
                     return
-                self._take(chunk)
-            self._take_the_rest()
+                self._process(chunk)
+            self._drain_rest()
         finally:
             self._end()
 
     def _readable(self) -> bool:
         """Wait for output (True) or for ``_stop`` (False)."""
         if sys.platform == "win32":
-            return True  # pipes cannot be polled there: the thread ends with the last writer
+            return True  # Windows cannot poll pipes: the thread ends with the last writer
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
         return all(fd != self._wake_read for fd, _ in poll.poll())
 
-    def _take_the_rest(self) -> None:
-        """What the pipe holds at the end, without waiting for more."""
+    def _drain_rest(self) -> None:
+        """Read the content of the pipe without waiting for more."""
         os.set_blocking(self._fd, False)
         last = self.bytes_seen + _LAST_BYTES
         with contextlib.suppress(BlockingIOError):
             while self.bytes_seen < last and (chunk := os.read(self._fd, _CHUNK_BYTES)):
-                self._take(chunk)
+                self._process(chunk)
 
-    def _take(self, chunk: bytes) -> None:
+    def _process(self, chunk: bytes) -> None:
         if self._file is not None:
             self._file.write(chunk)
         lines = chunk.split(b"\n")
@@ -172,14 +173,14 @@ class LogPump:
             if self._watch is not None:
                 self._watch.look(lines)
             self._tail.extend(line[:_LINE_BYTES] for line in lines[-_TAIL_LINES:])
-        if self._passed_on is not None and lines:
-            self._passed_on([line[:_LINE_BYTES] for line in lines])
+        if self._tee is not None and lines:
+            self._tee([line[:_LINE_BYTES] for line in lines])
 
     def _end(self) -> None:
         if self._file is not None:
             self._file.close()
-        if self._passed_on is not None and self._partial:
-            self._passed_on([self._partial])  # last words without a line feed
+        if self._tee is not None and self._partial:
+            self._tee([self._partial])  # a last line without a line feed
         with self._lock:
             self._ended = True
             for fd in (self._fd, self._wake_read, self._wake_write):
@@ -190,7 +191,7 @@ class LogPump:
 
 
 class _Watch:
-    """Finds lines in the thread and hands them over to the event loop."""
+    """Finds matching lines in the thread and passes them to the event loop."""
 
     def __init__(
         self, pattern: re.Pattern[bytes], callback: Callable[[str], None], loop: asyncio.AbstractEventLoop
@@ -210,17 +211,16 @@ class _Watch:
             self._callback(line.rstrip(b"\r").decode("utf-8", "replace"))
 
 
-# What the system says of these is true and helps nobody.
+# The system's messages for these are misleading.
 _NO_FILES = {errno.ELOOP: "it is a symlink", errno.ENXIO: "it is a pipe or a socket"}
 
 
 class RotatedFile:
     """A log file with a bound: ``path``, ``path.1`` … ``path.(files - 1)``, each of ``max_bytes`` at most.
 
-    Never raises. At the first failure (full disk, folder not writable, a symlink in its place) it says so
-    once, in the log and in ``error``, and drops everything from then on, unless it is told to ``reopen``.
-    What is written is in the file whole or not at all. ``holds``: what a person is told is missing
-    then; None: nobody is told.
+    Never raises. The first failure (full disk, folder not writable, a symlink at ``path``) is logged once and
+    set as ``error``; chunks are then dropped until ``reopen``. A chunk is written whole or not at all.
+    ``holds`` names the content in the log message; None: no message.
     """
 
     def __init__(
@@ -246,21 +246,20 @@ class RotatedFile:
             self._fd = None
 
     def reopen(self) -> None:
-        """Go on with whatever is at ``path`` now, after a failure or because it was moved away."""
+        """Open ``path`` again, after a failure or because the file was moved away."""
         self.close()
         self.error = None
         self._attempt(self._open)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what is written goes where ``path`` leads: logrotate may have moved it away."""
+        """Whether the open file is still the one at ``path``; logrotate may have moved it away."""
         if self._fd is None:
             return False
         try:
-            there, ours = os.lstat(self._path), os.fstat(self._fd)
+            return os.path.samestat(os.lstat(self._path), os.fstat(self._fd))
         except OSError:
             return False
-        return os.path.samestat(there, ours)
 
     def _attempt(self, step: Callable[[], None]) -> None:
         try:
@@ -270,7 +269,7 @@ class RotatedFile:
             self.close()
             if self._holds is not None and not self._warned:
                 self._warned = True
-                _log.warning("no more %s is written: %s", self._holds, self.error)
+                _log.warning("the %s is no longer written: %s", self._holds, self.error)
 
     def _write(self, chunk: bytes) -> None:
         if self._size and self._size + len(chunk) > self._max_bytes:
@@ -282,11 +281,11 @@ class RotatedFile:
                 self._size += written
                 left = left[written:]
         except OSError:
-            self._take_back(len(chunk) - len(left))
+            self._undo_write(len(chunk) - len(left))
             raise
 
-    def _take_back(self, written: int) -> None:
-        """Half a line would spoil the next one too. Not if somebody else writes here as well."""
+    def _undo_write(self, written: int) -> None:
+        """Remove half a line, which would corrupt the next one, unless another process writes here too."""
         if self._fd is not None and written and os.fstat(self._fd).st_size == self._size:
             os.ftruncate(self._fd, self._size - written)
 
@@ -304,20 +303,13 @@ class RotatedFile:
         return self._path.with_name(f"{self._path.name}.{number}")
 
     def _open(self) -> None:
-        """Open for appending; never through a symlink, never something that is not a plain file of ours."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        if sys.platform != "win32":
-            flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a FIFO would block here
         try:
-            fd = os.open(self._path, flags, 0o600)
+            fd = self._fd = open_private(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         except OSError as error:
-            if (what := _NO_FILES.get(error.errno or 0)) is None:
+            if (reason := _NO_FILES.get(error.errno or 0)) is None:
                 raise
-            raise OSError(what) from error
+            raise OSError(reason) from error
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
-            os.close(fd)
-            raise OSError(f"not a plain file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
-        self._fd, self._size = fd, status.st_size
+        self._size = status.st_size
         if sys.platform != "win32" and stat.S_IMODE(status.st_mode) != 0o600:
             os.fchmod(fd, 0o600)

@@ -1,4 +1,4 @@
-"""The file that says where we listen, for as long as we do (``--ready-file``)."""
+"""The ready file (``--ready-file``): holds the address of a llamasup while it serves."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from llamasup.errors import FolderUnusable, UsageInvalid
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import atomic_write
+from llamasup.system.storage.folders import atomic_write, file_id
 from llamasup.system.text import INVALID_JSON, json_text
 
-__all__ = ["ReadyFile", "clear_place", "remove_of"]
+__all__ = ["ReadyFile", "remove_left_by", "remove_stale"]
 
 _CONNECT_S = 0.5
 _MAX_BYTES = 65_536
@@ -32,35 +32,31 @@ class ReadyFile:
         """Write one JSON object and a line feed, atomically. Raises FolderUnusable."""
         try:
             atomic_write(self.path, json_text(ready).encode() + b"\n")
-            status = self.path.lstat()
         except OSError as error:
             raise FolderUnusable(
                 f"The folder {str(self.path.parent)!r} cannot be used: {error.strerror or error}.",
-                remedy="Make it a folder that you may write to, or name another file.",
+                remedy="Make the folder writable, or choose another file.",
             ) from error
-        self._written = status.st_dev, status.st_ino
+        self._written = file_id(self.path)
 
     def remove(self) -> None:
-        """Remove it if it is still the one written here: another run may have taken the place."""
+        """Remove it, unless another run has replaced it."""
         written, self._written = self._written, None
-        if written is None:
-            return
-        with contextlib.suppress(OSError):
-            status = self.path.lstat()
-            if (status.st_dev, status.st_ino) == written:
+        if written is not None and file_id(self.path) == written:
+            with contextlib.suppress(OSError):
                 self.path.unlink()
 
 
-def clear_place(path: Path) -> None:
-    """Before the start: remove the ready file of a run that is over, lest somebody believes it.
+def remove_stale(path: Path) -> None:
+    """Before the start: remove the ready file of a run that has ended.
 
-    Raises UsageInvalid when it cannot be ours: its run goes on, it is something else than a ready file, or
-    its folder is missing.
+    Raises UsageInvalid if that run still serves, if the file is not a ready file, or if its folder is
+    missing.
     """
     if not path.absolute().parent.is_dir():
         raise UsageInvalid(
             f"The folder of --ready-file {str(path)!r} does not exist.",
-            remedy="Make the folder, or name another file.",
+            remedy="Create the folder, or choose another file.",
         )
     try:
         status = path.lstat()
@@ -74,16 +70,16 @@ def clear_place(path: Path) -> None:
         raise _foreign(path)
     if old is not None and _serves(old):
         raise UsageInvalid(
-            f"--ready-file {str(path)!r} belongs to a llamasup that is running: "
+            f"--ready-file {str(path)!r} belongs to a running llamasup: "
             f"process {old['pid']} at {old['url']}.",
-            remedy="Stop that one, or name another file.",
+            remedy="Stop it, or choose another file.",
         )
-    with contextlib.suppress(OSError):  # then writing it says what is wrong
+    with contextlib.suppress(OSError):  # writing the new one will report the problem
         path.unlink()
 
 
-def remove_of(pid: int, path: Path) -> bool:
-    """Remove the ready file that process ``pid``, now dead, has left at ``path``."""
+def remove_left_by(pid: int, path: Path) -> bool:
+    """Remove the ready file that the dead process ``pid`` left at ``path``."""
     with contextlib.suppress(OSError, *INVALID_JSON):
         old = json.loads(_content(path, path.lstat().st_mode))
         if _is_ready(old) and old["pid"] == pid:
@@ -94,7 +90,7 @@ def remove_of(pid: int, path: Path) -> bool:
 
 def _content(path: Path, mode: int) -> bytes:
     if not stat.S_ISREG(mode):
-        raise ValueError("no plain file")
+        raise ValueError("not a regular file")
     with path.open("rb") as file:
         return file.read(_MAX_BYTES)
 
@@ -112,13 +108,13 @@ def _is_ready(content: Any) -> bool:
 
 def _foreign(path: Path) -> UsageInvalid:
     return UsageInvalid(
-        f"--ready-file {str(path)!r} is there already and is no ready file of llamasup.",
-        remedy="Name another file: this one would be overwritten.",
+        f"--ready-file {str(path)!r} exists and is not a ready file of llamasup.",
+        remedy="Choose another file: this one would be overwritten.",
     )
 
 
 def _serves(old: Mapping[str, Any]) -> bool:
-    """Whether its process is there and its port is taken: the number alone may be somebody else's by now."""
+    """Whether its process runs and its port is open; the PID alone may have been reused."""
     if start_of(old["pid"]) is None:
         return False
     try:

@@ -22,22 +22,18 @@ from llamasup.system.storage.folders import Claimed, claim, private_folder, syst
 __all__ = ["LONGEST_SOCKET_NAME", "OWNER", "RunFolder", "run_folder", "run_folders"]
 
 
-# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, the terminating NUL included.
+# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
 _SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
-
-
-# The name of a socket in the run folder may be this long, e.g. `child-3-12.sock`.
+# The longest name of a socket in the run folder, such as `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
-
-
-# In the run folder: when the process began that made it.
+# The file in the run folder with the start time of the process that made it.
 OWNER = "owner"
 
 
 class RunFolder:
-    """A fresh private folder for this run, removed with all it holds. Its path is short, for sockets.
+    """A new private folder for this run, removed with its content. Its path is short, for sockets.
 
-    ``lock`` is the descriptor that says that the run goes on (``claim``); None where folders know no locks.
+    ``lock`` is the descriptor that holds the lock of the run (``claim``); None if folders cannot be locked.
     """
 
     def __init__(self, path: Path, lock: int | None = None) -> None:
@@ -49,7 +45,7 @@ class RunFolder:
     def close(self) -> None:
         """Remove the folder. May be repeated."""
         atexit.unregister(self.close)
-        if os.getpid() == self._pid:  # a forked copy of this process ends without taking it along
+        if os.getpid() == self._pid:  # a forked copy of this process leaves it alone
             shutil.rmtree(self.path, ignore_errors=True)
         lock, self._lock = self._lock, None
         if lock is not None:
@@ -65,31 +61,31 @@ class RunFolder:
 
 
 def run_folder() -> RunFolder:
-    """Make the folder of this run, in the first place that is ours and short enough for a socket's path.
+    """Create the folder of this run, in the first private folder that is short enough for a socket's path.
 
-    ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's own, ``/tmp/llamasup-UID``
-    and at last an unguessable folder of its own in ``/tmp``. Raises FolderUnusable when even that fails.
+    Tried are ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's runtime folder,
+    ``/tmp/llamasup-UID``, and last an unguessable folder in ``/tmp``. Raises FolderUnusable if all fail.
     """
     prefix = f"{os.getpid()}-"
     for base in _run_bases():
         if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
             continue
         with contextlib.suppress(FolderUnusable, OSError):
-            return _made(prefix, private_folder(base))
+            return _create(prefix, private_folder(base))
     try:
-        return _made(f"llamasup-{prefix}", _short_temporary_folder())
+        return _create(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
         raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
 
 
-def _made(prefix: str, base: Path) -> RunFolder:
+def _create(prefix: str, base: Path) -> RunFolder:
     while True:
         path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
-        # Until it is claimed it looks as if it had been left behind: somebody who sweeps may have it.
+        # Until it is claimed it looks stale, and another process may sweep it.
         with contextlib.suppress(Claimed, FileNotFoundError):
             lock = claim(path)
             if path.exists():
-                with contextlib.suppress(OSError):  # a full disk: the lock says enough
+                with contextlib.suppress(OSError):  # a full disk: the lock is enough
                     (path / OWNER).write_text(start_of(os.getpid()) or "")
                 return RunFolder(path, lock)
             if lock is not None:
@@ -97,13 +93,13 @@ def _made(prefix: str, base: Path) -> RunFolder:
 
 
 def run_folders() -> Iterator[tuple[Path, int]]:
-    """Every run folder of this user that is there, our own or another's, with the process that made it."""
+    """Every run folder of this user, with the PID of the process that made it."""
     temporary = _short_temporary_folder()
     bases = dict.fromkeys((*_run_bases(), *_login_bases()))
     for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
         try:
             entries = sorted(base.iterdir())
-        except OSError:  # not there, or not ours to look into
+        except OSError:  # missing, or not readable for this user
             continue
         for entry in entries:
             named = re.fullmatch(pattern, entry.name)
@@ -114,7 +110,7 @@ def run_folders() -> Iterator[tuple[Path, int]]:
 def _is_own_folder(path: Path) -> bool:
     try:
         status = path.lstat()
-    except OSError:  # gone meanwhile
+    except OSError:
         return False
     return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
 
@@ -133,13 +129,13 @@ def _run_bases() -> Iterator[Path]:
 
 
 def _login_bases() -> Iterator[Path]:
-    """Where those that began in a login run, for commands that have none (cron, su, docker exec)."""
+    """The folders of a login session, for commands outside one (cron, su, docker exec)."""
     if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
         yield Path(f"/run/user/{os.geteuid()}/llamasup")
 
 
 def _short_temporary_folder() -> Path:
-    """``$TMPDIR``, or /tmp where that is too long for the paths of sockets (on macOS it has 50 bytes)."""
+    """``$TMPDIR``, or /tmp if that is too long for the paths of sockets (on macOS it has 50 bytes)."""
     if sys.platform == "win32":
         return Path(tempfile.gettempdir())
     given = os.environ.get("TMPDIR", "")

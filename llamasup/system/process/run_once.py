@@ -1,6 +1,6 @@
-"""Ask a program something: run it briefly and take what it prints.
+"""Runs short commands and returns their output.
 
-Bounded in time and in size, and nothing of it stays behind. What the answer means is for others to say.
+Time and output are bounded, and no process, thread or pipe is left behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-__all__ = ["Answer", "ask"]
+__all__ = ["CommandResult", "run_commands"]
 
-# The longest real answer, --help of llama.cpp b11434, is 59 KB.
+# The longest real output, --help of llama.cpp b11434, is 59 KB.
 _MAX_BYTES = 4 * 1024 * 1024
-# How long the pipes of a program that has ended may stay open in something that it started.
+# How long descendants of an exited program may keep its pipes open.
 _GRACE_S = 0.5
 
 if sys.platform == "win32":
@@ -30,10 +30,10 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a program printed, and how it ended: ``exit_code`` is -N for signal N.
+class CommandResult:
+    """The output and the exit code of a program; -N for signal N.
 
-    ``too_slow`` and ``too_long``: it was killed for it, and what it had printed by then is kept.
+    ``too_slow`` and ``too_long``: it was killed for this reason, and the output is what it had printed.
     """
 
     exit_code: int
@@ -43,26 +43,26 @@ class Answer:
     too_long: bool = False
 
 
-def ask(
+def run_commands(
     commands: Sequence[Sequence[str]], *, env: Mapping[str, str], cwd: str, timeout_s: float
-) -> tuple[Answer, ...]:
-    """Run all the commands at the same time, without input, and wait for their answers.
+) -> tuple[CommandResult, ...]:
+    """Run all commands at the same time, without input, and wait for their results.
 
     ``timeout_s`` is for all of them together. Raises the OSError of a command that cannot be started.
     """
     deadline = time.monotonic() + timeout_s
-    questions: list[_Question] = []
+    running: list[_RunningCommand] = []
     try:
         for command in commands:
-            questions.append(_Question(command, env, cwd))  # noqa: PERF401 - those begun must end if one fails
-        return tuple(question.answer(deadline) for question in questions)
+            running.append(_RunningCommand(command, env, cwd))  # noqa: PERF401 - ended below if a later one fails
+        return tuple(command.result(deadline) for command in running)
     finally:
-        for question in questions:
-            question.end()
+        for started in running:
+            started.end()
 
 
-class _Question:
-    """One running program, the thread that waits for its end, and those that drain it up to the limit."""
+class _RunningCommand:
+    """A running program, a thread that waits for its exit, and threads that read its output."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class _Question:
             bufsize=0,
             env=dict(env),
             cwd=cwd,
-            start_new_session=True,  # its own process group, so that whatever it starts can be ended with it
+            start_new_session=True,  # its own process group, which is killed with its descendants
             creationflags=_CREATION_FLAGS,
         )
         self._printed = (bytearray(), bytearray())
@@ -96,17 +96,17 @@ class _Question:
                     self._kill()
                     return
 
-    def answer(self, deadline: float) -> Answer:
+    def result(self, deadline: float) -> CommandResult:
         self._end.join(max(0.0, deadline - time.monotonic()))
         too_slow = self._end.is_alive()
         if not too_slow:
             self._join_readers()
         self.end()
         stdout, stderr = (bytes(printed).decode("utf-8", "replace") for printed in self._printed)
-        return Answer(self._process.returncode, stdout, stderr, too_slow, self._too_long)
+        return CommandResult(self._process.returncode, stdout, stderr, too_slow, self._too_long)
 
     def end(self) -> None:
-        """Leave nothing of it: neither a process of its group, nor a thread, nor a pipe. May be repeated."""
+        """Kill its process group, and end its threads and pipes. May be repeated."""
         if self._end.is_alive() or any(reader.is_alive() for reader in self._readers):
             self._kill()
             self._end.join()
@@ -118,7 +118,7 @@ class _Question:
             reader.join(max(0.0, deadline - time.monotonic()))
 
     def _kill(self) -> None:
-        # A program that has ended may have left others of its group, holding its pipes.
+        # After the program exited, others of its group may still hold its pipes.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if sys.platform == "win32":
                 self._process.kill()

@@ -1,25 +1,24 @@
-"""Starts a child process, notices its end, and ends it together with everything it has started.
+"""Starts a child process, detects its exit, and kills it together with its descendants.
 
-No policy: when to start, stop or kill is decided elsewhere. What this module guarantees:
+The module decides nothing about when to start, stop or kill. It guarantees:
 
-- The child leads its own session, so that neither Ctrl-C nor the closing of the terminal reaches it: it is
-  the supervisor that drains and then stops it. Its standard input is empty; stdout and stderr are one pipe.
-- On Linux it dies with the supervisor, SIGKILL included (PR_SET_PDEATHSIG, set by ``exec_child.py``). The
-  kernel sends that signal when the *thread* that forked ends: call ``spawn`` from the thread that runs the
-  event loop, never from a worker of a pool. On Windows it and its descendants are in a job object that ends
-  with the supervisor.
-- It is reaped exactly once. When it ends, what is left of its process group is killed *before* it is
-  reaped: from then on its number may belong to anybody.
-- Given a run folder, it is written down there and marked (``belongings.py``), so that somebody else can end
-  it and its descendants: the guardian or the next start, when the supervisor was killed.
+- The child leads its own session, so Ctrl-C and a closing terminal do not reach it; the supervisor drains and
+  stops it. Its standard input is empty; stdout and stderr share one pipe.
+- On Linux it dies with the supervisor, even after SIGKILL (PR_SET_PDEATHSIG, set by ``exec_child.py``). The
+  kernel sends that signal when the *thread* that forked ends: call ``spawn`` from the event loop's thread,
+  never from a pool worker. On Windows a job object ends the child and its descendants with the supervisor.
+- It is reaped exactly once. When it exits, the rest of its process group is killed *before* the reaping,
+  which frees its PID for other processes.
+- With a run folder, the child is recorded there and tagged (``ownership.py``). If the supervisor is killed,
+  the guardian or the next start can end the child and its descendants.
 
-What the helper costs, fork to running child, median of 100 on two cores (Python 3.11): 0.5 ms without,
-6.5 ms with it as it is, 8.8 ms had it imported ``os`` and ``ctypes``; ``setpriv --pdeathsig`` takes 1.2 ms
-but cannot notice a supervisor that died in between, and a shell that compares ``$PPID`` for it (1.7 ms) would
-run a text file as a script instead of failing.
+Cost of ``exec_child.py`` from fork to running child, median of 100 on two cores (Python 3.11): 0.5 ms without
+it, 6.5 ms with it, 8.8 ms if it imported ``os`` and ``ctypes``; ``setpriv --pdeathsig`` takes 1.2 ms but
+misses a supervisor that died in between, and a shell that compares ``$PPID`` (1.7 ms) would run a text file
+as a script instead of failing.
 
-Linux is run and tested. The ways for macOS (kqueue) and Windows (job object) are written to their
-documentation and tested with fakes of the system's calls.
+Linux is run and tested. The code for macOS (kqueue) and Windows (job object) is written to their
+documentation and tested with fakes of the system calls.
 """
 
 from __future__ import annotations
@@ -39,30 +38,29 @@ from typing import TYPE_CHECKING
 from llamasup.errors import BrokenRuntime
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.exit_watch import end_of
-from llamasup.system.process.limits import give_back_limit
 from llamasup.system.process.ownership import end_descendants, forget_child, record_child, tag_environment
-from llamasup.system.process.platform import broken, find_executable, python_executable
+from llamasup.system.process.platform import cannot_execute, find_executable, python_executable, restore_limit
 
 if TYPE_CHECKING:
-    from llamasup.system.process.windows import Job
+    from llamasup.system.process.windows import JobObject
 
 __all__ = ["Child", "spawn"]
 
 _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
-# Room for what llama-server writes while the log thread waits for a core. The most that an unprivileged
-# process may ask for is 1 MiB (fs.pipe-max-size).
+# For llama-server's output while the log thread waits for a core. 1 MiB is the most that an unprivileged
+# process may request (fs.pipe-max-size).
 _PIPE_BYTES = 1 << 20
 
 
 def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder: Path | None = None) -> Child:
     """Start ``argv`` with exactly this environment and working folder; the caller owns the result.
 
-    With ``run_folder`` the environment has one entry more, the mark by which descendants are known.
+    With ``run_folder`` the environment gets one more entry, the tag that identifies descendants.
 
-    A relative ``argv[0]`` is meant from the supervisor's working folder, a bare name from ``env``'s PATH.
-    Raises BrokenRuntime when it cannot be executed. On Linux the last doubt (a file of another machine's
-    format) shows only later: the child then ends with 126 or 127 and says why in its output, which
-    ``diagnose`` understands. Waiting for it here would stop the event loop for the helper's 6 ms.
+    A relative ``argv[0]`` starts at the supervisor's working folder, a bare name is searched in ``env``'s
+    PATH. Raises BrokenRuntime if it cannot be executed. On Linux an executable of another machine's format
+    shows later: the child then exits with 126 or 127 and prints the reason, which ``diagnose`` understands.
+    Waiting for it here would stop the event loop for 6 ms.
     """
     path = find_executable(argv[0], env)
     command = _guarded(path, argv)
@@ -88,30 +86,30 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
             raise BrokenRuntime(
                 f"The working folder {str(cwd)!r} of {argv[0]!r} is missing.", remedy="Create the folder."
             ) from error
-        raise broken(path, error.strerror or str(error)) from error
+        raise cannot_execute(path, error.strerror or str(error)) from error
     except BaseException:
         os.close(read_fd)
         raise
     finally:
         os.close(write_fd)
-    give_back_limit(popen.pid)  # the helper below it needs milliseconds to become the child
+    restore_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
     child = Child(popen, read_fd, _job(popen))
     if run_folder is not None:
-        child.write_down(run_folder, path, env)
+        child.record(run_folder, path, env)
     return child
 
 
 class Child:
-    """A running child and its end. Owned by the thread (and event loop) that spawned it.
+    """A running child and its exit. Owned by the thread (and event loop) that spawned it.
 
-    ``output_fd`` is the read end of the pipe that carries stdout and stderr; whoever takes it closes it.
+    ``output_fd`` is the read end of the pipe that carries stdout and stderr; the caller closes it.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: Job | None = None) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: JobObject | None = None) -> None:
         self.pid = popen.pid
         self.output_fd = output_fd
         self.exit: Exit | None = None
-        self._popen = popen  # kept: Popen would reap a child whose Popen object is gone
+        self._popen = popen  # without the reference Popen would reap the child itself
         self._waiters: set[asyncio.Future[Exit]] = set()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,20 +118,20 @@ class Child:
         self._run_folder: Path | None = None
         self._env: Mapping[str, str] = {}
 
-    def write_down(self, run_folder: Path, executable: str, env: Mapping[str, str]) -> None:
-        """Leave word of this child in ``run_folder`` until it is reaped; ``env`` carries its mark."""
+    def record(self, run_folder: Path, executable: str, env: Mapping[str, str]) -> None:
+        """Record this child in ``run_folder`` until it is reaped; ``env`` has its tag."""
         self._run_folder, self._env = run_folder, env
         record_child(run_folder, self.pid, executable)
 
     def end_descendants(self) -> tuple[int, ...]:
-        """After the end: kill what it left outside its process group, and wait. Blocks; for a thread.
+        """After the exit: kill descendants outside its process group, and wait. Blocks; for a thread.
 
-        Returns their numbers. Finds nothing without a run folder, and outside Linux.
+        Returns their PIDs. Finds none without a run folder, and outside Linux.
         """
-        return tuple(each.pid for each in end_descendants(self._env))
+        return tuple(process.pid for process in end_descendants(self._env))
 
     async def wait(self) -> Exit:
-        """Wait for the end of the child. May be cancelled, repeated, and awaited by several tasks."""
+        """Wait for the child's exit. May be cancelled, repeated, and awaited by several tasks."""
         if self.exit is not None:
             return self.exit
         loop = asyncio.get_running_loop()
@@ -151,22 +149,22 @@ class Child:
                 loop.remove_reader(self._pidfd)
 
     def poll(self) -> Exit | None:
-        """The end of the child if it has come; reaps it then. Does not wait."""
+        """The exit of the child, which is reaped then; None while it runs. Does not wait."""
         if self.exit is None and _has_exited(self._popen):
             self._reap()
         return self.exit
 
     def terminate(self) -> None:
-        """Ask the child to stop (SIGTERM). Nothing happens when it has ended."""
+        """Send SIGTERM. Does nothing after the exit."""
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError):  # SIGCHLD ignored: the kernel has reaped it
                 self._popen.terminate() if sys.platform == "win32" else os.kill(self.pid, signal.SIGTERM)
 
     def kill_group(self) -> None:
-        """Kill the child and all of its process group (SIGKILL), at once.
+        """Send SIGKILL to the child's process group.
 
-        Until the child is reaped the group's number cannot belong to anybody else; reaping has already
-        killed what the child left behind, so that afterwards there is nothing to do.
+        Until the child is reaped, the group's number cannot be reused. Does nothing after the reaping, which
+        has killed the rest of the group.
         """
         if self.exit is None:
             self._kill_group()
@@ -183,8 +181,8 @@ class Child:
 
     def _on_exit(self) -> None:
         if self.exit is None and not _SEES_WITHOUT_REAPING:
-            self._kill_group()  # its end has been seen, and `poll` is about to reap it
-        # The loop may report once more what has been dealt with in the same round.
+            self._kill_group()  # `poll` is about to reap it
+        # The loop may report an exit twice in the same round.
         if self.poll() is not None:
             self._wake()
 
@@ -210,7 +208,7 @@ class Child:
                 future.set_result(self.exit)
 
     def _start_thread(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Where there is no pidfd: a thread that sees the end and leaves the reaping to the loop."""
+        """Without a pidfd: a thread waits for the exit and leaves the reaping to the loop."""
         self._loop = loop
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name=f"wait-{self.pid}", daemon=True)
@@ -218,20 +216,20 @@ class Child:
 
     def _watch(self) -> None:
         _wait_until_exited(self._popen)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: `poll` will find the end
+        with contextlib.suppress(RuntimeError):  # the loop is closed: `poll` will find the exit
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._on_exit)
 
 
-# --- the end of a child --------------------------------------------------------------------------
+# --- the exit of a child -------------------------------------------------------------------------
 
-# Without waitid (macOS before Python 3.13, Windows) the end is seen by kqueue or a handle. A `poll` that
-# comes before that sees and reaps in one step; the group is then killed just after it.
+# Without waitid (macOS before Python 3.13, Windows) kqueue or a handle reports the exit. An earlier `poll`
+# detects and reaps in one step; the group is then killed just after it.
 _SEES_WITHOUT_REAPING = hasattr(os, "waitid")
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable at the end of ``pid``; None before Linux 5.3 and elsewhere."""
+    """A descriptor that becomes readable at the exit of ``pid``; None before Linux 5.3 and elsewhere."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -251,7 +249,7 @@ def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
 
 def _wait_until_exited(popen: subprocess.Popen[bytes]) -> None:
     if not _SEES_WITHOUT_REAPING:
-        with contextlib.suppress(OSError):  # it has ended: there is nothing to wait for
+        with contextlib.suppress(OSError):  # it has exited
             end_of(popen.pid).wait()
         return
     with contextlib.suppress(ChildProcessError):
@@ -259,12 +257,12 @@ def _wait_until_exited(popen: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(popen: subprocess.Popen[bytes]) -> Exit:
-    """Take the status of a child that has ended."""
+    """The exit status of a child that has exited."""
     if _SEES_WITHOUT_REAPING:
         try:
             popen.returncode = os.waitstatus_to_exitcode(os.waitpid(popen.pid, 0)[1])
         except ChildProcessError:
-            # Whoever started us ignores SIGCHLD, so the kernel reaps and forgets. 255 as asyncio has it.
+            # Our parent ignores SIGCHLD, so the kernel has reaped it. 255 like asyncio.
             popen.returncode = 255
     code = popen.returncode
     return Exit(code=code, signal=None) if code >= 0 else Exit(code=None, signal=_signal_name(-code))
@@ -281,12 +279,12 @@ def _signal_name(number: int) -> str:
 
 
 def _guarded(path: str, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` tied to the life of this process, where the system can do that."""
+    """The command that runs ``argv`` and dies with this process, if the system supports it."""
     if sys.platform != "linux":
         return list(argv)
     if (python := python_executable()) is not None:
         return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
-    # util-linux can do it, less the race.
+    # util-linux has a tool for it, with a race.
     setpriv = shutil.which("setpriv", path=os.defpath)
     return list(argv) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", path, *argv[1:]]
 
@@ -295,17 +293,17 @@ def _enlarge(pipe_fd: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # beyond the user's quota for pipes: the default 64 KiB does
+        with contextlib.suppress(OSError):  # above the user's quota for pipes: keep the default of 64 KiB
             fcntl.fcntl(pipe_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
-def _job(popen: subprocess.Popen[bytes]) -> Job | None:
-    """What ties the child's life to ours where there is neither PDEATHSIG nor a guardian: Windows."""
+def _job(popen: subprocess.Popen[bytes]) -> JobObject | None:
+    """On Windows, which has neither PDEATHSIG nor a guardian: ends the child with this process."""
     if sys.platform == "win32":
-        from llamasup.system.process.windows import Job
+        from llamasup.system.process.windows import JobObject
 
-        job = Job()
-        with contextlib.suppress(OSError):  # it has ended already
+        job = JobObject()
+        with contextlib.suppress(OSError):  # it has exited already
             job.adopt(int(popen._handle))
         return job
     return None

@@ -1,11 +1,10 @@
-"""What a llamasup left that ended without cleaning up: it was killed, or the machine lost power.
+"""Cleans up after a llamasup that was killed or lost power.
 
-``leftovers`` looks, ``sweep`` removes: children that still run, the run folder with its sockets, the ready
-file, half-written files. Only what belongs to this user and to a run that is certainly over: see ``claim`` in
-files.py for the run, ``belongings.py`` for its processes.
+``stale_runs`` lists, ``sweep`` removes: children that still run, the run folder with its sockets, the ready
+file, and half-written files. Both touch only what belongs to this user and to a run that has ended: see
+``claim`` in storage/folders.py for the run, ``ownership.py`` for its processes.
 
-``python -m llamasup.system.process.sweep FOLDER`` sweeps one folder: what the guardian does
-(``guardian.py``).
+The guardian (``guardian.py``) runs ``python -m llamasup.system.process.sweep FOLDER`` for one folder.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from pathlib import Path
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.process import ready_file
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.identity import start_of
-from llamasup.system.process.ownership import OwnedProcess, end_all_of
+from llamasup.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
 
-__all__ = ["Swept", "leftovers", "record_ready_file", "sweep"]
+__all__ = ["Swept", "record_ready_file", "stale_runs", "sweep"]
 
 _CONNECT_S = 0.2
 _READY_FILE = "ready-file"
 _PART = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.part")
-# A file is written in milliseconds. Its process may be of another container, where numbers say nothing.
+# A file is written in milliseconds. The PID in its name may be of another container.
 _PART_IS_OLD_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What was removed of one run."""
+    """The processes and files of one stale run that were removed."""
 
     folder: Path
     pid: int
@@ -51,29 +50,26 @@ class Swept:
 
     def __str__(self) -> str:
         processes = [
-            f"process {each.pid} ({each.executable or 'one of its descendants'})" for each in self.ended
+            f"process {process.pid} ({process.executable or 'a descendant'})" for process in self.ended
         ]
         ready_file = [] if self.ready_file is None else [str(self.ready_file)]
-        what = ", ".join([str(self.folder), *ready_file, *processes])
-        return f"Removed what a llamasup that was killed (process {self.pid}) had left: {what}."
+        removed = ", ".join([str(self.folder), *ready_file, *processes])
+        return f"Cleaned up after a killed llamasup (process {self.pid}): removed {removed}."
 
 
-# --- looking -------------------------------------------------------------------------------------
-
-
-def leftovers() -> tuple[LeftFolder, ...]:
-    """The run folders of processes that have ended, with the sockets in them that something listens on."""
-    left = []
+def stale_runs() -> tuple[StaleRun, ...]:
+    """The run folders of processes that have exited, and their sockets that still listen."""
+    stale = []
     for folder, pid in run_folders():
-        with _taken(folder, pid) as taken:
-            if taken:
-                left.append(LeftFolder(str(folder), pid, tuple(map(str, _answering(folder)))))
-    return tuple(left)
+        with _claimed_stale(folder, pid) as is_stale:
+            if is_stale:
+                stale.append(StaleRun(str(folder), pid, tuple(map(str, _listening_sockets(folder)))))
+    return tuple(stale)
 
 
 @contextmanager
-def _taken(folder: Path, pid: int) -> Iterator[bool]:
-    """Whether its run is over. Until the end of the block nobody else can take it."""
+def _claimed_stale(folder: Path, pid: int) -> Iterator[bool]:
+    """Whether the run of ``folder`` has ended. No other process can claim it until the end of the block."""
     try:
         lock = claim(folder)
     except (Claimed, OSError):
@@ -87,7 +83,7 @@ def _taken(folder: Path, pid: int) -> Iterator[bool]:
 
 
 def _owner_lives(folder: Path, pid: int) -> bool:
-    """Where there are no locks; and of a folder that a cleaner took away and its run has made again."""
+    """For systems without locks, and for a folder that was removed while its run made it again."""
     start = start_of(pid)
     try:
         return start is not None and (folder / OWNER).read_text() in ("", start)
@@ -95,16 +91,16 @@ def _owner_lives(folder: Path, pid: int) -> bool:
         return start is not None
 
 
-def _answering(folder: Path) -> list[Path]:
+def _listening_sockets(folder: Path) -> list[Path]:
     if sys.platform == "win32":
         return []
     try:
-        return [path for path in sorted(folder.iterdir()) if _answers(path)]
+        return [path for path in sorted(folder.iterdir()) if _is_listening(path)]
     except OSError:
         return []
 
 
-def _answers(path: Path) -> bool:
+def _is_listening(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -116,39 +112,32 @@ def _answers(path: Path) -> bool:
     return True
 
 
-# --- removing ------------------------------------------------------------------------------------
-
-
 def record_ready_file(folder: Path, path: Path) -> None:
-    """Write into the run folder where the ready file is, for whoever has to remove it."""
+    """Record the path of the ready file in the run folder, for a later sweep."""
     with contextlib.suppress(OSError):
         (folder / _READY_FILE).write_bytes(os.fsencode(path))
 
 
 def sweep(only: Path | None = None) -> tuple[Swept, ...]:
-    """Remove what runs left that are over; with ``only``, that run's. Never raises: nobody waits for it."""
-    swept = [
-        each
-        for folder, pid in run_folders()
-        if only in (None, folder) and (each := _swept(folder, pid)) is not None
-    ]
+    """Clean up after stale runs; with ``only`` after that run. Never raises."""
+    swept = [_swept(folder, pid) for folder, pid in run_folders() if only in (None, folder)]
     if only is None:
         _sweep_parts()
-    return tuple(swept)
+    return tuple(filter(None, swept))
 
 
 def _swept(folder: Path, pid: int) -> Swept | None:
-    with _taken(folder, pid) as taken:
-        if not taken:
+    with _claimed_stale(folder, pid) as is_stale:
+        if not is_stale:
             return None
-        ended = end_all_of(folder)
-        ready = _remembered(folder)
-        removed = ready is not None and ready_file.remove_of(pid, ready)
+        ended = kill_owned(folder)
+        ready = _recorded_ready_file(folder)
+        removed = ready is not None and ready_file.remove_left_by(pid, ready)
         shutil.rmtree(folder, ignore_errors=True)
         return Swept(folder, pid, ended, ready if removed else None)
 
 
-def _remembered(folder: Path) -> Path | None:
+def _recorded_ready_file(folder: Path) -> Path | None:
     try:
         return Path(os.fsdecode((folder / _READY_FILE).read_bytes()))
     except OSError:
@@ -156,10 +145,10 @@ def _remembered(folder: Path) -> Path | None:
 
 
 def _sweep_parts() -> None:
-    """Half-written files of ours (``atomic_write``), in the folders where we write."""
-    for place in (state_folder, cache_folder):
+    """Remove half-written files of ``atomic_write``."""
+    for base in (state_folder, cache_folder):
         with contextlib.suppress(OSError, FolderUnusable):
-            for path in place().rglob(".*.part"):
+            for path in base().rglob(".*.part"):
                 named = _PART.fullmatch(path.name)
                 if named and start_of(int(named[1])) is None and _is_old(path):
                     path.unlink()

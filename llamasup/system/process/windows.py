@@ -1,7 +1,7 @@
-"""A Windows job object: what is in it ends when the last handle to it closes, and so with its supervisor.
+"""A Windows job object: Windows ends its processes when the last handle closes, that is with the supervisor.
 
-Written to the documentation of Win32 and tested with a fake of kernel32; not yet run on Windows. A process
-that the child starts in the moment between its creation and ``adopt`` is not in the job.
+Written to the Win32 documentation and tested with a fake of kernel32; not yet run on Windows. A process that
+the child starts between its creation and ``adopt`` is not in the job object.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["Job"]
+__all__ = ["JobObject"]
 
 # winnt.h
 _KILL_ON_JOB_CLOSE = 0x2000
@@ -43,8 +43,8 @@ class ExtendedLimits(ctypes.Structure):
     )
 
 
-class Job:
-    """One child and its descendants. Nobody else gets its handle, so that our end closes it."""
+class JobObject:
+    """One child and its descendants. No other process gets its handle, so the supervisor's end closes it."""
 
     def __init__(self, kernel32: Any = None) -> None:
         api = self._api = kernel32 if kernel32 is not None else _kernel32()
@@ -58,15 +58,15 @@ class Job:
         self._call("SetInformationJobObject", _EXTENDED_LIMIT_INFORMATION, pointer, size)
 
     def adopt(self, process_handle: int) -> None:
-        """Take in a process; what it starts from now on is in the job too."""
+        """Add a process; the processes that it starts from now on are added too."""
         self._call("AssignProcessToJobObject", ctypes.c_void_p(process_handle))
 
     def kill(self) -> None:
-        """End all that is in it."""
+        """End all its processes."""
         self._call("TerminateJobObject", 1)
 
     def close(self) -> None:
-        """End all that is in it, and let it go. May be repeated."""
+        """End all its processes and close the handle. May be repeated."""
         handle, self._handle = self._handle, None
         if handle is not None:
             self._api.CloseHandle(ctypes.c_void_p(handle))

@@ -1,8 +1,7 @@
-"""Facts that were costly to read from a file, kept on disk until the file changes.
+"""A disk cache of facts that are slow to read from a file, valid until the file changes.
 
-A cache entry is bound to the file's path, size and modification time. The cache decides nothing and is never
-an error: an entry that is missing, stale, corrupt or unreadable reads as ``None``, and one that cannot be
-written is not written. What it holds can always be read again from the file itself.
+An entry belongs to the file's path, size and modification time. The cache never raises: an entry that is
+missing, stale, corrupt or unreadable reads as ``None``, and an entry that cannot be written is dropped.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -19,23 +16,23 @@ from typing import Generic, TypeVar
 import msgspec
 
 from llamasup.errors import FolderUnusable
-from llamasup.system.storage.folders import cache_folder
+from llamasup.system.storage.folders import atomic_write, cache_folder, open_private
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["FactCache", "FileIdentity", "default_cache_folder"]
 
 Value = TypeVar("Value")
 
-# One entry a file: about 100 KB for a runtime, a few KB for a model. Far above any real models folder, low
-# enough that files which come and go (downloads, test runs) cannot fill the disk over the years.
+# One entry per file: about 100 KB for a runtime, a few KB for a model. Far above any real models folder, low
+# enough that temporary files (downloads, test runs) cannot fill the disk over the years.
 _MAX_ENTRIES = 5_000
-# An entry that is larger is not one of ours, unless its cache says so.
+# Larger files are not cache entries, unless the cache sets another limit.
 _MAX_ENTRY_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file as it was when a fact about it was read."""
+    """The state of a file at the time when a fact about it was read."""
 
     path: str
     size_bytes: int
@@ -43,7 +40,7 @@ class FileIdentity:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> FileIdentity:
-        """The identity of the file now, symbolic links followed. Raises OSError where there is none."""
+        """The identity of the file now, symlinks followed. Raises OSError if it does not exist."""
         resolved = os.path.realpath(path)
         status = os.stat(resolved)  # noqa: PTH116 - a Path costs more than the call, and folders hold 1,000 models
         return cls(resolved, status.st_size, status.st_mtime_ns)
@@ -58,9 +55,9 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def default_cache_folder() -> Path | None:
-    """``facts`` in the user's cache folder for llamasup, not created yet; None where there can be none.
+    """``facts`` in the user's cache folder for llamasup, not created yet; None if there is no cache folder.
 
-    A service without a home, or a container with a read-only root: facts are then read anew each time.
+    A service without a home and a container with a read-only root have none: they read facts again each time.
     """
     try:
         return cache_folder() / "facts"
@@ -71,9 +68,9 @@ def default_cache_folder() -> Path | None:
 class FactCache(Generic[Value]):
     """Values of one type, one per file.
 
-    ``kind`` names the fact and is part of the file's name (letters and dashes). ``value_type`` is anything
-    that msgspec encodes, frozen dataclasses included. ``revision`` names the code that read the fact: entries
-    of another revision are stale, so change it whenever the reader or the type changes.
+    ``kind`` names the fact and is part of the file name (letters and dashes). ``value_type`` is any type that
+    msgspec encodes, such as a frozen dataclass. ``revision`` names the code that read the fact: entries of
+    another revision are stale, so change it whenever the reader or the type changes.
     """
 
     def __init__(
@@ -93,12 +90,12 @@ class FactCache(Generic[Value]):
         self._pruned = False
 
     def get(self, identity: FileIdentity) -> Value | None:
-        """The fact about exactly this state of the file, or None."""
+        """The fact about this state of the file, or None."""
         if self._folder is None:
             return None
         try:
             entry = msgspec.json.decode(
-                _read_own_file(self._entry_path(self._folder, identity), self._most_bytes), type=_Entry
+                _read(self._entry_path(self._folder, identity), self._most_bytes), type=_Entry
             )
             if (entry.revision, entry.path, entry.size_bytes, entry.mtime_ns) != (
                 self._revision,
@@ -112,7 +109,7 @@ class FactCache(Generic[Value]):
             return None
 
     def put(self, identity: FileIdentity, value: Value) -> None:
-        """Keep the fact, in place of what was known about an earlier state of the file."""
+        """Store the fact. It replaces a fact about an earlier state of the file."""
         if self._folder is None:
             return
         with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
@@ -124,7 +121,7 @@ class FactCache(Generic[Value]):
                 msgspec.Raw(msgspec.json.encode(value)),
             )
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._entry_path(self._folder, identity), msgspec.json.encode(entry))
+            atomic_write(self._entry_path(self._folder, identity), msgspec.json.encode(entry))
             self._prune(self._folder)
 
     def _entry_path(self, folder: Path, identity: FileIdentity) -> Path:
@@ -132,7 +129,7 @@ class FactCache(Generic[Value]):
         return folder / f"{self._kind}-{digest[:32]}.json"
 
     def _prune(self, folder: Path) -> None:
-        """Drop the oldest half once the folder is full; looked at once in the cache's life."""
+        """Drop the oldest half of a full folder. Checked once per cache object."""
         if self._pruned:
             return
         self._pruned = True
@@ -150,25 +147,8 @@ def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def _read_own_file(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a regular file of this user; a symbolic link is not followed (X13)."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
-            raise ValueError(f"{path} is not a cache entry")
-        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            raise ValueError(f"{path} belongs to user {status.st_uid}")
+def _read(path: Path, most_bytes: int) -> bytes:
+    with os.fdopen(open_private(path), "rb") as file:
+        if os.fstat(file.fileno()).st_size > most_bytes:
+            raise ValueError(f"{path} is too large for a cache entry")
         return file.read()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write ``path`` (0600) in one step: readers see the old entry or the new one, never a part."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,7 +1,7 @@
-"""Folders and files of our own: private, whole or absent, and gone at the end of the run.
+"""Private folders and files of this user: creates, opens, locks and replaces them.
 
-Folders are 0700 and belong to this user, files are 0600 and appear under their name only when complete; no
-symlink is followed (X13).
+Folders have mode 0700, files 0600. Files appear under their name only when complete. Symlinks are never
+followed (X13).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ __all__ = [
     "cache_folder",
     "claim",
     "claim_file",
+    "file_id",
     "models_folder",
+    "open_private",
     "private_folder",
     "read_bounded",
     "state_folder",
@@ -32,18 +34,21 @@ __all__ = [
 
 # The command that writes to the pipe may first ask the user for a password.
 PIPE_WAIT_S = 60.0
+# O_NONBLOCK: opening a FIFO would wait for a writer.
+_NO_WAIT = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 
 
 def private_folder(path: Path) -> Path:
     """Make ``path`` a folder that only this user can enter, with the parents it needs.
 
-    Raises FolderUnusable where that cannot be had: a file or a symlink in its place, another owner, no right.
+    Raises FolderUnusable: a file or a symlink is at ``path``, another user owns it, or permission is denied.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
-            raise unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is no folder")
+            raise unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is not a folder")
         if sys.platform != "win32":
             if status.st_uid != os.geteuid():
                 raise unusable(path, f"it belongs to user {status.st_uid}")
@@ -57,14 +62,36 @@ def private_folder(path: Path) -> Path:
 def unusable(path: Path, reason: str) -> FolderUnusable:
     return FolderUnusable(
         f"The folder {str(path)!r} cannot be used: {reason}.",
-        remedy="Make it a folder that belongs to you alone, or remove what is in its place.",
+        remedy="Make it a folder that only you can access, or remove it.",
     )
 
 
-def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Give ``path`` this content at once: a reader sees the old file or the new one.
+def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of this user, never through a symlink. ``flags`` may create it (0600).
 
-    ``durable`` also survives a power cut (fsync of the file and its folder). Raises OSError.
+    Raises OSError; with an errno of None for a file of another type or owner.
+    """
+    fd = os.open(path, flags | _NO_WAIT | _NO_FOLLOW, 0o600)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
+        os.close(fd)
+        raise OSError(f"not a regular file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
+    return fd
+
+
+def file_id(path: str | Path, *, follow: bool = False) -> tuple[int, int] | None:
+    """Device and inode, which tell whether two paths are the same file; None if ``path`` cannot be read."""
+    try:
+        status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - str or Path
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Replace the content of ``path`` in one step: a reader sees the old file or the new one.
+
+    ``durable``: the new file also survives a power cut (fsync of the file and its folder). Raises OSError.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -92,12 +119,10 @@ def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes,
     """At most ``most_bytes`` of a file that the user names, and its status.
 
     A pipe (``<(command)``) is read to its end, and must be closed within ``PIPE_WAIT_S``; otherwise a named
-    pipe without a writer would block the start for ever. ``flags``: further ones for os.open(). Raises
-    OSError.
+    pipe without a writer would block the start for ever. ``flags``: more flags for os.open(). Raises OSError.
     """
-    for name in ("O_CLOEXEC", "O_NONBLOCK", "O_NOCTTY", "O_BINARY"):
-        flags |= getattr(os, name, 0)
-    with os.fdopen(os.open(path, os.O_RDONLY | flags), "rb", buffering=0) as file:
+    flags |= os.O_RDONLY | _NO_WAIT | getattr(os, "O_NOCTTY", 0)
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         wait = _pipe_wait(file.fileno()) if not stat.S_ISREG(status.st_mode) else None
         content = b""
@@ -125,22 +150,22 @@ def _pipe_wait(fd: int) -> Callable[[], None] | None:
     return wait
 
 
-# --- where things live ---------------------------------------------------------------------------
+# --- the standard folders ------------------------------------------------------------------------
 
 
 def state_folder() -> Path:
-    """Logs and what a later run wants to know (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
+    """Logs and data for later runs (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
     return _folder("STATE_DIRECTORY", "user_state_path")
 
 
 def cache_folder() -> Path:
-    """What can be made again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
+    """Data that can be computed again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
     return _folder("CACHE_DIRECTORY", "user_cache_path")
 
 
 def models_folder() -> Path:
-    """Where models go that are downloaded (``~/.local/share/llamasup/models``; with systemd a folder in
-    StateDirectory=). It is not made here.
+    """Downloaded models (``~/.local/share/llamasup/models``; with systemd a folder in StateDirectory=). This
+    function does not create it.
     """
     if given := systemd_folder("STATE_DIRECTORY"):
         return given / "models"
@@ -159,9 +184,9 @@ def _folder(systemd_variable: str, kind: str) -> Path:
 
 
 def systemd_folder(variable: str) -> Path | None:
-    # systemd.exec(5): set by RuntimeDirectory= and its kin; several are separated by colons.
+    # systemd.exec(5): set by RuntimeDirectory= and similar settings; several are separated by colons.
     first = os.environ.get(variable, "").partition(":")[0]
-    # With DynamicUser= it is a symlink of systemd's own: /var/lib/x -> private/x.
+    # With DynamicUser= systemd makes a symlink: /var/lib/x -> private/x.
     return Path(first).resolve() if first else None
 
 
@@ -170,11 +195,11 @@ class Claimed(Exception):
 
 
 def claim(folder: Path) -> int | None:
-    """Take ``folder`` for as long as the descriptor is open; a process that dies lets go by itself.
+    """Lock ``folder`` for as long as the returned descriptor is open, or until this process dies.
 
-    A lock, and not a process's number and start: it is exact whatever the clock does, in other containers
-    too, and of two that find a folder left behind one gets it. None where folders cannot be locked (Windows,
-    NFS). Raises Claimed where somebody has it, OSError where it is no folder.
+    A lock is exact where a process ID and its start time are not: it ignores clock changes, works across
+    containers, and only one of two processes that find an abandoned folder gets it. None where folders
+    cannot be locked (Windows, NFS). Raises Claimed if another process holds it, OSError if it is no folder.
     """
     if sys.platform == "win32":
         return None
@@ -182,10 +207,10 @@ def claim(folder: Path) -> int | None:
 
 
 def claim_file(path: Path) -> int | None:
-    """The same for a lock file, which is not removed. Raises OSError if it cannot be created."""
+    """The same for a lock file, which stays. Raises OSError if it cannot be created."""
     if sys.platform == "win32":
         return None
-    return _locked(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600), path)
+    return _locked(os.open(path, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_FOLLOW, 0o600), path)
 
 
 def _locked(fd: int, path: Path) -> int | None:

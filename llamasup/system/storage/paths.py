@@ -1,7 +1,7 @@
-"""Paths of users and what is at them: ``~`` and relative paths are resolved; looking never raises.
+"""Paths from users: resolves ``~`` and relative paths, and tells what is at a path without raising.
 
 Path.exists() and others raise (Python 3.11) for a dead network share, a folder without permission or a name
-that is too long; none of these means that nothing is there.
+that is too long; in none of these cases is the path known to be free.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 from llamasup.errors import LlamasupError, ModelMissing
 
-__all__ = ["PathKind", "expanded", "path_kind", "refuse_no_folder"]
+__all__ = ["PathKind", "expanded", "path_kind", "require_folders"]
 
 
 class PathKind(Enum):
     FOLDER = auto()
     FILE = auto()
-    """Or a pipe, a device: what is no folder."""
+    """A file, pipe or device."""
     NOTHING = auto()
     UNKNOWN = auto()
-    """The system says neither that something is there nor that nothing is: whoever opens it hears why."""
+    """The system does not say whether something is there; opening the path gives the reason."""
 
 
 def path_kind(path: Path) -> PathKind:
-    """Of what links lead to."""
+    """The kind of file at ``path``, symlinks followed."""
     try:
         mode = path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the path
@@ -38,9 +38,9 @@ def path_kind(path: Path) -> PathKind:
 
 
 def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of: str = "") -> Path:
-    """The absolute path that a person means by ``name``, whether anything is there or not.
+    """The absolute path for ``name``, whether it exists or not.
 
-    Raises ``wrong`` where it cannot be told; ``of`` is what gave the name: an option, a variable.
+    ``of`` is the option or variable that the name comes from. Raises ``wrong`` if ``name`` has no path.
     """
     given = f"{of}: {name}" if of else str(name)
     try:
@@ -48,29 +48,29 @@ def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of:
     except RuntimeError:
         user = str(name).split("/")[0]
         raise wrong(
-            f"{given}: there is no user {user.removeprefix('~')!r} whose folder {user} could be",
-            remedy=f"Write the path out; for a file of that very name in this folder say ./{name}",
+            f"{given}: there is no user {user.removeprefix('~')!r}",
+            remedy=f"Write the path out; for a file of this name in the current folder write ./{name}",
         ) from None
     except FileNotFoundError:
         raise wrong(
-            f"{given}: the current folder no longer exists", remedy="Change to another folder (cd)."
+            f"{given}: the current folder no longer exists", remedy="Change to another folder with cd."
         ) from None
 
 
-def refuse_no_folder(folders: Iterable[Path], *, of: str) -> None:
-    """One that a config names may come; one that is given for this very start and not there was mistyped.
+def require_folders(folders: Iterable[Path], *, of: str) -> None:
+    """Reject missing folders of a command line: those of a config may appear later, these are mistyped.
 
-    Raises ModelMissing; ``of`` is what takes the folders.
+    ``of`` is the option or argument that takes the folders. Raises ModelMissing.
     """
     for folder in folders:
         kind = path_kind(folder)
         if kind is PathKind.FILE:
             raise ModelMissing(
-                f"{folder}: is a file, and {of} takes a folder",
-                remedy=f"Serve it alone: {_alone(folder, of)}",
+                f"{folder} is a file, but {of} takes a folder",
+                remedy=f"To serve only this file: {_alone(folder, of)}",
             )
         if kind is PathKind.NOTHING:
-            raise ModelMissing(f"{folder}: there is no such folder", remedy="Make it, or give another one.")
+            raise ModelMissing(f"{folder}: there is no such folder", remedy="Create it, or give another one.")
 
 
 def _alone(file: Path, of: str) -> str:

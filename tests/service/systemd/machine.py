@@ -1,4 +1,4 @@
-"""A real systemd to run services under, beside the machine's own if it has one, and without a trace in it."""
+"""A real systemd for services, separate from the machine's own systemd and without traces in it."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ def why_not() -> str | None:
 
 
 class Machine:
-    """A booted systemd, asked as root from inside."""
+    """A booted systemd, with commands run as root inside."""
 
     def __init__(self, work: Path, pid: int) -> None:
         self.work = work
         self._enter = ["nsenter", "-t", str(pid), "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--"]
 
-    def run(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [*self._enter, *words],
+            [*self._enter, *arguments],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=False,
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/root"},
         )
-        assert not check or done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr}\n{self.logs()}"
+        assert not check or done.returncode == 0, f"{arguments}: {done.stdout}\n{done.stderr}\n{self.logs()}"
         return done
 
-    def systemctl(self, *words: str, check: bool = True) -> str:
-        return self.run("systemctl", "--no-pager", *words, check=check).stdout
+    def systemctl(self, *arguments: str, check: bool = True) -> str:
+        return self.run("systemctl", "--no-pager", *arguments, check=check).stdout
 
-    def llamasup(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return self.run(sys.executable, "-P", "-m", "llamasup", *words, check=check)
+    def llamasup(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return self.run(sys.executable, "-P", "-m", "llamasup", *arguments, check=check)
 
     def show(self, unit: str) -> Mapping[str, str]:
         lines = self.systemctl("show", unit).splitlines()
@@ -92,8 +92,8 @@ class Machine:
             seen = self.show(unit)
             if all(_matches(seen.get(name, ""), value) for name, value in wanted.items()):
                 return seen
-            told = {name: seen.get(name) for name in (*wanted, "ActiveState", "StatusText", "Result")}
-            assert time.monotonic() < end, f"{unit} is {told}, not {wanted}\n{self.logs()}"
+            shown = {name: seen.get(name) for name in (*wanted, "ActiveState", "StatusText", "Result")}
+            assert time.monotonic() < end, f"{unit} is {shown}, not {wanted}\n{self.logs()}"
             time.sleep(_TICK_S)
 
     def pids(self, unit: str) -> list[psutil.Process]:
@@ -106,9 +106,9 @@ class Machine:
 
     def main(self, unit: str) -> psutil.Process:
         (process,) = [
-            each
-            for each in self.pids(unit)
-            if "-P" in (words := each.cmdline()) and ("run" in words or "serve" in words)
+            process
+            for process in self.pids(unit)
+            if "-P" in (arguments := process.cmdline()) and ("run" in arguments or "serve" in arguments)
         ]
         return process
 
@@ -144,14 +144,14 @@ def booted(work: Path, *, cgroups: str = "v2") -> Iterator[Machine]:
     )
     assert process.stdout is not None
     output = process.stdout
-    said: list[str] = []
-    reader = threading.Thread(target=lambda: said.extend(output), daemon=True)
+    output_lines: list[str] = []
+    reader = threading.Thread(target=lambda: output_lines.extend(output), daemon=True)
     reader.start()
     try:
         machine = Machine(work, _first_process(process))
         end = time.monotonic() + PATIENCE_S
         while machine.systemctl("is-system-running", check=False).strip() not in ("running", "degraded"):
-            assert process.poll() is None, f"systemd ended: {said}"
+            assert process.poll() is None, f"systemd ended: {output_lines}"
             assert time.monotonic() < end, "systemd does not come up"
             time.sleep(_TICK_S)
         yield machine

@@ -41,12 +41,12 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Once it is told: a request may be answered before."""
+        """Waits for the status, which may come after the first answer."""
         deadline_s = time.monotonic() + PATIENCE_S
-        while " at " not in (told := self.show("StatusText")):
-            assert time.monotonic() < deadline_s, told
+        while " at " not in (address := self.show("StatusText")):
+            assert time.monotonic() < deadline_s, address
             time.sleep(0.05)
-        return told.split(" at ")[1].split(",")[0].split(";")[0]
+        return address.split(" at ")[1].split(",")[0].split(";")[0]
 
     def answer(self, **more: str) -> int:
         """Tokens of one completion, through the proxy. The network is the machine's own."""

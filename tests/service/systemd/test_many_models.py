@@ -36,7 +36,7 @@ class Home:
         machine.run("chmod", "700", str(self.path))
 
     def put(self, name: str, content: str | bytes, mode: str = "644") -> Path:
-        """As an editor does: another file takes the old one's place."""
+        """Replaces the file, like an editor."""
         path, part = self.path / name, self._machine.work / "part"
         part.write_bytes(content if isinstance(content, bytes) else content.encode())
         self._machine.run("mkdir", "-p", "-m", "755", str(path.parent))
@@ -85,36 +85,36 @@ def test_many_models_start_change_and_stop_as_one_service(
     assert children(machine, service).keys() == {"a"}
 
     with httpx.Client(base_url=service.url, timeout=PATIENCE_S) as client:
-        asked = {"prompt": "Once upon a time " * 20, "max_tokens": 4}
-        assert client.post("/v1/completions", json={"model": "a", **asked}).status_code == 401
+        body = {"prompt": "Once upon a time " * 20, "max_tokens": 4}
+        assert client.post("/v1/completions", json={"model": "a", **body}).status_code == 401
         client.headers["Authorization"] = f"Bearer {'k' * 40}"
         for model in ("a", "second"):
-            assert client.post("/v1/completions", json={"model": model, **asked}).status_code == 200
+            assert client.post("/v1/completions", json={"model": model, **body}).status_code == 200
         before = children(machine, service)
         assert before.keys() == {"a", "b"}
         seen = Path(f"/proc/{main.pid}/root/home")
         assert "letter" not in {path.name for path in seen.rglob("*")}
 
-        # Another config in its place, and a model that is new: what is as before is not touched.
+        # A changed config with a new model: unchanged models keep running.
         home.put("served/models/c.gguf", tiny_model.read_bytes())
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}\n  c: {preload: true}"))
         machine.systemctl("reload", service.unit)
         service.until(ActiveState="active", StatusText="~serving a, b, c at ")
-        assert client.post("/v1/completions", json={"model": "other", **asked}).status_code == 200
-        assert client.post("/v1/completions", json={"model": "second", **asked}).status_code == 404
-        assert client.post("/v1/completions", json={"model": "c", **asked}).status_code == 200
+        assert client.post("/v1/completions", json={"model": "other", **body}).status_code == 200
+        assert client.post("/v1/completions", json={"model": "second", **body}).status_code == 404
+        assert client.post("/v1/completions", json={"model": "c", **body}).status_code == 200
         after = children(machine, service)
         assert (after["a"].pid, after["b"].pid) == (before["a"].pid, before["b"].pid)
 
-        # One that is wrong is refused, and said; the service goes on.
+        # An invalid config is rejected and reported; the service continues.
         home.put("served/config.yaml", CONFIG.format(more="b: {alias: other}"))
         assert machine.run("systemctl", "reload", service.unit, check=False).returncode != 0
-        service.until(ActiveState="active", StatusText="~config is not taken")
-        assert "models.b.alias: unknown key; did you mean aliases?" in machine.logs()
-        assert client.post("/v1/completions", json={"model": "other", **asked}).status_code == 200
+        service.until(ActiveState="active", StatusText="~config rejected")
+        assert "models.b.alias: there is no such key; the nearest is aliases" in machine.logs()
+        assert client.post("/v1/completions", json={"model": "other", **body}).status_code == 200
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}"))
         machine.systemctl("reload", service.unit)
-        assert "not taken" not in service.show("StatusText")
+        assert "rejected" not in service.show("StatusText")
         assert children(machine, service)["b"].pid == before["b"].pid
         assert (service.show("NRestarts"), machine.main(service.unit).pid) == ("0", main.pid)
 
@@ -133,7 +133,7 @@ def test_many_models_start_change_and_stop_as_one_service(
     assert machine.run("ls", "/run/llamasup").stdout == ""
 
 
-def test_one_of_many_that_begins_anew_is_no_reload_of_the_service(machine: Machine, tiny_model: Path) -> None:
+def test_restart_of_one_of_many_models_is_not_a_reload(machine: Machine, tiny_model: Path) -> None:
     home = Home(machine, "anew")
     home.put("served/models/a.gguf", tiny_model.read_bytes())
     service = Service(machine, "--models-dir", home.path / "served/models", runtime=fake(machine))
@@ -166,10 +166,10 @@ def test_a_model_is_downloaded_into_the_folder_that_the_config_names(
         )
         words = ("service", "install", "--config", str(config), "--runtime", fake(machine))
         missing = machine.llamasup(*words, check=False)
-        assert (missing.returncode, f"there is no folder {folder}" in missing.stderr) == (78, True)
+        assert (missing.returncode, f"the folder {folder} does not exist" in missing.stderr) == (78, True)
         machine.run("mkdir", "-m", "755", str(folder))
         closed = machine.llamasup(*words, check=False)
-        assert (closed.returncode, "could not write there" in closed.stderr) == (78, True)
+        assert (closed.returncode, "cannot write there" in closed.stderr) == (78, True)
         machine.run("chmod", "777", str(folder))
         service = Service(machine, "--config", config, runtime=fake(machine))
         service.start()

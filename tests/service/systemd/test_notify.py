@@ -39,7 +39,7 @@ def test_a_message_arrives_as_one_datagram(manager: tuple[str, socket.socket]) -
     systemd.notifier.close()
 
 
-def test_what_does_not_fit_into_a_full_queue_comes_later_and_in_order(
+def test_full_queue_delays_messages_and_keeps_their_order(
     manager: tuple[str, socket.socket],
 ) -> None:
     name, sock = manager
@@ -79,7 +79,7 @@ def read_all(sock: socket.socket) -> list[bytes]:
             return read
 
 
-def test_a_manager_that_is_gone_disturbs_nobody(tmp_path: Path) -> None:
+def test_missing_service_manager_is_ignored(tmp_path: Path) -> None:
     notifier = Notifier(str(tmp_path / "gone"))
     notifier.send("READY=1")
     notifier.send("x" * 10_000_000)  # and one that is too large for a datagram
@@ -88,7 +88,7 @@ def test_a_manager_that_is_gone_disturbs_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "vsock:2:1", "relative"])
-def test_without_a_socket_nobody_is_told(name: str) -> None:
+def test_no_notification_without_a_socket(name: str) -> None:
     environ = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1"} if name else {}
     assert take_systemd(environ) is None
     assert environ == {}
@@ -98,7 +98,7 @@ def test_without_a_socket_nobody_is_told(name: str) -> None:
     ("interval", "pid", "seconds"),
     [("500000", "", 0.5), ("500000", "1", None), ("0", "", None), ("soon", "", None), ("", "", None)],
 )
-def test_the_watchdog_is_ours_only_where_it_says_so(interval: str, pid: str, seconds: float | None) -> None:
+def test_watchdog_of_another_process_is_ignored(interval: str, pid: str, seconds: float | None) -> None:
     systemd = take_systemd({"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": interval, "WATCHDOG_PID": pid})
     assert systemd is not None
     assert systemd.watchdog_s == seconds
@@ -138,7 +138,7 @@ def given(*files: int, **environ: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_given_sockets_are_taken_once_and_kept_from_children() -> None:
+def test_sockets_are_taken_once_and_hidden_from_children() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
@@ -159,15 +159,15 @@ def test_a_unix_socket_is_taken_as_well(tmp_path: Path) -> None:
         assert given(sock.fileno()) == [str([(str(tmp_path / "s"), False, False)]), "[]"]
 
 
-def test_what_is_no_stream_is_refused_by_its_name() -> None:
+def test_datagram_socket_is_rejected_by_name() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         code, _, message = given(sock.fileno(), LISTEN_FDNAMES="front")[0].partition(" ")
     assert code == "78"
     assert "'front'" in message
-    assert "no stream socket" in message
+    assert "not a stream socket" in message
 
 
-def test_a_connection_and_a_file_are_refused() -> None:
+def test_connection_and_file_are_rejected() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as sock,
@@ -182,7 +182,7 @@ def test_without_sockets_there_are_none() -> None:
     assert take_sockets({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())}) == ()
 
 
-def test_a_number_that_is_open_nowhere_is_an_error() -> None:
+def test_closed_descriptor_is_an_error() -> None:
     code, _, message = given(LISTEN_FDS="60")[0].partition(" ")
     assert code == str(ConfigInvalid.exit_code)
     assert "descriptor" in message

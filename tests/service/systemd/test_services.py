@@ -33,9 +33,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
-def test_the_sandboxed_service_serves_a_model_in_somebodys_home(
-    machine: Machine, tiny_model: Path, runtime: str
-) -> None:
+def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model: Path, runtime: str) -> None:
     """With its own short-lived user, and with the real server: what the sandbox forbids, it does without."""
     home = Path("/home/alice/my models")
     source = model_in(machine, tiny_model)
@@ -49,7 +47,7 @@ def test_the_sandboxed_service_serves_a_model_in_somebodys_home(
     assert service.answer() == 8
     main = machine.main(service.unit)
     assert main.uids().real not in (0, 65534)
-    (server,) = [each for each in machine.pids(service.unit) if "--load-mode" in each.cmdline()]
+    (server,) = [process for process in machine.pids(service.unit) if "--load-mode" in process.cmdline()]
     if "mmap+mlock" in server.cmdline():
         status = Path(f"/proc/{server.pid}/status").read_text()
         assert "VmLck:\t       0 kB" not in status  # LimitMEMLOCK=, and the call filter lets it
@@ -76,7 +74,7 @@ def test_start_waits_for_the_load_longer_than_its_time_out(machine: Machine, tin
     service.remove()
 
 
-def test_a_loop_that_stands_still_is_killed_and_started_again(machine: Machine, tiny_model: Path) -> None:
+def test_hanging_event_loop_is_killed_and_restarted(machine: Machine, tiny_model: Path) -> None:
     runtime = fake(machine)
     service = Service(machine, model_in(machine, tiny_model), runtime=runtime, WatchdogSec="8")
     service.start()
@@ -132,7 +130,7 @@ def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supe
     service.remove()
 
 
-def test_what_would_fail_again_is_not_started_again(machine: Machine, tiny_model: Path) -> None:
+def test_deterministic_error_is_not_restarted(machine: Machine, tiny_model: Path) -> None:
     model = model_in(machine, tiny_model, "spoilt.gguf")
     service = Service(machine, model, runtime=fake(machine))
     (machine.work / "spoilt.gguf").write_bytes(b"GGUF, but no more")
@@ -143,7 +141,7 @@ def test_what_would_fail_again_is_not_started_again(machine: Machine, tiny_model
     assert service.unit not in machine.run("systemctl", "list-units", "--all", "--plain").stdout
 
 
-def test_a_crash_loop_ends_with_75_and_is_tried_again(machine: Machine, tiny_model: Path) -> None:
+def test_crash_loop_ends_with_75_and_is_restarted(machine: Machine, tiny_model: Path) -> None:
     """Six crashes with growing pauses, 15 s or so; then systemd's turn."""
     runtime = fake(machine, "signal=load:SIGSEGV")
     service = Service(machine, model_in(machine, tiny_model), runtime=runtime, RestartSec="3")

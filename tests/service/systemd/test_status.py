@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
-from llamasup.service.systemd import status as told
+from llamasup.service.systemd import status as systemd_status
 from llamasup.service.systemd.status import ServiceStatus
 from llamasup.supervision.states import State
 
@@ -23,21 +23,21 @@ OUT_OF_MEMORY = Diagnosis(
 
 
 def states(status: ServiceStatus, *states: State) -> tuple[ServiceStatus, list[str]]:
-    heard: list[str] = []
+    received: list[str] = []
     for state in states:
-        status, messages = told.state_changed(status, "qwen", state, slots=4)
-        heard += messages
-    return status, heard
+        status, messages = systemd_status.state_changed(status, "qwen", state, slots=4)
+        received += messages
+    return status, received
 
 
-def test_a_start_is_ready_only_when_the_service_says_that_a_token_came() -> None:
-    status, heard = states(ServiceStatus(), State.STARTING, State.LOADING, State.WARMING, State.READY)
-    assert heard == [
+def test_start_is_ready_after_the_first_token() -> None:
+    status, received = states(ServiceStatus(), State.STARTING, State.LOADING, State.WARMING, State.READY)
+    assert received == [
         "STATUS=starting llama-server for qwen",
         "STATUS=loading qwen",
         "STATUS=waiting for the first token of qwen",
     ]
-    status, messages = told.serving(status, ["qwen"], URL, slots=4)
+    status, messages = systemd_status.serving(status, ["qwen"], URL, slots=4)
     assert messages == ("READY=1", SERVING)
     assert not status.is_starting
 
@@ -45,16 +45,18 @@ def test_a_start_is_ready_only_when_the_service_says_that_a_token_came() -> None
 @pytest.mark.parametrize(
     ("slots", "text"), [(1, f"serving a, b at {URL}, 1 slot"), (None, f"serving a, b at {URL}")]
 )
-def test_slots_are_told_where_they_are_known(slots: int | None, text: str) -> None:
-    assert told.serving(ServiceStatus(), ["a", "b"], URL, slots=slots)[1][1] == f"STATUS={text}"
+def test_known_slots_are_reported(slots: int | None, text: str) -> None:
+    assert systemd_status.serving(ServiceStatus(), ["a", "b"], URL, slots=slots)[1][1] == f"STATUS={text}"
 
 
 def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_stays_ready() -> None:
-    status, messages = told.exited(UP, "qwen", OUT_OF_MEMORY, restarts=True, crashes=2, most_crashes=5)
+    status, messages = systemd_status.exited(
+        UP, "qwen", OUT_OF_MEMORY, restarts=True, crashes=2, most_crashes=5
+    )
     trouble = "restarting qwen after out of memory (2 of 5)"
     assert messages == (f"STATUS={trouble}",)
-    status, heard = states(status, State.BACKOFF, State.STARTING, State.LOADING, State.READY)
-    assert heard == [
+    status, received = states(status, State.BACKOFF, State.STARTING, State.LOADING, State.READY)
+    assert received == [
         f"STATUS={trouble}: starting llama-server for qwen",
         f"STATUS={trouble}: loading qwen",
         SERVING,
@@ -62,33 +64,33 @@ def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_s
     assert status == UP
 
 
-def test_a_smaller_plan_is_no_crash_that_counts() -> None:
+def test_start_with_a_smaller_plan_does_not_count_as_a_crash() -> None:
     smaller = replace(OUT_OF_MEMORY, cause="kv_unsupported", adjustment=Adjustment(1, 3, (), PlanLimits()))
-    _, messages = told.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
+    _, messages = systemd_status.exited(UP, "qwen", smaller, restarts=True, crashes=0, most_crashes=5)
     assert messages == ("STATUS=starting qwen smaller after kv unsupported",)
 
 
-def test_giving_up_says_why_and_what_to_do_in_one_line() -> None:
+def test_giving_up_reports_reason_and_remedy_in_one_line() -> None:
     diagnosis = replace(OUT_OF_MEMORY, message="It ended:\nout of\x1bmemory.")
-    _, messages = told.exited(UP, "qwen", diagnosis, restarts=False, crashes=6, most_crashes=5)
+    _, messages = systemd_status.exited(UP, "qwen", diagnosis, restarts=False, crashes=6, most_crashes=5)
     assert messages == ("STATUS=gave up on qwen: It ended: out of memory. Take a smaller context.",)
 
 
 def test_a_reload_ends_with_ready() -> None:
-    status, messages = told.reloading(UP, "qwen", monotonic_us=17)
+    status, messages = systemd_status.reloading(UP, "qwen", monotonic_us=17)
     assert messages == (
         "RELOADING=1",
         "MONOTONIC_USEC=17",
         "STATUS=restarting qwen as asked: requests in flight may finish",
     )
-    status, heard = states(status, State.DRAINING, State.STOPPING, State.STARTING, State.READY)
-    assert heard == ["STATUS=reloading: starting llama-server for qwen", "READY=1", SERVING]
+    status, received = states(status, State.DRAINING, State.STOPPING, State.STARTING, State.READY)
+    assert received == ["STATUS=reloading: starting llama-server for qwen", "READY=1", SERVING]
     assert status == UP
 
 
 @pytest.mark.parametrize("status", [ServiceStatus(), ServiceStatus(url=URL, is_stopping=True)])
-def test_what_is_not_up_cannot_be_reloading(status: ServiceStatus) -> None:
-    assert told.reloading(status, "qwen", monotonic_us=17) == (status, ())
+def test_reload_before_ready_is_not_reported(status: ServiceStatus) -> None:
+    assert systemd_status.reloading(status, "qwen", monotonic_us=17) == (status, ())
 
 
 @pytest.mark.parametrize(
@@ -99,25 +101,29 @@ def test_what_is_not_up_cannot_be_reloading(status: ServiceStatus) -> None:
         (3, "stopping: 3 requests in flight may finish"),
     ],
 )
-def test_a_stop_is_told_once_with_the_time_it_may_take(in_flight: int, text: str) -> None:
-    status, messages = told.stopping(UP, in_flight=in_flight, needs_s=45.0)
+def test_stop_is_reported_once_with_its_time_limit(in_flight: int, text: str) -> None:
+    status, messages = systemd_status.stopping(UP, in_flight=in_flight, needs_s=45.0)
     assert messages == ("STOPPING=1", "EXTEND_TIMEOUT_USEC=45000000", f"STATUS={text}")
-    assert told.stopping(status, in_flight=0, needs_s=45.0) == (status, ())
+    assert systemd_status.stopping(status, in_flight=0, needs_s=45.0) == (status, ())
     assert states(status, State.STARTING, State.READY) == (status, [])
 
 
-def test_a_beat_asks_for_time_only_while_somebody_waits_for_a_load() -> None:
+def test_heartbeat_requests_time_only_during_a_load() -> None:
     starting = ("WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000")
-    assert told.beat(ServiceStatus()) == starting
-    assert told.beat(replace(UP, is_reloading=True)) == starting
-    assert told.beat(UP) == ("WATCHDOG=1",)
-    assert told.beat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
+    assert systemd_status.heartbeat(ServiceStatus()) == starting
+    assert systemd_status.heartbeat(replace(UP, is_reloading=True)) == starting
+    assert systemd_status.heartbeat(UP) == ("WATCHDOG=1",)
+    assert systemd_status.heartbeat(ServiceStatus(is_stopping=True)) == ("WATCHDOG=1",)
 
 
-def test_a_model_that_was_unloaded_is_no_longer_said_to_be_served() -> None:
-    assert told.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == ("STATUS=qwen is not loaded",)
+def test_unloaded_model_is_not_reported_as_served() -> None:
+    assert systemd_status.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == (
+        "STATUS=qwen is not loaded",
+    )
     # Nobody is to wait for a reload that an unload has overtaken.
-    status, messages = told.state_changed(replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4)
+    status, messages = systemd_status.state_changed(
+        replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4
+    )
     assert (status.is_reloading, messages) == (False, ("READY=1", "STATUS=qwen is not loaded"))
     assert states(status, State.STARTING, State.READY) == (
         UP,
@@ -129,35 +135,35 @@ def test_a_model_that_was_unloaded_is_no_longer_said_to_be_served() -> None:
 
 
 def happens(status: ServiceStatus, *changes: tuple[str, State]) -> tuple[ServiceStatus, list[str]]:
-    heard: list[str] = []
+    received: list[str] = []
     for model, state in changes:
-        status, messages = told.state_changed(status, model, state, slots=None)
-        heard += messages
-    return status, heard
+        status, messages = systemd_status.state_changed(status, model, state, slots=None)
+        received += messages
+    return status, received
 
 
-def test_while_several_are_preloaded_all_that_goes_on_is_told_and_ready_comes_once() -> None:
-    status, heard = happens(
+def test_several_preloads_are_reported_and_ready_is_sent_once() -> None:
+    status, received = happens(
         MANY,
         *(("a", State.STARTING), ("b", State.LOADING), ("a", State.WARMING), ("a", State.READY)),
         ("b", State.READY),
     )
-    assert heard == [
+    assert received == [
         "STATUS=starting llama-server for a",
         "STATUS=loading b; starting llama-server for a",
         "STATUS=waiting for the first token of a; loading b",
         "STATUS=loading b",
     ]
     assert status.is_starting
-    status, messages = told.serving(status, ["a", "b"], URL, slots=None)
+    status, messages = systemd_status.serving(status, ["a", "b"], URL, slots=None)
     assert (status, messages) == (MANY_UP, ("READY=1", f"STATUS=serving a, b at {URL}"))
 
 
-def test_many_are_served_while_one_of_them_loads_and_after_it_is_unloaded() -> None:
-    status, heard = happens(
+def test_others_are_served_while_one_model_loads_and_unloads() -> None:
+    status, received = happens(
         MANY_UP, ("b", State.LOADING), ("b", State.READY), ("a", State.DRAINING), ("a", State.STOPPED)
     )
-    assert heard == [
+    assert received == [
         f"STATUS=serving a, b at {URL}; loading b",
         f"STATUS=serving a, b at {URL}",
         f"STATUS=serving a, b at {URL}",
@@ -165,52 +171,56 @@ def test_many_are_served_while_one_of_them_loads_and_after_it_is_unloaded() -> N
     assert status == MANY_UP
 
 
-def test_the_trouble_of_one_of_many_is_its_own() -> None:
-    status, messages = told.exited(MANY_UP, "a", OUT_OF_MEMORY, restarts=True, crashes=None, most_crashes=5)
+def test_problem_of_one_model_does_not_affect_others() -> None:
+    status, messages = systemd_status.exited(
+        MANY_UP, "a", OUT_OF_MEMORY, restarts=True, crashes=None, most_crashes=5
+    )
     trouble = "restarting a after out of memory"
     assert messages == (f"STATUS=serving a, b at {URL}; {trouble}",)
-    status, heard = happens(status, ("b", State.LOADING), ("b", State.READY), ("a", State.LOADING))
-    assert heard == [
+    status, received = happens(status, ("b", State.LOADING), ("b", State.READY), ("a", State.LOADING))
+    assert received == [
         f"STATUS=serving a, b at {URL}; loading b; {trouble}",
         f"STATUS=serving a, b at {URL}; {trouble}",
         f"STATUS=serving a, b at {URL}; {trouble}: loading a",
     ]
-    status, messages = told.exited(status, "a", OUT_OF_MEMORY, restarts=False, crashes=None, most_crashes=5)
+    status, messages = systemd_status.exited(
+        status, "a", OUT_OF_MEMORY, restarts=False, crashes=None, most_crashes=5
+    )
     assert messages[0].startswith(f"STATUS=serving a, b at {URL}; gave up on a: The kernel killed it")
-    # It is told as long as it lasts: until it is served no more, for one.
-    status, messages = told.reloaded(status, ["b"], gone=["a"])
+    # Reported while it lasts, here until the model is removed.
+    status, messages = systemd_status.reloaded(status, ["b"], gone=["a"])
     assert (status, messages) == (replace(MANY_UP, models=("b",)), (f"STATUS=serving b at {URL}",))
 
 
-def test_a_config_that_is_read_again_ends_the_reload_whatever_loads_meanwhile() -> None:
-    status, messages = told.reloading(MANY_UP, None, monotonic_us=17)
+def test_reload_ends_with_the_new_config_while_models_load() -> None:
+    status, messages = systemd_status.reloading(MANY_UP, None, monotonic_us=17)
     assert messages == ("RELOADING=1", "MONOTONIC_USEC=17", "STATUS=reading the config again")
-    status, heard = happens(status, ("b", State.LOADING), ("b", State.READY))
-    assert heard == [f"STATUS=serving a, b at {URL}; loading b", f"STATUS=serving a, b at {URL}"]
-    status, messages = told.reloaded(status, ["a", "c"])
+    status, received = happens(status, ("b", State.LOADING), ("b", State.READY))
+    assert received == [f"STATUS=serving a, b at {URL}; loading b", f"STATUS=serving a, b at {URL}"]
+    status, messages = systemd_status.reloaded(status, ["a", "c"])
     assert messages == ("READY=1", f"STATUS=serving a, c at {URL}")
-    # A folder has changed: nobody waits for that.
-    assert told.reloaded(status, ["a"])[1] == (f"STATUS=serving a at {URL}",)
-    assert told.reloaded(MANY, ["a"]) == (MANY, ())
+    # After a change of a folder, without a reload.
+    assert systemd_status.reloaded(status, ["a"])[1] == (f"STATUS=serving a at {URL}",)
+    assert systemd_status.reloaded(MANY, ["a"]) == (MANY, ())
 
 
-def test_a_config_that_is_refused_leaves_the_service_ready_and_is_told_until_one_is_taken() -> None:
-    status, _ = told.reloading(MANY_UP, None, monotonic_us=17)
-    status, messages = told.reloaded(status, None, "x.yaml has 2 mistakes.")
-    refused = "its config is not taken: x.yaml has 2 mistakes."
+def test_rejected_config_keeps_service_ready_and_is_reported() -> None:
+    status, _ = systemd_status.reloading(MANY_UP, None, monotonic_us=17)
+    status, messages = systemd_status.reloaded(status, None, "x.yaml has 2 mistakes.")
+    refused = "config rejected: x.yaml has 2 mistakes."
     assert messages == ("READY=1", f"STATUS=serving a, b at {URL}; {refused}")
-    status, heard = happens(status, ("b", State.LOADING))
-    assert heard == [f"STATUS=serving a, b at {URL}; loading b; {refused}"]
+    status, received = happens(status, ("b", State.LOADING))
+    assert received == [f"STATUS=serving a, b at {URL}; loading b; {refused}"]
     status, _ = happens(status, ("b", State.READY))
-    assert told.reloaded(status, ["a", "b"]) == (MANY_UP, (f"STATUS=serving a, b at {URL}",))
+    assert systemd_status.reloaded(status, ["a", "b"]) == (MANY_UP, (f"STATUS=serving a, b at {URL}",))
 
 
-def test_of_very_many_models_only_some_are_named() -> None:
+def test_only_some_of_very_many_models_are_named() -> None:
     models = [f"m{number}" for number in range(7)]
-    status, _ = told.serving(MANY, models, URL, slots=None)
-    _, heard = happens(status, *((model, State.LOADING) for model in models))
-    assert heard[-1] == (
+    status, _ = systemd_status.serving(MANY, models, URL, slots=None)
+    _, received = happens(status, *((model, State.LOADING) for model in models))
+    assert received[-1] == (
         f"STATUS=serving 7 models at {URL}; "
         "loading m6; loading m5; loading m4; loading m3; loading m2; 2 more"
     )
-    assert told.serving(MANY, [], URL, slots=None)[1][1] == f"STATUS=serving 0 models at {URL}"
+    assert systemd_status.serving(MANY, [], URL, slots=None)[1][1] == f"STATUS=serving 0 models at {URL}"

@@ -50,29 +50,29 @@ def test_a_unit_is_recognised_as_ours_by_its_first_line() -> None:
         ("é", "é"),
     ],
 )
-def test_a_word_reaches_llamasup_as_it_is(word: str, spelled: str) -> None:
+def test_arguments_reach_llamasup_unchanged(word: str, spelled: str) -> None:
     """systemd.syntax(7), Quoting; tests/systemd runs one for real."""
     unit = replace(PLAIN, command=("/bin/run", word))
     assert settings(unit, "ExecStart") == [f"/bin/run {spelled}"]
 
 
-def test_the_program_itself_knows_no_variables() -> None:
+def test_program_path_is_not_expanded() -> None:
     assert settings(replace(PLAIN, command=("/a $b/100%", "x")), "ExecStart") == ['"/a $b/100%%" x']
 
 
 @pytest.mark.parametrize("word", ["line\nfeed", "\x1b[2J", "not utf-8 \udcff"])
-def test_what_a_unit_cannot_name_is_refused(word: str) -> None:
-    with pytest.raises(UsageInvalid, match="cannot name"):
+def test_path_that_a_unit_cannot_contain_is_rejected(word: str) -> None:
+    with pytest.raises(UsageInvalid, match="not allowed in a systemd unit"):
         unit_text(replace(PLAIN, command=("/bin/run", word)))
 
 
 @pytest.mark.parametrize("path", ['/home/a"b.gguf', "/home/a\\b.gguf"])
 def test_a_path_in_a_home_has_no_escapes(path: str) -> None:
-    with pytest.raises(UsageInvalid, match="cannot name"):
+    with pytest.raises(UsageInvalid, match="not allowed in a systemd unit"):
         unit_text(replace(PLAIN, needed_paths=(path,)))
 
 
-def test_what_is_needed_of_a_hidden_folder_is_made_visible_and_nothing_else() -> None:
+def test_only_needed_files_of_hidden_folders_are_visible() -> None:
     paths = ("/srv/m.gguf", "/home/u/50% m.gguf", "/home/u/venv", "/home/u/venv/lib/llamasup", "/tmp/x")  # noqa: S108
     assert settings(replace(PLAIN, needed_paths=paths), "BindReadOnlyPaths") == [
         '"-/home/u/50%% m.gguf"',
@@ -83,7 +83,7 @@ def test_what_is_needed_of_a_hidden_folder_is_made_visible_and_nothing_else() ->
     assert not is_hidden("/homes/x")
 
 
-def test_a_key_file_is_handed_over_by_systemd_which_may_read_it() -> None:
+def test_systemd_passes_the_key_file_as_a_credential() -> None:
     unit = replace(PLAIN, credentials=(_KEYS,), command=(*PLAIN.command, "--", "--temp", "1"))
     assert settings(unit, "LoadCredential") == ["api-key-file:/etc/my keys"]
     assert settings(unit, "ExecStart")[0].endswith("--api-key-file %d/api-key-file -- --temp 1")
@@ -95,12 +95,12 @@ def test_a_key_file_is_handed_over_by_systemd_which_may_read_it() -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/keys\\", "/etc/keys ", "/etc/keys\nExecStartPre=/bin/x"])
-def test_a_key_file_whose_name_would_run_into_the_next_line_is_refused(path: str) -> None:
-    with pytest.raises(UsageInvalid, match="cannot name"):
+def test_key_file_name_with_a_trailing_backslash_is_rejected(path: str) -> None:
+    with pytest.raises(UsageInvalid, match="not allowed in a systemd unit"):
         unit_text(replace(PLAIN, credentials=(Credential("--tls-key", path),)))
 
 
-def test_the_user_exists_only_while_it_runs_unless_one_is_named() -> None:
+def test_dynamic_user_unless_one_is_given() -> None:
     assert settings(PLAIN, "DynamicUser") == ["yes"]
     named = replace(PLAIN, run_as="ai", groups=("render", "video"))
     assert (settings(named, "DynamicUser"), settings(named, "User")) == ([], ["ai"])
@@ -108,7 +108,7 @@ def test_the_user_exists_only_while_it_runs_unless_one_is_named() -> None:
     assert settings(PLAIN, "SupplementaryGroups") == []
 
 
-def test_what_serves_this_machine_alone_can_reach_no_other() -> None:
+def test_local_service_cannot_reach_other_machines() -> None:
     assert settings(PLAIN, "IPAddressDeny") == ["any"]
     assert settings(PLAIN, "After") == ["network.target nvidia-persistenced.service"]
     outside = replace(PLAIN, is_local=False)
@@ -116,14 +116,14 @@ def test_what_serves_this_machine_alone_can_reach_no_other() -> None:
     assert settings(outside, "Wants") == ["network-online.target"]
 
 
-def test_what_downloads_models_reaches_other_machines_and_waits_for_the_network() -> None:
+def test_downloading_service_reaches_other_machines_after_network_start() -> None:
     unit = replace(PLAIN, downloads=True)
     assert settings(unit, "IPAddressDeny") == []
     assert settings(unit, "Wants") == ["network-online.target"]
     assert unit.is_local
 
 
-def test_where_it_writes_is_writable_and_not_read_only_as_well() -> None:
+def test_written_folders_are_writable_and_not_read_only() -> None:
     unit = replace(
         PLAIN,
         needed_paths=("/home/u/models", "/home/u/models/new/x.gguf", "/home/u/x", "/home/u/x/y.gguf"),
@@ -139,15 +139,15 @@ def test_where_it_writes_is_writable_and_not_read_only_as_well() -> None:
 
 
 @pytest.mark.parametrize("of_many", [False, True])
-def test_the_unit_says_what_a_reload_is_of_one_model_and_of_many(of_many: bool) -> None:
+def test_unit_explains_reload_of_one_and_of_many_models(of_many: bool) -> None:
     text = unit_text(replace(PLAIN, of_many=of_many))
     assert ("# Restarts the model" in text) is not of_many
     assert ("# Reads the config again" in text) is of_many
-    assert ("each model that is preloaded" in text) is of_many
+    assert ("each preloaded model" in text) is of_many
 
 
 @pytest.mark.parametrize("folder", ["/root", "/home", "/home/alice", "/tmp", "/run/user/1000"])  # noqa: S108
-def test_a_home_is_no_folder_of_a_configs_own(folder: str) -> None:
+def test_config_directly_in_a_home_is_rejected(folder: str) -> None:
     assert is_home(folder)
     assert not is_home(f"{folder}/llamasup/served")
 
@@ -168,7 +168,7 @@ def test_systemd_waits_longer_than_drain_and_stop_may_take() -> None:
     ("version", "kind", "reload", "steps"),
     [(252, "notify", 1, 0), (253, "notify-reload", 0, 0), (254, "notify-reload", 0, 1)],
 )
-def test_newer_systemd_is_used_where_it_is(version: int, kind: str, reload: int, steps: int) -> None:
+def test_features_of_newer_systemd_are_used(version: int, kind: str, reload: int, steps: int) -> None:
     unit = replace(PLAIN, systemd_version=version)
     assert settings(unit, "Type") == [kind]
     assert settings(unit, "ExecReload") == ["/opt/venv/bin/python -m llamasup reload --pid $MAINPID"] * reload
@@ -176,7 +176,7 @@ def test_newer_systemd_is_used_where_it_is(version: int, kind: str, reload: int,
     assert len(settings(unit, "RestartSteps")) == steps
 
 
-def test_a_users_own_unit_asks_for_nothing_that_needs_root_or_namespaces() -> None:
+def test_user_unit_needs_neither_root_nor_namespaces() -> None:
     text = unit_text(replace(PLAIN, of_user=True))
     for setting in (
         "DynamicUser",
@@ -214,10 +214,10 @@ def test_the_name_of_a_service_is_that_of_its_model(model: str, alias: str | Non
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "x" * 41, ".hidden", "-x", "50%", "a\n"])
-def test_a_name_that_is_no_part_of_a_file_name_is_refused(name: str) -> None:
-    with pytest.raises(UsageInvalid, match="no name for a service"):
+def test_invalid_service_name_is_rejected(name: str) -> None:
+    with pytest.raises(UsageInvalid, match="is not a valid name for a service"):
         checked_name(name)
 
 
-def test_the_file_carries_the_name() -> None:
+def test_unit_file_is_named_after_the_service() -> None:
     assert PLAIN.file_name == "llamasup-qwen.service"

@@ -49,9 +49,9 @@ SYSTEM = {
 OF_USER = replace(LOCAL, of_user=True, credentials=(Credential("--api-key-file", "/home/a/keys"),))
 
 
-def analyze(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def analyze(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", "--no-pager", *words],
+        ["systemd-analyze", "--no-pager", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -72,18 +72,18 @@ def written(tmp_path: Path, unit: Unit) -> str:
 
 
 @pytest.mark.parametrize("unit", SYSTEM.values(), ids=SYSTEM)
-def test_systemd_finds_nothing_to_remark(tmp_path: Path, unit: Unit) -> None:
+def test_systemd_verifies_the_system_unit(tmp_path: Path, unit: Unit) -> None:
     done = analyze(tmp_path, "verify", "--man=no", written(tmp_path, unit))
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nor_in_the_unit_of_a_user(tmp_path: Path) -> None:
+def test_systemd_verifies_the_user_unit(tmp_path: Path) -> None:
     done = analyze(tmp_path, "verify", "--user", "--man=no", written(tmp_path, OF_USER))
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("unit", SYSTEM.values(), ids=SYSTEM)
-def test_its_exposure_is_at_most_1_5(tmp_path: Path, unit: Unit) -> None:
+def test_exposure_is_at_most_1_5(tmp_path: Path, unit: Unit) -> None:
     """X14."""
     done = analyze(tmp_path, "security", "--offline=true", "--threshold=15", written(tmp_path, unit))
     found = re.search(r"exposure level for \S+: ([\d.]+)", done.stdout)
@@ -93,7 +93,7 @@ def test_its_exposure_is_at_most_1_5(tmp_path: Path, unit: Unit) -> None:
     assert done.returncode == 0
 
 
-def test_the_unit_that_the_command_prints_passes_too(tmp_path: Path, tiny_model: Path) -> None:
+def test_systemd_verifies_the_printed_unit(tmp_path: Path, tiny_model: Path) -> None:
     model = tmp_path / "100% of $HOME é.gguf"
     model.write_bytes(tiny_model.read_bytes())
     done = run_to_end("service", "print", str(model), "--runtime", "embedded", "--", "--temp", "0.5")
@@ -106,7 +106,7 @@ def test_the_unit_that_the_command_prints_passes_too(tmp_path: Path, tiny_model:
 
 
 @pytest.mark.slow
-def test_and_the_one_of_many_models_with_its_exposure(tmp_path: Path, tiny_model: Path) -> None:
+def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "100% of $HOME é").mkdir()
     (tmp_path / "100% of $HOME é/m.gguf").write_bytes(tiny_model.read_bytes())
@@ -117,8 +117,8 @@ def test_and_the_one_of_many_models_with_its_exposure(tmp_path: Path, tiny_model
         "http: {access_log: -}\n"
     )
     (tmp_path / "fetched here").mkdir()
-    words = ("--config", str(config), "--runtime", "embedded", "--run-as", "daemon")
-    done = run_to_end("service", "print", *words)
+    arguments = ("--config", str(config), "--runtime", "embedded", "--run-as", "daemon")
+    done = run_to_end("service", "print", *arguments)
     assert done.returncode == 0, done.stderr
     assert f'BindPaths="-{tmp_path}/fetched here"' in done.stdout
     path = tmp_path / "llamasup-printed.service"

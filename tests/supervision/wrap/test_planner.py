@@ -13,7 +13,7 @@ from llamasup.errors import BrokenRuntime, RuntimeMissing, UnsafeBind, UsageInva
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.service.options import WrapOptions, wrap_job
+from llamasup.service.options import WrapOptions, wrap_spec
 from llamasup.supervision.wrap.planner import WrappedPlanner, parse_command
 from tests.paths import FIXTURES
 
@@ -130,9 +130,9 @@ def test_errors_for_no_command_no_program_and_no_llama_server_differ(tmp_path: P
 def test_strict_rejects_a_prefix_that_matches_other_paths(server: str, tiny_model: Path, prefix: str) -> None:
     wrapping = parse_command([server, "-m", str(tiny_model), "--api-prefix", prefix], os.environ)
     with pytest.raises(UsageInvalid, match="regular expression") as refused:
-        wrap_job(WrapOptions(wrapping, strict=True))
+        wrap_spec(WrapOptions(wrapping, strict=True))
     assert refused.value.exit_code == 2
-    wrap_job(WrapOptions(wrapping))
+    wrap_spec(WrapOptions(wrapping))
 
 
 def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tm
     wrapping = parse_command(words, os.environ)
     assert wrapping.probe_class is ModelClass.DECODER
     with pytest.raises(UnsafeBind) as refused:
-        wrap_job(WrapOptions(wrapping, strict=True))
+        wrap_spec(WrapOptions(wrapping, strict=True))
     # $LLAMASUP_API_KEY is nothing to a wrapped server.
     assert refused.value.remedy.startswith("Give llama-server a key with --api-key-file, or")
     keys.write_text("k\n")
-    wrap_job(WrapOptions(parse_command(words, os.environ), strict=True))
+    wrap_spec(WrapOptions(parse_command(words, os.environ), strict=True))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")

@@ -1,4 +1,4 @@
-"""What ``--list-devices`` prints, and which of NVML's GPUs is which of CUDA's."""
+"""Parsing ``--list-devices``, and matching NVML's GPUs with CUDA's devices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_build_without_accelerator_has_no_devices() -> None:
         ("error: " + "x" * 5000, "error: " + "x" * 193),
     ],
 )
-def test_why_there_is_no_device_is_what_was_said_of_it_last(log: str, problem: str) -> None:
+def test_last_error_line_explains_missing_devices(log: str, problem: str) -> None:
     assert problem_in(log) == problem
 
 
@@ -70,7 +70,7 @@ def test_devices_are_read_with_their_memory() -> None:
     )
 
 
-def test_a_device_that_only_computes_is_none_to_put_layers_on() -> None:
+def test_device_without_memory_is_omitted() -> None:
     text = (
         "Available devices:\n"
         "  MTL0: Apple M4 Max (98304 MiB, 98303 MiB free)\n"
@@ -160,7 +160,7 @@ def test_a_card_has_memory_of_its_own(line: str) -> None:
         ("MTL0: Apple M4 (12000 MiB, 12000 MiB free)", "ggml_metal_init: hasUnifiedMemory = true\n", True),
     ],
 )
-def test_what_the_backend_logs_counts_before_the_name(line: str, log: str, shared: bool) -> None:
+def test_log_of_the_backend_overrides_the_name(line: str, log: str, shared: bool) -> None:
     assert only(line, log).shares_host_memory is shared
 
 
@@ -177,7 +177,7 @@ def test_what_the_backend_logs_counts_before_the_name(line: str, log: str, share
         (120001, True),  # gfx1201, RX 9070
     ],
 )
-def test_a_card_is_told_from_a_processors_graphics_by_its_chip(version: int, is_card: bool) -> None:
+def test_card_and_integrated_graphics_differ_by_chip(version: int, is_card: bool) -> None:
     properties = f"cpu_cores_count 0\nsimd_count 28\ngfx_target_version {version}\nvendor_id 4098\n"
     assert is_amd_card(properties) is is_card
 
@@ -222,7 +222,7 @@ def test_one_gpu_is_the_one() -> None:
     assert with_nvml_memory([device], [gpu], {}) == (replace(device, free_bytes=5 * MIB),)
 
 
-def test_no_more_is_free_than_cuda_has() -> None:
+def test_free_memory_is_at_most_cudas_total() -> None:
     (device,) = cuda(H200)
     (gpu,) = gpus(H200)
     fresh = with_nvml_memory([device], [replace(gpu, free_bytes=gpu.total_bytes)], {})
@@ -248,18 +248,18 @@ def test_equal_gpus_are_in_the_order_of_the_bus_and_as_chosen(
     assert free_gib(with_nvml_memory(cuda(*[H200] * len(numbers)), found, environ)) == numbers
 
 
-def test_an_abbreviation_of_two_gpus_names_none() -> None:
+def test_ambiguous_uuid_prefix_matches_no_gpu() -> None:
     found = gpus(H200, H200)
     alike = [replace(gpu, uuid=gpu.uuid.replace("11", "00")) for gpu in found]
     assert with_nvml_memory(cuda(H200), alike, {"CUDA_VISIBLE_DEVICES": "GPU-00"}) is None
 
 
-def test_different_gpus_are_told_by_their_names() -> None:
+def test_different_gpus_are_matched_by_name() -> None:
     """CUDA puts the fastest first, wherever it is plugged in."""
     assert free_gib(with_nvml_memory(cuda(H200, TITAN), gpus(TITAN, H200), {})) == [1, 0]
 
 
-def test_different_gpus_in_the_order_of_the_bus_are_told_by_number() -> None:
+def test_different_gpus_in_bus_order_are_matched_by_number() -> None:
     environ = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "2,0"}
     assert free_gib(with_nvml_memory(cuda(TITAN, TITAN), gpus(TITAN, H200, TITAN), environ)) == [2, 0]
 
@@ -285,7 +285,7 @@ def test_different_gpus_in_the_order_of_the_bus_are_told_by_number() -> None:
         *("another-backend", "unified", "no-free", "a-slice", "name-differs"),
     ],
 )
-def test_where_it_cannot_be_told_nothing_is_guessed(
+def test_unknown_order_is_not_guessed(
     devices: tuple[Device, ...], found: tuple[NvmlGpu, ...], environ: dict[str, str]
 ) -> None:
     assert with_nvml_memory(devices, found, environ) is None

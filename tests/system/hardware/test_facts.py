@@ -1,4 +1,4 @@
-"""What captured /proc and /sys texts say about the machine: the tightest limit of each kind counts."""
+"""Captured /proc and /sys texts: the tightest limit of each kind counts."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_server_obeys_the_tightest_of_nested_limits() -> None:
     assert (machine.numa_nodes, machine.numa_balancing) == (2, True)
 
 
-def test_a_docker_container_on_cgroup_v1_is_not_full_of_the_model_that_it_served() -> None:
+def test_page_cache_does_not_fill_a_cgroup_v1_container() -> None:
     machine = read_hardware(captured("docker-cgroup-v1", threads_of(4)))
     assert machine.cpu_quota == 2.5
     assert machine.memory_total_bytes == machine.cgroup_memory_limit_bytes == 8 * GIB
@@ -188,7 +188,7 @@ def test_memory_high_is_a_limit_too() -> None:
     assert read_hardware(replace(text, cgroup_files=files)).memory_total_bytes == 3 * GIB
 
 
-def test_use_beyond_the_limit_leaves_nothing_rather_than_less_than_nothing() -> None:
+def test_use_above_the_limit_leaves_zero_bytes() -> None:
     text = container()
     files = {**text.cgroup_files, "/sys/fs/cgroup/memory.current": "9999999999999\n"}
     assert read_hardware(replace(text, cgroup_files=files)).memory_available_bytes == 0
@@ -209,7 +209,7 @@ def test_cgroup_v1_limits_are_read_from_the_controllers_own_mounts() -> None:
     assert machine.memory_available_bytes == 1.5 * GIB
 
 
-def test_a_quota_with_a_period_of_nothing_is_no_quota() -> None:
+def test_quota_with_zero_period_is_ignored() -> None:
     text = container()
     files = {**text.cgroup_files, "/sys/fs/cgroup/cpu.max": "150000 0\n"}
     assert read_hardware(replace(text, cgroup_files=files)).cpu_quota is None
@@ -266,7 +266,7 @@ def test_an_address_space_limit_is_the_soft_one() -> None:
     assert read_hardware(vm()).address_space_limit_bytes is None
 
 
-def test_a_machine_that_tells_nothing_promises_nothing() -> None:
+def test_empty_texts_give_no_resources() -> None:
     machine = read_hardware(HardwareText("linux", frozenset(), {}))
     assert machine == Hardware("linux", 1, 1, None, 0, 0, 0, may_raise_priority=False)
 
@@ -302,7 +302,7 @@ def test_no_text_at_all_makes_the_reader_raise(one: str, two: str, three: str, f
     assert cgroup_files(one, two) == () or "cgroup" in two
 
 
-def test_a_number_longer_than_any_kernel_writes_is_no_number() -> None:
+def test_too_long_number_is_ignored() -> None:
     """Python refuses to turn more than 4,300 digits into a number."""
     huge = "9" * 5000
     text = HardwareText(

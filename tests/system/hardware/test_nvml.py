@@ -1,4 +1,4 @@
-"""What NVML tells of processes, with its own words; no GPU is needed for that, and none was here."""
+"""NVML's answers about processes, with a fake of it."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def with_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(nvml, "_DRIVER", tmp_path)
 
 
-def test_what_a_process_has_on_all_gpus_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vram_of_a_process_is_summed_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     told = driver({0: [(7, 100), (8, 5)], 1: [(7, 20), (9, None)]}, {0: [(7, 100), (6, 1)]})
     monkeypatch.setitem(sys.modules, "pynvml", told)
     assert nvml.vram_by_process() == {7: 120, 8: 5, 6: 1}
 
 
-def test_a_driver_that_does_not_tell_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_driver_answer_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails() -> None:
         raise NVMLError("Driver/library version mismatch")
 

@@ -1,4 +1,4 @@
-"""Reading this very machine."""
+"""Reading the real machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a child is told by its environment (X6)."""
+"""The environment of a child (X6)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OURS = {"XDG_CONFIG_HOME": "/e", "GGML_NO_BACKTRACE": "1", "LD_LIBRARY_PATH": "/
         *("NVIDIA_API_KEY", "GGML_TOKEN", "CUDA_SECRET", "OMP_PASSWORD", "VK_CREDENTIALS", "PYTHONPATH"),
     ],
 )
-def test_what_is_not_named_and_what_is_called_a_secret_stays_here(name: str) -> None:
+def test_unlisted_variables_and_secrets_are_not_passed(name: str) -> None:
     assert given({name: "x"}) == OURS
 
 
 @pytest.mark.parametrize(
     "name", ["PATH", "LC_ALL", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GGML_X"]
 )
-def test_what_the_child_needs_goes_on(name: str) -> None:
+def test_needed_variables_are_passed(name: str) -> None:
     assert given({name: "x"}) == {**OURS, name: "x"}
 
 

@@ -1,4 +1,4 @@
-"""The end of a process that is not a child. Linux for real; macOS and Windows with fakes of their calls."""
+"""The exit of a process that is not a child. Linux is real; macOS and Windows have fakes of their calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from llamasup.system.process import exit_watch
 from llamasup.system.process.exit_watch import HandleEnd, KqueueEnd, PolledEnd, end_of
-from llamasup.system.process.windows import ExtendedLimits, Job
+from llamasup.system.process.windows import ExtendedLimits, JobObject
 
 # --- Linux ---------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the way of Linux")
-def test_the_end_is_seen_whoever_reaps(way: str) -> None:
+def test_exit_is_detected_whoever_reaps(way: str) -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         end = end_of(process.pid)
         assert isinstance(end, PolledEnd) == (way == "polled")
@@ -53,7 +53,7 @@ def test_the_end_is_seen_whoever_reaps(way: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the way of Linux")
 @pytest.mark.usefixtures("way")
-def test_who_has_ended_cannot_be_watched() -> None:
+def test_exited_process_cannot_be_watched() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):  # a zombie
@@ -104,7 +104,7 @@ def test_kqueue_is_asked_for_the_exit_and_waits_until_it_comes() -> None:
     assert api.closed
 
 
-def test_kqueue_knows_nobody_of_that_number() -> None:
+def test_kqueue_does_not_find_an_exited_process() -> None:
     api = FakeKqueue(set())
     with pytest.raises(ProcessLookupError):
         KqueueEnd(42, api)
@@ -144,7 +144,7 @@ def test_a_handle_is_waited_for_and_closed() -> None:
     assert api.CloseHandle.calls == [(77,)]
 
 
-def test_a_process_that_has_ended_while_somebody_holds_a_handle_is_not_there() -> None:
+def test_exited_process_with_an_open_handle_is_not_found() -> None:
     api = SimpleNamespace(OpenProcess=Call(77), WaitForSingleObject=Call(WAIT_OBJECT_0), CloseHandle=Call(1))
     with pytest.raises(ProcessLookupError):
         HandleEnd(42, api, lambda: 0)
@@ -163,7 +163,7 @@ class FakeJobs:
 
     def __init__(self, refuses: str = "") -> None:
         self.limits = 0
-        self.told: list[tuple[str, Any]] = []
+        self.calls: list[tuple[str, Any]] = []
         self.CreateJobObjectW = Call(0 if refuses == "CreateJobObjectW" else 99)
         self._refuses = refuses
 
@@ -183,20 +183,20 @@ class FakeJobs:
         return self._answer("CloseHandle", job.value)
 
     def _answer(self, name: str, arguments: Any) -> int:
-        self.told.append((name, arguments))
+        self.calls.append((name, arguments))
         return int(name != self._refuses)
 
 
 def test_a_job_ends_what_is_in_it_when_its_last_handle_closes() -> None:
     api = FakeJobs()
-    job = Job(api)
+    job = JobObject(api)
     assert api.limits == 0x2000  # JOB_OBJECT_LIMIT_KILL_ON_JOB_CLOSE
     job.adopt(55)
     job.kill()
     job.close()
     job.close()
     job.kill()  # nothing is left
-    assert api.told[1:] == [
+    assert api.calls[1:] == [
         ("AssignProcessToJobObject", (99, 55)),
         ("TerminateJobObject", (99, 1)),
         ("CloseHandle", 99),
@@ -204,11 +204,11 @@ def test_a_job_ends_what_is_in_it_when_its_last_handle_closes() -> None:
 
 
 @pytest.mark.skipif(sys.maxsize < 2**32, reason="the size of 64-bit Windows")
-def test_the_limits_are_as_large_as_windows_has_them() -> None:
+def test_struct_of_limits_has_windows_size() -> None:
     assert ctypes.sizeof(ExtendedLimits) == 144
 
 
 @pytest.mark.parametrize("name", ["CreateJobObjectW", "SetInformationJobObject"])
 def test_a_job_that_cannot_be_made_is_an_error(name: str) -> None:
     with pytest.raises(OSError, match=name):
-        Job(FakeJobs(refuses=name))
+        JobObject(FakeJobs(refuses=name))

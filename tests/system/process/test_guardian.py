@@ -1,4 +1,4 @@
-"""The guardian: there while its supervisor is, and after it only if there is something to clean up."""
+"""The guardian runs as long as its supervisor, and then cleans up if necessary."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def guardians_of(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def test_it_goes_with_a_run_that_ends_by_itself() -> None:
+def test_guardian_exits_with_a_normal_end() -> None:
     with guarded_run_folder() as (folder, started):
-        started.established()
+        started.wait_until_started()
         (guardian,) = guardians_of(folder)
-        assert psutil.Process().children() == []  # nobody who ends our descendants ends it
+        assert psutil.Process().children() == []  # killing our descendants does not kill it
         assert os.getsid(guardian.pid) != os.getsid(0)
     assert not folder.exists()
     seconds_until_gone([guardian])
 
 
-def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> None:
+def test_immediate_close_leaves_no_process_and_no_descriptor() -> None:
     before = psutil.Process().num_fds()
     for _ in range(5):
         with guarded_run_folder() as (folder, _):
@@ -46,10 +46,10 @@ def test_one_that_is_let_go_at_once_leaves_neither_process_nor_descriptor() -> N
     assert psutil.Process().children() == []
 
 
-def test_it_removes_the_folder_of_a_run_that_was_killed() -> None:
+def test_guardian_removes_the_folder_of_a_killed_run() -> None:
     run = (
         "import sys\nfrom llamasup.system.process.guardian import guarded_run_folder\n"
-        "with guarded_run_folder() as (folder, guardian):\n    guardian.established()\n"
+        "with guarded_run_folder() as (folder, guardian):\n    guardian.wait_until_started()\n"
         "    print(folder, flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -63,7 +63,7 @@ def test_it_removes_the_folder_of_a_run_that_was_killed() -> None:
         seconds_until_gone([guardian])
 
 
-def test_without_a_process_to_be_had_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_continues_if_the_guardian_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(*arguments: object, **options: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
@@ -74,7 +74,7 @@ def test_without_a_process_to_be_had_the_run_goes_on(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("where", ["a frozen application", "process 1"])
-def test_where_it_cannot_help_there_is_none(
+def test_no_guardian_where_it_cannot_work(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     me = psutil.Process()

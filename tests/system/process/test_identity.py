@@ -1,4 +1,4 @@
-"""Numbers of processes come back; identities do not."""
+"""PIDs are reused, identities are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.process.identity import began_after, carries, kill_if, processes_tagged, start_of
+from llamasup.system.process.identity import began_after, is_tagged, kill_if, processes_tagged, start_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -37,7 +37,7 @@ def stat_of(proc: Path, pid: int, name: str, state: str, ticks: int, boot: str =
     return proc
 
 
-def test_a_process_keeps_its_start_and_another_has_another(sleeper: subprocess.Popen[bytes]) -> None:
+def test_start_time_identifies_a_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert start_of(sleeper.pid) == start_of(sleeper.pid)
     assert start_of(sleeper.pid) != start_of(os.getpid())
     assert began_after(sleeper.pid, os.getpid())
@@ -45,7 +45,7 @@ def test_a_process_keeps_its_start_and_another_has_another(sleeper: subprocess.P
 
 
 @linux
-def test_the_same_number_with_another_start_or_after_another_boot_is_another_process(tmp_path: Path) -> None:
+def test_same_pid_with_another_start_or_boot_is_another_process(tmp_path: Path) -> None:
     first = start_of(7, stat_of(tmp_path, 7, "a", "S", 100))
     assert first == start_of(7, stat_of(tmp_path, 7, "a", "R", 100))
     assert first != start_of(7, stat_of(tmp_path, 7, "a", "S", 101))
@@ -59,11 +59,11 @@ def test_a_name_with_brackets_and_blanks_does_not_shift_the_fields(tmp_path: Pat
 
 @linux
 @pytest.mark.parametrize("state", ["Z", "X"])
-def test_a_process_that_nobody_has_reaped_has_ended(tmp_path: Path, state: str) -> None:
+def test_zombie_has_exited(tmp_path: Path, state: str) -> None:
     assert start_of(7, stat_of(tmp_path, 7, "a", state, 100)) is None
 
 
-def test_who_is_not_there_has_no_start_and_began_after_nobody(sleeper: subprocess.Popen[bytes]) -> None:
+def test_missing_process_has_no_start_time(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert start_of(sleeper.pid) is None
@@ -73,18 +73,18 @@ def test_who_is_not_there_has_no_start_and_began_after_nobody(sleeper: subproces
 
 
 @linux
-def test_what_was_marked_is_found_by_the_beginning_of_its_mark(sleeper: subprocess.Popen[bytes]) -> None:
-    assert carries(sleeper.pid, b"MARK=here/")
-    assert carries(sleeper.pid, b"MARK=here/1\0")
-    assert not carries(sleeper.pid, b"MARK=here\0")
-    assert not carries(sleeper.pid, b"ARK=here/")
+def test_tagged_processes_are_found_by_prefix(sleeper: subprocess.Popen[bytes]) -> None:
+    assert is_tagged(sleeper.pid, b"MARK=here/")
+    assert is_tagged(sleeper.pid, b"MARK=here/1\0")
+    assert not is_tagged(sleeper.pid, b"MARK=here\0")
+    assert not is_tagged(sleeper.pid, b"ARK=here/")
     assert processes_tagged(b"MARK=here/") == [sleeper.pid]
     sleeper.kill()
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert processes_tagged(b"MARK=here/") == []
 
 
-def test_only_the_one_that_is_meant_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_only_a_matching_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     assert not kill_if(sleeper.pid, lambda: False)
     assert sleeper.poll() is None
     assert kill_if(sleeper.pid, lambda: True)
@@ -94,7 +94,7 @@ def test_only_the_one_that_is_meant_is_killed(sleeper: subprocess.Popen[bytes]) 
 
 @pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("pid", [1, 0, -1])
-def test_no_number_stands_for_every_process(pid: int, group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pids_for_groups_are_never_killed(pid: int, group: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> None:
         pytest.fail(f"signalled {arguments}")
 
@@ -104,7 +104,7 @@ def test_no_number_stands_for_every_process(pid: int, group: bool, monkeypatch: 
     assert not kill_if(pid, lambda: True, group=group)
 
 
-def test_without_pidfd_it_is_killed_by_its_number(
+def test_process_is_killed_by_pid_without_pidfd(
     sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open", raising=False)

@@ -1,4 +1,4 @@
-"""The pump is fed through real pipes; what a child may do to its log, it does here."""
+"""The pump reads from real pipes with everything that a child may do to its log."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def open_pump() -> Iterator[Open]:
 
 
 def write_all(fd: int, content: bytes) -> None:
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
 
 
-def told(pump: LogPump, write_fd: int, content: bytes) -> tuple[str, ...]:
+def tail_after(pump: LogPump, write_fd: int, content: bytes) -> tuple[str, ...]:
     write_all(write_fd, content)
     os.close(write_fd)
     pump.close(10)
     return pump.tail()
 
 
-def test_lines_are_passed_on_whole_and_the_last_words_too(open_pump: Open) -> None:
-    heard: list[bytes] = []
-    pump, write_fd = open_pump(tee=heard.extend)
+def test_tee_gets_whole_lines_and_the_unfinished_last_one(open_pump: Open) -> None:
+    received: list[bytes] = []
+    pump, write_fd = open_pump(tee=received.extend)
     write_all(write_fd, b"one\ntw")
-    told(pump, write_fd, b"o\n\xff\n" + b"x" * 100_000 + b"\nwithout end")
-    assert [line[:20] for line in heard] == [b"one", b"two", b"\xff", b"x" * 20, b"without end"]
-    assert max(map(len, heard)) == 4096
+    tail_after(pump, write_fd, b"o\n\xff\n" + b"x" * 100_000 + b"\nwithout end")
+    assert [line[:20] for line in received] == [b"one", b"two", b"\xff", b"x" * 20, b"without end"]
+    assert max(map(len, received)) == 4096
 
 
 # --- the tail --------------------------------------------------------------------------------------
@@ -66,18 +66,18 @@ def test_lines_are_passed_on_whole_and_the_last_words_too(open_pump: Open) -> No
 def test_the_last_200_lines_are_kept_in_order(open_pump: Open) -> None:
     pump, write_fd = open_pump()
     lines = [f"line {n}" for n in range(1000)]
-    assert told(pump, write_fd, "\n".join(lines).encode() + b"\n") == tuple(lines[-200:])
+    assert tail_after(pump, write_fd, "\n".join(lines).encode() + b"\n") == tuple(lines[-200:])
     assert pump.bytes_seen == sum(len(line) + 1 for line in lines)
 
 
 def test_a_last_line_without_its_line_feed_is_part_of_the_tail(open_pump: Open) -> None:
     pump, write_fd = open_pump()
-    assert told(pump, write_fd, b"one\r\n\ntwo") == ("one", "", "two")
+    assert tail_after(pump, write_fd, b"one\r\n\ntwo") == ("one", "", "two")
 
 
 def test_a_full_tail_and_an_unfinished_line_are_still_200(open_pump: Open) -> None:
     pump, write_fd = open_pump()
-    tail = told(pump, write_fd, b"x\n" * 200 + b"last words")
+    tail = tail_after(pump, write_fd, b"x\n" * 200 + b"last words")
     assert (len(tail), tail[-1]) == (200, "last words")
 
 
@@ -91,20 +91,20 @@ def test_a_line_that_comes_in_pieces_is_one_line(open_pump: Open) -> None:
     assert pump.tail() == ("abc", "de")
 
 
-def test_what_is_no_utf8_is_replaced(open_pump: Open) -> None:
+def test_invalid_utf8_is_replaced(open_pump: Open) -> None:
     pump, write_fd = open_pump()
-    assert told(pump, write_fd, b"a\xff\xfeb\n\xc3\xbc\n") == ("a��b", "ü")
+    assert tail_after(pump, write_fd, b"a\xff\xfeb\n\xc3\xbc\n") == ("a��b", "ü")
 
 
-def test_a_line_of_10_mb_is_cut_and_the_next_one_is_whole(open_pump: Open) -> None:
+def test_line_of_10_mb_is_truncated_and_the_next_one_complete(open_pump: Open) -> None:
     pump, write_fd = open_pump()
-    tail = told(pump, write_fd, b"before\n" + b"x" * 10_000_000 + b"\nafter\n")
+    tail = tail_after(pump, write_fd, b"before\n" + b"x" * 10_000_000 + b"\nafter\n")
     assert tail == ("before", "x" * 4096, "after")
 
 
 def test_many_long_lines_keep_the_tail_within_its_bound(open_pump: Open) -> None:
     pump, write_fd = open_pump()
-    tail = told(pump, write_fd, (b"y" * 100_000 + b"\n") * 300)
+    tail = tail_after(pump, write_fd, (b"y" * 100_000 + b"\n") * 300)
     assert tail == ("y" * 4096,) * 200
 
 
@@ -114,7 +114,7 @@ def test_many_long_lines_keep_the_tail_within_its_bound(open_pump: Open) -> None
 def test_every_byte_reaches_the_file_as_it_was(open_pump: Open, tmp_path: Path) -> None:
     pump, write_fd = open_pump(path=tmp_path / "child.log")
     content = os.urandom(300_000)
-    told(pump, write_fd, content)
+    tail_after(pump, write_fd, content)
     assert (tmp_path / "child.log").read_bytes() == content
     assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600
     assert pump.file_error is None
@@ -124,15 +124,15 @@ def test_a_log_is_continued_and_made_private(open_pump: Open, tmp_path: Path) ->
     (tmp_path / "child.log").write_bytes(b"earlier\n")
     (tmp_path / "child.log").chmod(0o644)
     pump, write_fd = open_pump(path=tmp_path / "child.log")
-    told(pump, write_fd, b"now\n")
+    tail_after(pump, write_fd, b"now\n")
     assert (tmp_path / "child.log").read_bytes() == b"earlier\nnow\n"
     assert stat.S_IMODE((tmp_path / "child.log").stat().st_mode) == 0o600
 
 
-def test_a_flood_stays_within_the_bound_and_its_end_is_kept(open_pump: Open, tmp_path: Path) -> None:
+def test_flood_stays_within_the_bound_and_keeps_its_end(open_pump: Open, tmp_path: Path) -> None:
     pump, write_fd = open_pump(path=tmp_path / "child.log", max_bytes=200_000, files=3)
     content = b"".join(b"line %07d\n" % n for n in range(200_000))
-    told(pump, write_fd, content)
+    tail_after(pump, write_fd, content)
     kept = sorted(path.name for path in tmp_path.iterdir())
     assert kept == ["child.log", "child.log.1", "child.log.2"]
     assert all((tmp_path / name).stat().st_size <= 200_000 for name in kept)
@@ -141,20 +141,20 @@ def test_a_flood_stays_within_the_bound_and_its_end_is_kept(open_pump: Open, tmp
     assert content.endswith(joined)
 
 
-def test_one_file_is_begun_anew_when_it_is_full(open_pump: Open, tmp_path: Path) -> None:
+def test_single_file_is_truncated_when_it_is_full(open_pump: Open, tmp_path: Path) -> None:
     pump, write_fd = open_pump(path=tmp_path / "child.log", max_bytes=100_000, files=1)
-    told(pump, write_fd, b"z" * 1_000_000)
+    tail_after(pump, write_fd, b"z" * 1_000_000)
     assert [path.name for path in tmp_path.iterdir()] == ["child.log"]
     assert 0 < (tmp_path / "child.log").stat().st_size <= 100_000
 
 
-@pytest.mark.parametrize("place", ["symlink", "folder", "fifo", "no folder"])
-def test_what_is_no_plain_file_of_ours_is_not_written_and_the_tail_lives_on(
-    open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
+@pytest.mark.parametrize("obstacle", ["symlink", "folder", "fifo", "no folder"])
+def test_only_regular_file_of_this_user_is_written(
+    open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     path, victim = tmp_path / "child.log", tmp_path / "victim"
     victim.write_bytes(b"precious")
-    match place:
+    match obstacle:
         case "symlink":
             path.symlink_to(victim)
         case "folder":
@@ -165,14 +165,14 @@ def test_what_is_no_plain_file_of_ours_is_not_written_and_the_tail_lives_on(
             path = tmp_path / "gone" / "child.log"
     with caplog.at_level(logging.WARNING):
         pump, write_fd = open_pump(path=path)
-        assert told(pump, write_fd, b"still here\n") == ("still here",)
+        assert tail_after(pump, write_fd, b"still here\n") == ("still here",)
     assert pump.file_error is not None
     assert str(path) in pump.file_error
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert victim.read_bytes() == b"precious"
 
 
-def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
+def test_full_disk_is_logged_once_and_reading_continues(
     open_pump: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, flags: int, mode: int = 0o777) -> int:
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
     monkeypatch.setattr(os, "fchmod", lambda fd, mode: None)
     with caplog.at_level(logging.WARNING):
         pump, write_fd = open_pump(path=tmp_path / "child.log")
-        told(pump, write_fd, b"line\n" * 100_000)
+        tail_after(pump, write_fd, b"line\n" * 100_000)
     assert pump.bytes_seen == 500_000
     assert pump.file_error == f"{tmp_path / 'child.log'}: No space left on device"
     assert len(caplog.records) == 1
@@ -193,48 +193,46 @@ def test_a_full_disk_is_told_once_and_the_child_is_drained_all_the_same(
 # --- watching --------------------------------------------------------------------------------------
 
 
-def test_a_watch_hears_of_matching_lines_earlier_ones_included(open_pump: Open) -> None:
+def test_watch_reports_matching_lines_with_earlier_ones(open_pump: Open) -> None:
     async def scenario() -> list[str]:
         pump, write_fd = open_pump()
-        heard: list[str] = []
+        received: list[str] = []
         both = asyncio.Event()
 
-        def hear(line: str) -> None:
-            heard.append(line)
-            if len(heard) == 2:
+        def on_line(line: str) -> None:
+            received.append(line)
+            if len(received) == 2:
                 both.set()
 
         write_all(write_fd, b"model loaded\nnoise\n")
         while not pump.tail():  # noqa: ASYNC110 - what is waited for happens in a thread
             await asyncio.sleep(0)
-        pump.watch(re.compile(rb"model loaded|listening on"), hear)
+        pump.watch(re.compile(rb"model loaded|listening on"), on_line)
         write_all(write_fd, b"more noise\n... listening on unix:///s\nlisten")
         await both.wait()
         pump.unwatch()
-        write_all(write_fd, b"ing on nothing that anybody hears\n")
+        write_all(write_fd, b"ing on another line\n")
         await pump.aclose(0)
-        return heard
+        return received
 
     assert asyncio.run(scenario()) == ["model loaded", "... listening on unix:///s"]
 
 
-def test_a_watch_of_a_loop_that_is_gone_disturbs_nobody(open_pump: Open) -> None:
+def test_watch_of_a_closed_loop_is_ignored(open_pump: Open) -> None:
     pump, write_fd = open_pump()
 
     async def watch() -> None:
         pump.watch(re.compile(rb"x"), lambda line: None)
 
     asyncio.run(watch())
-    assert told(pump, write_fd, b"x\ny\n") == ("x", "y")
+    assert tail_after(pump, write_fd, b"x\ny\n") == ("x", "y")
 
 
 # --- the end ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["close", "aclose"])
-def test_closing_is_bounded_while_somebody_holds_the_pipe_and_takes_what_is_in_it(
-    open_pump: Open, how: str
-) -> None:
+def test_closing_is_bounded_and_reads_the_rest_while_the_pipe_is_open(open_pump: Open, how: str) -> None:
     pump, write_fd = open_pump()
     write_all(write_fd, b"last words\n")
     if how == "close":
@@ -243,7 +241,7 @@ def test_closing_is_bounded_while_somebody_holds_the_pipe_and_takes_what_is_in_i
         asyncio.run(pump.aclose(0))
     assert pump.tail() == ("last words",)
     with pytest.raises(BrokenPipeError):
-        os.write(write_fd, b"nobody reads this")
+        os.write(write_fd, b"not read")
 
 
 def test_closing_ends_even_while_a_grandchild_floods_the_pipe(open_pump: Open) -> None:
@@ -260,7 +258,7 @@ def test_closing_ends_even_while_a_grandchild_floods_the_pipe(open_pump: Open) -
     thread.join()
 
 
-def test_aclose_waits_for_the_last_words(open_pump: Open) -> None:
+def test_aclose_waits_for_the_last_lines(open_pump: Open) -> None:
     async def scenario() -> tuple[str, ...]:
         pump, write_fd = open_pump()
         closing = asyncio.ensure_future(pump.aclose(60))  # noqa: TID251

@@ -1,4 +1,4 @@
-"""What belongs to a run is ended, all of it, and nothing else."""
+"""All processes of a run are killed, and no others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from llamasup.system.process.ownership import (
     OwnedProcess,
-    end_all_of,
     end_descendants,
     forget_child,
+    kill_owned,
     record_child,
     tag_environment,
 )
@@ -59,7 +59,7 @@ def output_ends(process: subprocess.Popen[bytes]) -> bool:
 def test_a_recorded_child_is_ended_with_its_group(tmp_path: Path, start: Start) -> None:
     child = start("sleep 600 & sleep 600")
     record_child(tmp_path, child.pid, "/bin/server")
-    assert end_all_of(tmp_path) == (OwnedProcess(child.pid, "/bin/server"),)
+    assert kill_owned(tmp_path) == (OwnedProcess(child.pid, "/bin/server"),)
     assert child.wait() == -9
     assert output_ends(child)
 
@@ -69,33 +69,33 @@ def test_a_child_that_was_reaped_is_forgotten(tmp_path: Path, start: Start) -> N
     record_child(tmp_path, child.pid, "/bin/server")
     forget_child(tmp_path, child.pid)
     forget_child(tmp_path, child.pid)
-    assert end_all_of(tmp_path) == ()
+    assert kill_owned(tmp_path) == ()
     assert child.poll() is None
 
 
-def test_somebody_who_has_got_its_number_since_is_left_alone(tmp_path: Path, start: Start) -> None:
+def test_process_with_a_reused_pid_is_left_alone(tmp_path: Path, start: Start) -> None:
     other = start()
     record_child(tmp_path, other.pid, "/bin/server")
     (path,) = tmp_path.iterdir()
     record = json.loads(path.read_bytes())
     path.write_text(json.dumps(record | {"start": record["start"] + "0"}))
-    assert end_all_of(tmp_path) == ()
+    assert kill_owned(tmp_path) == ()
     assert other.poll() is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"pid": "x", "start": "1", "executable": ""}'])
-def test_a_record_that_cannot_be_read_ends_nobody(tmp_path: Path, content: str) -> None:
+def test_unreadable_record_kills_no_process(tmp_path: Path, content: str) -> None:
     (tmp_path / "child-1.json").write_text(content)
-    assert end_all_of(tmp_path) == ()
+    assert kill_owned(tmp_path) == ()
 
 
-def test_a_record_that_cannot_be_written_keeps_nobody_from_serving(tmp_path: Path) -> None:
+def test_unwritable_record_does_not_stop_a_spawn(tmp_path: Path) -> None:
     record_child(tmp_path / "gone", os.getpid(), "/bin/server")
     forget_child(tmp_path / "gone", os.getpid())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_marked_descendants_are_ended_wherever_they_have_gone(tmp_path: Path, start: Start) -> None:
+def test_tagged_descendants_are_killed_outside_the_group(tmp_path: Path, start: Start) -> None:
     env = tag_environment({}, tmp_path)
     child = start("(setsid sleep 600 &) ; (setsid setsid sleep 600 &) ; exit 0", env)
     child.wait()
@@ -105,24 +105,22 @@ def test_marked_descendants_are_ended_wherever_they_have_gone(tmp_path: Path, st
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_of_two_children_of_a_run_only_the_ones_own_descendants_are_ended(
-    tmp_path: Path, start: Start
-) -> None:
+def test_only_descendants_of_the_same_child_are_killed(tmp_path: Path, start: Start) -> None:
     one, two = tag_environment({}, tmp_path), tag_environment({}, tmp_path)
     first, second = start(env=one), start(env=two)
     end_descendants(one)
     assert first.wait() == -9
     assert second.poll() is None
-    end_all_of(tmp_path)
+    kill_owned(tmp_path)
     assert second.wait() == -9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_folder_whose_name_begins_like_another_is_another(tmp_path: Path, start: Start) -> None:
+def test_folder_with_the_same_prefix_is_not_matched(tmp_path: Path, start: Start) -> None:
     other = start(env=tag_environment({}, tmp_path / "12-abc"))
-    assert end_all_of(tmp_path / "12-ab") == ()
+    assert kill_owned(tmp_path / "12-ab") == ()
     assert other.poll() is None
 
 
-def test_a_child_that_was_not_marked_has_no_descendants_that_could_be_told() -> None:
+def test_untagged_child_has_no_known_descendants() -> None:
     assert end_descendants({"PATH": os.defpath}) == ()

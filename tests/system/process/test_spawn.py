@@ -1,4 +1,4 @@
-"""Children are real processes here; what is looked at is what the kernel says about them."""
+"""Real children, with their state as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def is_gone(pid: int) -> bool:
         ("kill -40 $$", Exit(None, "SIG40")),
     ],
 )
-def test_the_end_is_told_as_it_was_and_the_child_is_reaped(run: Run, script: str, end: Exit) -> None:
+def test_exit_status_is_returned_and_the_child_reaped(run: Run, script: str, end: Exit) -> None:
     with spawned(*sh(script)) as child:
         assert run(child.wait()) == end
         assert not psutil.pid_exists(child.pid)
@@ -120,7 +120,7 @@ def test_wait_can_be_cancelled_and_repeated(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_wait_may_go_on_in_another_event_loop(run: Run) -> None:
+def test_wait_can_continue_in_another_event_loop(run: Run) -> None:
     async def give_up(child: Child) -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(child.wait(), 0.05)
@@ -136,7 +136,7 @@ def test_wait_may_go_on_in_another_event_loop(run: Run) -> None:
         assert run(kill_and_wait(child)) == Exit(None, "SIGKILL")
 
 
-def test_poll_reaps_what_has_ended_and_wakes_who_waits(run: Run) -> None:
+def test_poll_reaps_an_exited_child_and_wakes_waiters(run: Run) -> None:
     async def scenario(child: Child) -> None:
         assert child.poll() is None
         waiting = asyncio.ensure_future(child.wait())  # noqa: TID251
@@ -150,7 +150,7 @@ def test_poll_reaps_what_has_ended_and_wakes_who_waits(run: Run) -> None:
         run(scenario(child))
 
 
-def test_a_child_that_the_kernel_reaped_unasked_has_ended_all_the_same(run: Run) -> None:
+def test_child_reaped_by_the_kernel_has_exited(run: Run) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with spawned(*sh("exit 3")) as child:
@@ -183,13 +183,13 @@ def test_a_hundred_children_leave_no_descriptor_and_no_thread(run: Run) -> None:
 # --- signals and groups ----------------------------------------------------------------------------
 
 
-def test_terminate_asks_the_child_alone(run: Run) -> None:
+def test_terminate_signals_only_the_child(run: Run) -> None:
     with spawned(*sh("trap 'echo asked; exit 7' TERM; echo up; while :; do sleep 0.01; done")) as child:
         assert read_line(child) == "up"
         child.terminate()
         assert run(child.wait()) == Exit(7, None)
         assert "asked" in read_all(child)
-        child.terminate()  # nobody is left to ask
+        child.terminate()  # it has exited
 
 
 def test_kill_group_takes_child_and_grandchild(run: Run) -> None:
@@ -202,7 +202,7 @@ def test_kill_group_takes_child_and_grandchild(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_a_child_leaves_in_its_group_dies_with_it(run: Run) -> None:
+def test_rest_of_the_group_dies_with_the_child(run: Run) -> None:
     with spawned(*sh("sleep 600 & echo $!")) as child:
         grandchild = int(read_line(child))
         assert run(child.wait()) == Exit(0, None)
@@ -210,12 +210,12 @@ def test_what_a_child_leaves_in_its_group_dies_with_it(run: Run) -> None:
         assert is_gone(grandchild)
 
 
-def test_after_the_end_nothing_is_ever_signalled_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_signal_is_sent_after_the_exit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     with spawned("/bin/true") as child:
         run(child.wait())
 
         def never(*args: object) -> None:
-            pytest.fail(f"signalled {args}, which may be anybody's by now")
+            pytest.fail(f"signalled {args}, which may be another process by now")
 
         monkeypatch.setattr(os, "kill", never)
         monkeypatch.setattr(os, "killpg", never)
@@ -258,7 +258,7 @@ def test_arguments_arrive_as_they_are(run: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_no_signal_is_ignored_or_blocked_at_birth_and_no_descriptor_is_inherited(run: Run) -> None:
+def test_child_starts_with_default_signals_and_no_inherited_descriptors(run: Run) -> None:
     inherited = os.open("/", os.O_RDONLY)
     os.set_inheritable(inherited, True)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -266,13 +266,13 @@ def test_no_signal_is_ignored_or_blocked_at_birth_and_no_descriptor_is_inherited
     try:
         with spawned(*sh("grep -E 'Sig(Ign|Blk)' /proc/self/status; ls /proc/self/fd")) as child:
             run(child.wait())
-            told = read_all(child).split()
+            lines = read_all(child).split()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         signal.signal(signal.SIGTERM, before)
         os.close(inherited)
-    assert told[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
-    assert told[4:] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
+    assert lines[:4] == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    assert lines[4:] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
@@ -295,7 +295,7 @@ def test_the_child_dies_with_a_supervisor_that_is_killed(helper: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the helper is Linux's")
-def test_a_child_whose_supervisor_died_before_it_could_be_tied_to_it_does_not_start(tmp_path: Path) -> None:
+def test_child_does_not_start_if_the_supervisor_died_before(tmp_path: Path) -> None:
     proof = tmp_path / "started"
     somebody_else = "1"
     helper = Path(process.__file__).with_name("exec_child.py")
@@ -307,14 +307,14 @@ def test_a_child_whose_supervisor_died_before_it_could_be_tied_to_it_does_not_st
 # --- what cannot be executed -----------------------------------------------------------------------
 
 
-def test_what_is_not_there_cannot_be_executed(tmp_path: Path) -> None:
+def test_missing_program_cannot_be_executed(tmp_path: Path) -> None:
     with pytest.raises(BrokenRuntime, match=r"No such file or directory"):
         spawn((str(tmp_path / "llama-server"),), env=ENV, cwd=tmp_path)
     with pytest.raises(BrokenRuntime, match=r"'no-such-llama-server': not found on PATH"):
         spawn(("no-such-llama-server",), env=ENV, cwd=tmp_path)
 
 
-def test_a_folder_and_a_file_without_the_right_cannot_be_executed(tmp_path: Path) -> None:
+def test_folder_and_non_executable_file_cannot_be_executed(tmp_path: Path) -> None:
     plain = tmp_path / "llama-server"
     plain.write_text("")
     with pytest.raises(BrokenRuntime, match=r"Permission denied") as raised:
@@ -329,7 +329,7 @@ def test_a_missing_working_folder_is_named(tmp_path: Path) -> None:
         spawn(("/bin/true",), env=ENV, cwd=tmp_path / "gone")
 
 
-def test_an_argument_list_beyond_the_kernels_limit_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_too_long_argument_list_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BrokenRuntime, match=r"Argument list too long"):
         spawn(("/bin/true", "x" * 4_000_000), env=ENV, cwd=tmp_path)
 
@@ -343,7 +343,7 @@ def test_a_failed_start_leaves_no_descriptor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a program\n", b"\x7fELF\x02\x01\x01" + b"\0" * 57])
-def test_a_file_that_is_no_program_ends_as_a_broken_runtime(run: Run, tmp_path: Path, content: bytes) -> None:
+def test_file_of_another_format_is_a_broken_runtime(run: Run, tmp_path: Path, content: bytes) -> None:
     program = tmp_path / "llama-server"
     program.write_bytes(content)
     program.chmod(0o755)
@@ -364,7 +364,7 @@ def test_a_script_whose_interpreter_is_missing_ends_as_a_broken_runtime(run: Run
     assert (end, diagnosis.cause) == (Exit(127, None), "runtime_broken")
 
 
-def test_a_relative_path_is_meant_from_here_and_not_from_the_childs_folder(
+def test_relative_path_starts_at_the_supervisors_folder(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "server").write_text("#!/bin/sh\npwd\n")

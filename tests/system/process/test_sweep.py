@@ -1,4 +1,4 @@
-"""Folders of runs that have ended: told from those of runs that go on, looked at, and swept."""
+"""Stale run folders are distinguished from those of running processes, and swept."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 
 from llamasup.system.process import run_folder as module
-from llamasup.system.process.exit import LeftFolder
+from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.run_folder import run_folder, run_folders
-from llamasup.system.process.sweep import leftovers, record_ready_file, sweep
+from llamasup.system.process.sweep import record_ready_file, stale_runs, sweep
 from llamasup.system.storage import folders
 from llamasup.system.storage.folders import cache_folder, claim, state_folder
 
 
 @pytest.fixture
 def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The only place where run folders are, short enough for sockets."""
+    """The only folder for run folders, short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="b-", dir="/tmp") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path(folder))
@@ -36,7 +36,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def dead() -> int:
-    """The number of a process that was there and has ended."""
+    """The PID of a process that has exited."""
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
     return process.pid
@@ -47,71 +47,71 @@ def made(path: Path) -> Path:
     return path
 
 
-def test_the_folder_of_a_run_that_goes_on_is_not_left(base: Path) -> None:
+def test_folder_of_a_running_process_is_not_stale(base: Path) -> None:
     with run_folder() as run:
         assert list(run_folders()) == [(run.path, os.getpid())]
-        assert leftovers() == ()
+        assert stale_runs() == ()
 
 
-def test_the_folder_of_a_process_that_has_ended_is_left_and_stays(base: Path, dead: int) -> None:
+def test_folder_of_an_exited_process_is_stale(base: Path, dead: int) -> None:
     folder = made(base / "llamasup" / f"{dead}-abc")
     (folder / "config").mkdir()
     unbound = socket.socket(socket.AF_UNIX)
     unbound.bind(str(folder / "1.sock"))
     unbound.close()
-    assert leftovers() == (LeftFolder(str(folder), dead),)
+    assert stale_runs() == (StaleRun(str(folder), dead),)
     assert folder.is_dir()
 
 
-def test_one_in_the_last_place_is_found_too(base: Path, dead: int) -> None:
+def test_stale_folder_in_the_fallback_place_is_found(base: Path, dead: int) -> None:
     folder = made(base / f"llamasup-{dead}-abc")
-    assert [left.path for left in leftovers()] == [str(folder)]
+    assert [stale.path for stale in stale_runs()] == [str(folder)]
 
 
-def test_a_socket_that_still_answers_is_named(base: Path, dead: int) -> None:
+def test_listening_socket_is_named(base: Path, dead: int) -> None:
     folder = made(base / "llamasup" / f"{dead}-abc")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "1.sock"))
         listener.listen()
-        assert leftovers() == (LeftFolder(str(folder), dead, (str(folder / "1.sock"),)),)
+        assert stale_runs() == (StaleRun(str(folder), dead, (str(folder / "1.sock"),)),)
 
 
-def test_a_number_that_another_process_has_got_since_does_not_hide_the_folder(base: Path) -> None:
+def test_reused_pid_does_not_hide_a_stale_folder(base: Path) -> None:
     folder = made(base / "llamasup" / f"{os.getpid()}-abc")
     (folder / "owner").write_text("another boot/17")
-    assert [left.path for left in leftovers()] == [str(folder)]
+    assert [stale.path for stale in stale_runs()] == [str(folder)]
 
 
-def test_a_process_that_was_not_waited_for_has_ended_all_the_same(base: Path) -> None:
+def test_zombie_counts_as_exited(base: Path) -> None:
     zombie = subprocess.Popen([sys.executable, "-S", "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
     with zombie.stdout as output:
-        assert output.read() == b""  # its end closes the pipe
+        assert output.read() == b""  # its exit closes the pipe
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     try:
         folder = made(base / "llamasup" / f"{zombie.pid}-abc")
-        assert [left.path for left in leftovers()] == [str(folder)]
+        assert [stale.path for stale in stale_runs()] == [str(folder)]
     finally:
         zombie.wait()
 
 
-def test_what_is_no_folder_of_a_run_is_passed_over(base: Path, dead: int) -> None:
+def test_other_files_are_ignored(base: Path, dead: int) -> None:
     made(base / "llamasup" / "other")
     (base / "llamasup" / f"{dead}-file").touch()
     (base / "llamasup" / f"{dead}-link").symlink_to(base)
-    assert leftovers() == ()
+    assert stale_runs() == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
-def test_the_folder_of_another_user_is_none_of_ours(base: Path, dead: int) -> None:
+def test_folder_of_another_user_is_ignored(base: Path, dead: int) -> None:
     os.chown(made(base / "llamasup" / f"{dead}-abc"), 12345, 12345)
-    assert leftovers() == ()
+    assert stale_runs() == ()
 
 
 # --- the sweep -----------------------------------------------------------------------------------
 
 
-def test_a_sweep_removes_what_is_left_and_tells_of_it_once(base: Path, dead: int) -> None:
+def test_sweep_removes_a_stale_run_and_reports_it_once(base: Path, dead: int) -> None:
     folder = made(base / "llamasup" / f"{dead}-abc")
     (folder / "config").mkdir()
     (folder / "config" / "file").touch()
@@ -122,7 +122,7 @@ def test_a_sweep_removes_what_is_left_and_tells_of_it_once(base: Path, dead: int
     assert sweep() == ()
 
 
-def test_a_sweep_leaves_runs_that_go_on_and_what_is_no_run(base: Path, dead: int) -> None:
+def test_sweep_leaves_running_ones_and_other_files(base: Path, dead: int) -> None:
     made(base / "llamasup" / "other")
     (base / "llamasup" / f"{dead}-link").symlink_to(base)
     with run_folder() as run:
@@ -142,45 +142,45 @@ def test_a_sweep_leaves_the_folder_of_another_user(base: Path, dead: int) -> Non
 
 def test_the_sweep_of_one_folder_leaves_the_others(base: Path, dead: int) -> None:
     one, other = (made(base / "llamasup" / f"{dead}-{name}") for name in ("one", "other"))
-    assert [each.folder for each in sweep(only=one)] == [one]
+    assert [swept.folder for swept in sweep(only=one)] == [one]
     assert other.is_dir()
 
 
-def test_what_somebody_else_is_sweeping_is_left_to_them(base: Path, dead: int) -> None:
+def test_folder_being_swept_by_another_process_is_left_alone(base: Path, dead: int) -> None:
     folder = made(base / "llamasup" / f"{dead}-abc")
     lock = claim(folder)
     assert lock is not None
     try:
         assert sweep() == ()
-        assert leftovers() == ()
+        assert stale_runs() == ()
     finally:
         os.close(lock)
     assert len(sweep()) == 1
 
 
-def test_a_folder_that_a_cleaner_took_and_its_run_made_again_is_not_left(base: Path) -> None:
+def test_recreated_folder_of_a_running_process_is_not_stale(base: Path) -> None:
     """systemd-tmpfiles, tmpreaper: the lock went with the first folder."""
     with run_folder() as run:
         shutil.rmtree(run.path)
         made(run.path)
         assert sweep() == ()
-        assert leftovers() == ()
+        assert stale_runs() == ()
         assert run.path.is_dir()
 
 
-def test_where_folders_cannot_be_locked_the_process_tells(
+def test_start_time_decides_if_folders_cannot_be_locked(
     base: Path, dead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(fd: int, operation: int) -> None:
         raise OSError(errno.EBADF, "Bad file descriptor")  # NFS, of a folder
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    left = made(base / "llamasup" / f"{dead}-abc")
+    stale = made(base / "llamasup" / f"{dead}-abc")
     with run_folder() as run:
-        assert [each.folder for each in sweep()] == [left]
+        assert [swept.folder for swept in sweep()] == [stale]
         assert run.path.is_dir()
-        (run.path / "owner").write_text("another boot/17")  # another process has its number now
-        assert [each.folder for each in sweep()] == [run.path]
+        (run.path / "owner").write_text("another boot/17")  # another process has its PID now
+        assert [swept.folder for swept in sweep()] == [run.path]
 
 
 def test_a_run_that_is_swept_before_it_could_claim_its_folder_makes_another(
@@ -199,9 +199,9 @@ def test_a_run_that_is_swept_before_it_could_claim_its_folder_makes_another(
         assert taken != [run.path]
 
 
-def test_half_written_files_of_the_dead_go_when_they_are_old(base: Path, dead: int) -> None:
+def test_old_half_written_files_of_dead_processes_are_removed(base: Path, dead: int) -> None:
     kept = [
-        state_folder() / ".notes.txt.part",  # nobody of ours names it so
+        state_folder() / ".notes.txt.part",  # not a name of atomic_write
         state_folder() / f".stats.json.{os.getpid()}-0123abcd.part",  # it is being written
         cache_folder() / f".new.json.{dead}-0123abcd.part",  # perhaps in another container
         cache_folder() / f"model.gguf.{dead}-0123abcd.part",  # a download that can go on
@@ -217,7 +217,7 @@ def test_half_written_files_of_the_dead_go_when_they_are_old(base: Path, dead: i
         path.unlink()
 
 
-def test_a_ready_file_goes_with_its_run_and_not_with_another(base: Path, dead: int, tmp_path: Path) -> None:
+def test_sweep_removes_only_the_ready_file_of_the_stale_run(base: Path, dead: int, tmp_path: Path) -> None:
     ready_file = tmp_path / "ready"
     for pid, removed in ((os.getpid(), False), (dead, True)):
         url = {"url": "http://127.0.0.1:1", "host": "127.0.0.1", "port": 1}

@@ -52,7 +52,7 @@ def test_nothing_is_found_before_anything_was_kept(folder: Path, model: Path) ->
     assert not folder.exists()
 
 
-def test_a_file_that_grew_is_read_anew(folder: Path, model: Path) -> None:
+def test_fact_of_a_grown_file_is_stale(folder: Path, model: Path) -> None:
     cache_in(folder).put(FileIdentity.of(model), FACT)
     before = model.stat()
     model.write_bytes(b"GGUF and more")
@@ -60,7 +60,7 @@ def test_a_file_that_grew_is_read_anew(folder: Path, model: Path) -> None:
     assert cache_in(folder).get(FileIdentity.of(model)) is None
 
 
-def test_a_file_that_was_touched_is_read_anew_and_its_entry_replaced(folder: Path, model: Path) -> None:
+def test_fact_of_a_touched_file_is_stale_and_replaced(folder: Path, model: Path) -> None:
     cache_in(folder).put(FileIdentity.of(model), FACT)
     os.utime(model, ns=(0, 1_700_000_000_000_000_001))
     assert cache_in(folder).get(FileIdentity.of(model)) is None
@@ -76,7 +76,7 @@ def test_a_symbolic_link_shares_the_entry_of_the_file_it_names(folder: Path, mod
     assert cache_in(folder).get(FileIdentity.of(model)) == FACT
 
 
-def test_two_kinds_of_fact_about_one_file_do_not_meet(folder: Path, model: Path) -> None:
+def test_two_kinds_of_fact_have_separate_entries(folder: Path, model: Path) -> None:
     cache_in(folder).put(FileIdentity.of(model), FACT)
     other = FactCache("other", Fact, revision="1", folder=folder)
     assert other.get(FileIdentity.of(model)) is None
@@ -92,9 +92,7 @@ def test_facts_read_by_older_code_are_stale(folder: Path, model: Path) -> None:
     [b"", b"{", b"null", b"\xff\xfe\x00", b"[" * 100_000, b'{"revision": "1"}', b"x" * (9 * 1024 * 1024)],
     ids=["empty", "cut", "null", "not text", "deep", "incomplete", "huge"],
 )
-def test_a_corrupt_entry_reads_as_nothing_and_is_written_anew(
-    folder: Path, model: Path, content: bytes
-) -> None:
+def test_corrupt_entry_is_ignored_and_rewritten(folder: Path, model: Path, content: bytes) -> None:
     cache_in(folder).put(FileIdentity.of(model), FACT)
     only_entry(folder).write_bytes(content)
     assert cache_in(folder).get(FileIdentity.of(model)) is None
@@ -147,7 +145,7 @@ def test_a_pipe_in_place_of_an_entry_does_not_block(folder: Path, model: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_an_entry_that_another_user_wrote_is_not_believed(folder: Path, model: Path) -> None:
+def test_entry_of_another_user_is_ignored(folder: Path, model: Path) -> None:
     cache_in(folder).put(FileIdentity.of(model), FACT)
     os.chown(only_entry(folder), 65534, -1)
     assert cache_in(folder).get(FileIdentity.of(model)) is None

@@ -1,4 +1,4 @@
-"""Folders and files of our own, on the real file system."""
+"""Private folders and files on the real file system."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def mode(path: Path) -> int:
 # --- private folders -------------------------------------------------------------------------------
 
 
-def test_a_private_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
+def test_private_folder_is_only_for_this_user(tmp_path: Path) -> None:
     folder = private_folder(tmp_path / "a" / "b")
     assert (folder.is_dir(), mode(folder)) == (True, 0o700)
 
 
-def test_a_folder_that_others_could_enter_is_closed(tmp_path: Path) -> None:
+def test_open_folder_is_made_private(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir(mode=0o777)
     assert mode(private_folder(tmp_path / "open")) == 0o700
 
 
-def test_a_symlink_a_file_and_an_impossible_place_are_refused(tmp_path: Path) -> None:
+def test_symlink_file_and_invalid_path_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").write_text("")
@@ -141,7 +141,7 @@ def test_a_socket_with_the_longest_name_can_be_bound_in_it(
         assert (run.path.parent.parent == base) == (length < 60)
 
 
-def test_a_path_for_a_socket_is_never_too_long_by_one(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_socket_path_never_exceeds_the_limit(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Around the limit: whatever folder is chosen, the longest name still binds."""
     for length in range(40, 80):
         base = short / ("e" * (length - len(str(short)) - 1))
@@ -151,9 +151,7 @@ def test_a_path_for_a_socket_is_never_too_long_by_one(short: Path, monkeypatch: 
             listener.bind(str(run.path / ("s" * LONGEST_SOCKET_NAME)))
 
 
-def test_a_place_that_somebody_else_has_taken_is_passed_over(
-    short: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_another_user_is_skipped(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     (short / "llamasup").symlink_to("/etc")
     monkeypatch.setattr(module, "_short_temporary_folder", lambda: short)
@@ -163,14 +161,14 @@ def test_a_place_that_somebody_else_has_taken_is_passed_over(
         assert mode(run.path) == 0o700
 
 
-def test_no_place_at_all_is_an_error_that_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_usable_folder_is_an_error_with_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path("/proc/self/fd"))
     with pytest.raises(FolderUnusable, match="/proc/self/fd"):
         run_folder()
 
 
-def test_the_folder_goes_when_the_interpreter_ends_and_not_when_a_forked_copy_does(short: Path) -> None:
+def test_folder_is_removed_at_interpreter_exit_but_not_by_a_fork(short: Path) -> None:
     script = (
         "import os,sys\nfrom llamasup.system.process.run_folder import run_folder\n"
         "run = run_folder()\n"

@@ -1,7 +1,7 @@
-"""Keeps systemd informed of one service: what happens to it, and that its event loop still turns.
+"""Reports the state of a service to systemd, and sends the watchdog's heartbeats.
 
-The beat runs in the loop that carries the traffic and nowhere else: a thread of its own would go on saying
-WATCHDOG=1 for a loop that hangs. What is said when is decided in ``core.service_status``.
+The heartbeat runs in the event loop that carries the traffic: a thread would keep sending WATCHDOG=1 while
+the loop hangs. ``status.py`` decides what to send when.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from llamasup.supervision.events import (
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
-__all__ = ["ServiceManager"]
+__all__ = ["SystemdReporter"]
 
 
-class Served(Protocol):
-    """``runner``: of one model, once there is one; many models have neither that nor a ``launch``."""
+class ReportedService(Protocol):
+    """``runner``: of one model, once it exists; many models have neither it nor a ``launch``."""
 
     @property
     def launch(self) -> object | None: ...
@@ -42,18 +42,18 @@ class Served(Protocol):
 
     @property
     def drain_timeout_s(self) -> float:
-        """The longest that requests in flight may take to finish at a stop."""
+        """The limit for requests in flight at a stop."""
         ...
 
 
 _SLACK_S = 5.0
-"""What a stop takes beside drain and stop time-out: closing connections, removing the run folder."""
+"""What a stop needs besides drain and stop time-out: closing connections, removing the run folder."""
 
 
-class ServiceManager:
-    """Listens to the bus of one service. Use as a context manager in its event loop's thread."""
+class SystemdReporter:
+    """Receives the events of one service. Use it as a context manager in its event loop's thread."""
 
-    def __init__(self, systemd: Systemd, service: Served, policy: Policy) -> None:
+    def __init__(self, systemd: Systemd, service: ReportedService, policy: Policy) -> None:
         self._notifier = systemd.notifier
         self._watchdog_s = systemd.watchdog_s
         self._service = service
@@ -62,8 +62,8 @@ class ServiceManager:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
 
-    def __enter__(self) -> ServiceManager:
-        self._beat()
+    def __enter__(self) -> SystemdReporter:
+        self._heartbeat()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -76,11 +76,11 @@ class ServiceManager:
         slots = runner.plan.parallel if runner is not None and runner.plan is not None else None
         match notice:
             case StateChanged(model, state, _):
-                self._tell(core.state_changed(self._status, model, state, slots=slots))
+                self._send(core.state_changed(self._status, model, state, slots=slots))
             case Ready(address, _, models):
-                self._tell(core.serving(self._status, models, address.shown, slots=slots))
+                self._send(core.serving(self._status, models, address.shown, slots=slots))
             case ServerExited(model, _, _, diagnosis, restart_in_s):
-                self._tell(
+                self._send(
                     core.exited(
                         self._status,
                         model,
@@ -91,11 +91,11 @@ class ServiceManager:
                     )
                 )
             case ModelsChanged(changes, models):
-                self._tell(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
+                self._send(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
             case ConfigRejected(error):
-                # The first of what may be many mistakes; the log has them all.
+                # The first of possibly many issues; the log has all of them.
                 problem = " ".join((error.message, *error.details[:1]))
-                self._tell(core.reloaded(self._status, None, problem))
+                self._send(core.reloaded(self._status, None, problem))
             case Stopped():
                 self.stop_asked()
             case _:
@@ -103,11 +103,11 @@ class ServiceManager:
 
     def stop_asked(self) -> None:
         needs_s = self._service.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
-        self._tell(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
+        self._send(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
 
     def asked(self, what: str) -> None:
-        """By the control API, which does it itself. Of many models one that begins anew is no reload: the
-        others serve.
+        """Called for a request of the control API, which carries it out. The restart of one of many models is
+        not a reload, as the others serve.
         """
         if what == "stop":
             self.stop_asked()
@@ -117,21 +117,21 @@ class ServiceManager:
     def reload_asked(self) -> None:
         runner = self._service.runner
         now_us = time.monotonic_ns() // 1000
-        self._tell(
+        self._send(
             core.reloading(self._status, None if runner is None else runner.model, monotonic_us=now_us)
         )
 
-    def _tell(self, told: tuple[ServiceStatus, Messages]) -> None:
-        self._status, messages = told
+    def _send(self, update: tuple[ServiceStatus, Messages]) -> None:
+        self._status, messages = update
         if messages:
             self._notifier.send(*messages)
 
-    def _beat(self) -> None:
-        self._notifier.send(*core.beat(self._status), keep=False)
+    def _heartbeat(self) -> None:
+        self._notifier.send(*core.heartbeat(self._status), keep=False)
         every_s = []
         if self._watchdog_s is not None:
             every_s.append(self._watchdog_s / 2)
         if self._status.is_starting:
             every_s.append(core.EXTENSION_S / 3)
-        # Without either nobody waits for a beat, and an idle supervisor does not wake up.
-        self._timer = self._loop.call_later(min(every_s), self._beat) if every_s else None
+        # Otherwise systemd expects no heartbeat, and an idle supervisor does not wake up.
+        self._timer = self._loop.call_later(min(every_s), self._heartbeat) if every_s else None

@@ -1,13 +1,59 @@
-"""The kernel's count of processes that its out-of-memory killer has killed."""
+"""CPU time, bytes read and OOM kills of real processes."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from llamasup.system.hardware.usage import oom_kills
+from llamasup.system.hardware.facts import CpuUsage
+from llamasup.system.hardware.usage import cpu_usage, oom_kills
+from tests.patience import PATIENCE_S
+
+
+def until(look: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def of(pid: int) -> CpuUsage:
+    spent = cpu_usage(pid)
+    assert spent is not None
+    return spent
+
+
+@pytest.mark.parametrize("script", ["while :; do :; done", "(while :; do :; done) & wait"])
+def test_cpu_time_includes_descendants(script: str) -> None:
+    with subprocess.Popen(["/bin/sh", "-c", script], start_new_session=True) as child:
+        try:
+            until(lambda: of(child.pid).cpu_s > 0.2)
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def test_stopped_process_is_detected() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]) as child:
+        try:
+            assert not of(child.pid).stopped
+            child.send_signal(signal.SIGSTOP)
+            until(lambda: of(child.pid).stopped)
+        finally:
+            child.kill()
+
+
+def test_exited_process_has_no_usage() -> None:
+    with subprocess.Popen(["/bin/true"]) as child:
+        child.wait()
+    assert cpu_usage(child.pid) is None
+
 
 EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"
 V1_CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -24,7 +70,7 @@ def system(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_of_version_2_our_own_group_counts(tmp_path: Path) -> None:
+def test_cgroup_v2_counts_our_own_group(tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -50,7 +96,7 @@ def test_a_group_without_the_memory_controller_is_counted_with_its_parent(tmp_pa
     assert oom_kills(root) == 5
 
 
-def test_of_version_1_the_memory_controllers_group_counts(tmp_path: Path) -> None:
+def test_cgroup_v1_counts_the_memory_controllers_group(tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -63,7 +109,7 @@ def test_of_version_1_the_memory_controllers_group_counts(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("control", ["oom_kill_disable 0\nunder_oom 0\n", ""])  # before Linux 4.13
-def test_where_no_group_counts_the_whole_systems_count_is_taken(control: str, tmp_path: Path) -> None:
+def test_count_of_the_whole_system_is_the_fallback(control: str, tmp_path: Path) -> None:
     root = system(
         tmp_path,
         {
@@ -76,11 +122,11 @@ def test_where_no_group_counts_the_whole_systems_count_is_taken(control: str, tm
     assert oom_kills(root) == 7
 
 
-def test_a_system_that_counts_nothing_has_counted_nothing(tmp_path: Path) -> None:
+def test_system_without_counter_counts_zero(tmp_path: Path) -> None:
     assert oom_kills(tmp_path) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_on_this_system_it_only_grows() -> None:
+def test_count_only_grows_on_this_system() -> None:
     first = oom_kills()
     assert 0 <= first <= oom_kills()

@@ -1,16 +1,15 @@
-"""``serve`` as what can be controlled: many models, of which each may be loaded, unloaded and begin anew."""
+"""The control target of ``serve``: many models, each of which can be loaded, unloaded and restarted."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from llamasup.control.interface import shown
-from llamasup.control.one_model import ServiceOwner, shut_down
-from llamasup.errors import Conflict, Stopping
+from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.metrics import InstanceGauges
@@ -24,11 +23,11 @@ from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, State
 
-__all__ = ["ManyModels"]
+__all__ = ["PoolTarget"]
 
 
-class ManyModels:
-    """Implements ``Controlled``. ``reload`` reads the configuration again; it raises ConfigInvalid."""
+class PoolTarget:
+    """Implements ``ControlTarget``. ``reload`` reads the configuration again; it raises ConfigInvalid."""
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class ManyModels:
     def bus(self) -> Bus:
         return self._catalog.pool.bus
 
-    # --- what it shows
+    # --- state
 
     def status(self) -> Mapping[str, Any]:
         models = map(_status, self._catalog.managed_models())
@@ -57,40 +56,43 @@ class ManyModels:
         return {**status, "budget": dict(self._catalog.pool.options.budget)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
-        """Of the models that were ever wanted: a thousand others would be noise."""
-        return gauges_of(runner for each in self._catalog.managed_models() for runner in each.runners)
+        """Of the models that were loaded at least once: a thousand others would be noise."""
+        return gauges_of(self._runners())
 
     async def scrape(self) -> Mapping[str, str]:
-        return await scrape(runner for each in self._catalog.managed_models() for runner in each.runners)
+        return await scrape(self._runners())
+
+    def _runners(self) -> Iterator[InstanceRunner]:
+        return (runner for model in self._catalog.managed_models() for runner in model.runners)
 
     def log_path(self, model: str) -> Path | None:
         managed = self._catalog.known(model)
-        # Under another name it writes on where it began.
+        # A renamed model keeps writing to its first log file.
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
-    # --- what it does
+    # --- changes
 
     async def load(self, model: str) -> None:
-        managed = self._asked("load", model)
+        managed = self._accept("load", model)
         await self._catalog.pool.load(managed)
 
     async def unload(self, model: str) -> None:
-        managed = self._asked("unload", model)
+        managed = self._accept("unload", model)
         await self._catalog.pool.unload(managed)
 
     async def restart(self, model: str) -> None:
-        """Replicas one after the other, so that one is always there. What is not loaded is loaded, and what
-        goes or is changed comes as it is to be.
+        """Restart the replicas one after the other, so that one always serves. A model that is not loaded, or
+        that is being unloaded or replaced, is loaded.
         """
-        managed = self._asked("restart", model)
-        if not _may_begin_anew(managed):
+        managed = self._accept("restart", model)
+        if not _can_restart_in_place(managed):
             await self._catalog.pool.load(managed)
             return
         for runner in tuple(managed.runners):
             await self._restart(runner)
 
     async def reload(self) -> Mapping[str, Any]:
-        self._refuse_if_stopping()
+        refuse_if_stopping(self._owner)
         self._owner.control_asks("reload")
         return shown(await self._reload())
 
@@ -103,22 +105,21 @@ class ManyModels:
         if after.state is State.FAILED:
             raise failure_of(after)
         if after.state is State.STOPPED:
-            self._refuse_if_stopping()
-            raise Conflict(f"{runner.model} was unloaded meanwhile.", remedy="Load it if it is to be served.")
+            refuse_if_stopping(self._owner)
+            raise Conflict(
+                f"{runner.model!r} was unloaded while it restarted.",
+                remedy=f"Run `llamasup load {runner.model}` to serve it again.",
+            )
 
-    def _asked(self, what: str, model: str) -> ManagedModel:
+    def _accept(self, what: str, model: str) -> ManagedModel:
         managed = self._catalog.known(model, create=what == "load")
-        self._refuse_if_stopping()
+        refuse_if_stopping(self._owner)
         self._owner.control_asks(what, managed.spec.id)
         return managed
 
-    def _refuse_if_stopping(self) -> None:
-        if self._owner.stops_asked:
-            raise Stopping("llamasup is stopping.", remedy="Start it again.")
 
-
-def _may_begin_anew(managed: ManagedModel) -> bool:
-    """Whether a server of it is there, or will be by itself, and is to stay in the memory that it has."""
+def _can_restart_in_place(managed: ManagedModel) -> bool:
+    """Whether the model has a server, or will have one, that keeps its memory."""
     stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not managed.swapping
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
@@ -142,7 +143,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
 
 
 def _until(managed: ManagedModel) -> str | None:
-    """When it is unloaded if nobody asks for it before; None: nobody can say."""
+    """When the model will be unloaded if no request arrives before; None if unknown."""
     ttl_s = managed.spec.stay.ttl_s
     if ttl_s == float("inf") or managed.spec.stay.pin or not managed.serves or managed.served.in_flight:
         return None

@@ -7,21 +7,21 @@ import pytest
 from llamasup.system.process import platform
 
 
-def test_it_may_be_asked_at_any_time() -> None:
+def test_memory_can_be_returned_at_any_time() -> None:
     platform.give_memory_back()
     platform.give_memory_back()
 
 
-def test_a_system_without_malloc_trim_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ModelInventory:
+def test_system_without_malloc_trim_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Library:
         def __init__(self, name: str | None) -> None: ...
 
-    monkeypatch.setattr("ctypes.CDLL", ModelInventory)
+    monkeypatch.setattr("ctypes.CDLL", Library)
     assert platform._malloc_trim.__wrapped__() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_lies_below_a_block_in_use_is_given_back() -> None:
+def test_memory_below_a_block_in_use_is_returned() -> None:
     def resident() -> int:
         with open("/proc/self/statm") as file:  # noqa: PTH123
             return int(file.read().split()[1]) * 4096

@@ -1,4 +1,4 @@
-"""Models of ``serve``, controlled while they come and go: a pool over fake servers, all else for real."""
+"""Control of the models of ``serve``: a pool with fake servers, everything else real."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.control.many_models import ManyModels
+from llamasup.control.pool_target import PoolTarget
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
@@ -35,8 +35,8 @@ async def nothing_new() -> Changes:
     return Changes()
 
 
-def controlled(it: Pooled) -> ManyModels:
-    return ManyModels(ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
+def controlled(it: Pooled) -> PoolTarget:
+    return PoolTarget(ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def spec(tmp_path: Path, tiny_model: Path) -> ModelSpec:
 
 @pytest.mark.parametrize(("fault", "state"), [("exit=load:1", State.BACKOFF), ("load_s=1000", State.LOADING)])
 @async_test
-async def test_a_restart_starts_anew_what_crashed_or_hangs_while_it_loads(
+async def test_restart_restarts_models_that_crashed_or_hang_during_load(
     fault: str, state: State, tmp_path: Path, spec: ModelSpec
 ) -> None:
     runtime = server(tmp_path, {"a.gguf": [fault]})
@@ -61,7 +61,7 @@ async def test_a_restart_starts_anew_what_crashed_or_hangs_while_it_loads(
 
 
 @async_test
-async def test_a_restart_of_what_is_not_loaded_loads_it(tmp_path: Path, spec: ModelSpec) -> None:
+async def test_restart_of_an_unloaded_model_loads_it(tmp_path: Path, spec: ModelSpec) -> None:
     async with pooled(tmp_path, spec) as it:
         async with asyncio.timeout(PATIENCE_S):
             await controlled(it).restart("a")

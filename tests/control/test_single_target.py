@@ -1,4 +1,4 @@
-"""The model of ``run``, controlled while it serves: a fake server, all else for real."""
+"""Control of the model of ``run`` while it serves: a fake server, everything else real."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.control.client import AsyncControlClient, Place
 from llamasup.control.interface import shown
 from llamasup.errors import Conflict, ModelUnknown, ServerFailed, Stopping
 from llamasup.llama_server.settings import Settings
@@ -19,7 +18,7 @@ from llamasup.models.diff import Changes
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
-from tests.control.fake import PATIENCE_S
+from tests.control.fake import PATIENCE_S, AsyncControlClient
 from tests.e2e.service import Serving, serving
 
 pytestmark = pytest.mark.slow
@@ -37,7 +36,7 @@ async def controlled(
         plan = it.runner.plan
         assert plan is not None
         path = str(Path(plan.env["XDG_CONFIG_HOME"]) / "control.sock")
-        async with AsyncControlClient(Place(socket=path)) as control:
+        async with AsyncControlClient(path) as control:
             yield it, control
 
 
@@ -59,11 +58,11 @@ def run(visit: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_it_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp_path: Path) -> None:
+def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
-            asked: list[str] = []
-            it.service.on_asked = lambda what, _model: asked.append(what)
+            requests: list[str] = []
+            it.service.on_asked = lambda what, _model: requests.append(what)
             pid = it.pid
             unloaded = await control.unload("small")
             assert (unloaded["id"], unloaded["state"], unloaded["pid"]) == ("tiny", "stopped", None)
@@ -85,12 +84,12 @@ def test_it_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, tmp
                 **loaded,
                 "memory": (await control.status())["models"][0]["memory"],
             }
-            assert asked == ["unload", "load"]
+            assert requests == ["unload", "load"]
 
     run(visit)
 
 
-def test_it_begins_anew_and_requests_wait_meanwhile(tiny_model: Path, tmp_path: Path) -> None:
+def test_requests_wait_during_a_restart(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "load_s=0.2") as (it, control):
             restarting = asyncio.ensure_future(control.restart("tiny"))  # noqa: TID251 - awaited below
@@ -103,7 +102,7 @@ def test_it_begins_anew_and_requests_wait_meanwhile(tiny_model: Path, tmp_path: 
     run(visit)
 
 
-def test_an_unknown_name_is_told_the_nearest_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_unknown_name_suggests_the_nearest_and_changes_nothing(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (it, control):
             for change in (control.load, control.unload, control.restart):
@@ -118,7 +117,7 @@ def test_an_unknown_name_is_told_the_nearest_and_changes_nothing(tiny_model: Pat
     run(visit)
 
 
-def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Path, tmp_path: Path) -> None:
+def test_later_of_two_contradicting_requests_wins(tiny_model: Path, tmp_path: Path) -> None:
     """An unloading that waits for a request in flight, and a load before it is over."""
     go = tmp_path / "go"
 
@@ -139,7 +138,7 @@ def test_of_two_wishes_that_contradict_each_other_the_later_holds(tiny_model: Pa
     run(visit)
 
 
-def test_a_load_that_is_overtaken_by_an_unload_is_told(tiny_model: Path, tmp_path: Path) -> None:
+def test_load_overtaken_by_an_unload_is_a_conflict(tiny_model: Path, tmp_path: Path) -> None:
     (go := tmp_path / "go").touch()
 
     async def visit() -> None:
@@ -149,15 +148,13 @@ def test_a_load_that_is_overtaken_by_an_unload_is_told(tiny_model: Path, tmp_pat
             loading = asyncio.ensure_future(control.load("tiny"))  # noqa: TID251 - awaited below
             await it.told(StateChanged, lambda told: (told.state, told.generation) == (State.LOADING, 2))
             await control.unload("tiny")
-            with pytest.raises(Conflict, match="unloaded meanwhile"):
+            with pytest.raises(Conflict, match="was unloaded while it was loading"):
                 await loading
 
     run(visit)
 
 
-def test_a_restart_that_fails_says_why_before_the_service_ends_of_it(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_failed_restart_reports_its_error_before_the_service_ends(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         with pytest.raises(ExceptionGroup) as ended:
             async with controlled(tiny_model, tmp_path) as (it, control):
@@ -174,15 +171,13 @@ def test_a_restart_that_fails_says_why_before_the_service_ends_of_it(
     run(visit)
 
 
-def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_said(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_stop_is_graceful_unless_now_is_requested(tiny_model: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
 
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "stall_after=1", f"until={go}") as (it, control):
-            asked: list[str] = []
-            it.service.on_asked = lambda what, _model: asked.append(what)
+            requests: list[str] = []
+            it.service.on_asked = lambda what, _model: requests.append(what)
             async with streaming(it, 10) as answer:
                 assert (await control.shutdown())["in_flight"] == 1
                 await control.shutdown()
@@ -193,13 +188,13 @@ def test_a_stop_is_kind_however_often_it_is_asked_for_and_at_once_when_that_is_s
                     await control.reload()
                 go.touch()
                 assert "data: [DONE]" in [line async for line in answer]
-            assert asked == ["stop"]
+            assert requests == ["stop"]
             await it.reaches(State.STOPPED, 1)
 
     run(visit)
 
 
-def test_a_stop_at_once_breaks_off_what_is_in_flight(tiny_model: Path, tmp_path: Path) -> None:
+def test_immediate_stop_aborts_requests_in_flight(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path, "stall_after=1") as (it, control):
             async with streaming(it, 1000) as answer:
@@ -211,7 +206,7 @@ def test_a_stop_at_once_breaks_off_what_is_in_flight(tiny_model: Path, tmp_path:
     run(visit)
 
 
-def test_one_that_is_unloaded_stops_too(tiny_model: Path, tmp_path: Path) -> None:
+def test_unloaded_model_stops_too(tiny_model: Path, tmp_path: Path) -> None:
     async def visit() -> None:
         async with controlled(tiny_model, tmp_path) as (_, control):
             await control.unload("tiny")
