@@ -9,11 +9,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Generator, Iterator
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
@@ -33,6 +36,9 @@ if sys.platform != "win32":
 # What httpx does unless a client is given a time-out of its own: five seconds are too few on a busy machine.
 for phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
+
+# Each new client reads the certificates of all authorities, which takes 30 ms: once is enough.
+httpx._transports.default.create_ssl_context = cache(httpx._config.create_ssl_context)  # type: ignore[attr-defined]
 
 # On a busy machine any example may take long, and so may making one.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -89,6 +95,15 @@ def runtime(request: pytest.FixtureRequest) -> str:
     if importlib.util.find_spec("xllamacpp") is None:
         _missing("the embedded runtime (xllamacpp)")
     return "embedded"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test marked ``one_runtime`` with the binary or the embedded runtime, chosen by its name."""
+    if "runtime" in metafunc.fixturenames and metafunc.definition.get_closest_marker("one_runtime"):
+        chosen = ("binary", "embedded")[zlib.crc32(metafunc.function.__name__.encode()) % 2]
+        mark = pytest.mark.parametrize("runtime", [chosen], indirect=True, scope="session")
+        metafunc.definition.add_marker(mark)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from llamasup.testing import models
 from tests.clients.asked import QUESTION
 from tests.clients.conftest import KEY, PATIENCE_S, Served
-from tests.e2e.driver import adopted, command
+from tests.e2e.driver import started
 from tests.real.remains import folders_of
 
 pytestmark = [
@@ -56,15 +55,8 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     config["models"][CHAT]["aliases"] = ["gpt-4o-mini"]
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
     cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
-    process = subprocess.Popen(
-        command("serve", "--config", str(home / "config.yaml"), "--events", "jsonl"),
-        env={**os.environ, **folders_of(home), **cache},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with adopted(process) as running:
+    env = {**os.environ, **folders_of(home), **cache}
+    with started("serve", "--config", str(home / "config.yaml"), env=env) as running:
         yield Served(running, running.url)
         assert running.stop() == 0
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.driver import Llamasup, adopted, command, run_to_end, wrapped
+from tests.e2e.driver import Llamasup, adopted, command, run_to_end, started, wrapped
 from tests.paths import FIXTURES
 
 OLD_HELP = FIXTURES / "help" / "0.2.90.txt"
@@ -66,14 +66,7 @@ def test_options_of_llamasup_end_where_the_command_begins(
 ) -> None:
     """Without -- too: --no-warmup is llamasup's, --api-key is not."""
     words = (fake_server(), "-m", str(tiny_model), "--port", "0", "--api-key", "k")
-    process = subprocess.Popen(
-        command("wrap", "--no-warmup", "--events", "jsonl", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with adopted(process) as running:
+    with started("wrap", "--no-warmup", *words) as running:
         assert httpx.get(f"{running.url}/props").status_code == 401
         key = {"Authorization": "Bearer k"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200

@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 
 import httpx
 
-from tests.e2e.driver import Llamasup, adopted, command
+from tests.e2e.driver import Llamasup, started
 from tests.real.remains import folders_of, remains_of
 from tests.real.soak_clients import KEY, post, request
 from tests.real.soak_wire import Wire
@@ -104,10 +103,9 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
     ready_file = home / "ready.json"
     world, config = World(answers), StressConfig.first(folder, report.budget_bytes)
     write_first(world, config)
-    words = command("serve", "--config", str(config.path), "--runtime", runtime, "--port", "0")
-    words += ["--events", "jsonl", "--log-level", "warning", "--ready-file", str(ready_file)]
-    process = Popen(words, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True)
-    with adopted(process) as running:
+    words = ["--config", str(config.path), "--runtime", runtime, "--port", "0"]
+    words += ["--log-level", "warning", "--ready-file", str(ready_file)]
+    with started("serve", *words, env=environ) as running:
         asyncio.run(_Stress(running, environ, world, config, report, duration_s).run())
         code = running.stop()
     if code:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 
 STREAMS = "Bearer streams"
 LIMITED = {"Authorization": "Bearer one"}
-LONG = 3_000  # tokens; some seconds
+LONG = 1_000  # tokens; a second or more
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "Once upon", "max_tokens": 400, "temperature": 0, "ignore_eos": True}

@@ -13,7 +13,7 @@ from llamasup.http.requested_model import read_body
 from tests.bodies import bodies
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 KEYS = "limited name=limited concurrent=1\nfree name=free\nother name=other\n"
 

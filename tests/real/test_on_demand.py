@@ -18,7 +18,7 @@ from llamasup.gguf.demo import demo_model
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 ASKED = {"prompt": "Once", "max_tokens": 2}
 

@@ -12,7 +12,7 @@ from llamasup.testing import models, vision
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.hub import running_hub
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
 def test_a_model_and_its_projector_from_a_hub_answer(

@@ -22,7 +22,7 @@ from tests.proxy.rig import Rig
 from tests.proxy.test_waiting import FAILED, becomes
 from tests.real.clients import bare_server, environment
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 MAX_TOKENS = 20_000
 CONTEXT = str(MAX_TOKENS + 500)

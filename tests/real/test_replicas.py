@@ -34,7 +34,7 @@ from llamasup.supervision.states import Instance, Policy, StartRequested, State,
 from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
 @dataclass(frozen=True, slots=True)

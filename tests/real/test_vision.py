@@ -57,6 +57,7 @@ def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: s
     assert "multimodal" in models_said["models"][0]["capabilities"]
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("arguments", [("--mmproj", "none"), ("--", "--no-mmproj")])
 def test_no_projector_is_passed_where_none_is_wanted(
     arguments: tuple[str, ...], runtime: str, folder: Path
@@ -129,6 +130,7 @@ def test_an_encoder_embeds_what_it_is_shown(runtime: str, folder: Path) -> None:
         assert running.stop() == 0
 
 
+@pytest.mark.one_runtime
 def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: str, folder: Path) -> None:
     (folder / "reranker.gguf").write_bytes(models.tiny_reranker())
     arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
@@ -228,6 +230,7 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
     assert statuses["any"] == statuses["the listener's"] == [200] * count
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("remote_media", [False, True, "listener"])
 def test_a_config_says_what_serve_lets_through(runtime: str, folder: Path, remote_media: bool | str) -> None:
     with Listener() as listener:

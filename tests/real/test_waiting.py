@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.ports import free_port
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 LONG = 20_000
 """Tokens that take seconds; whoever asks for them plain gets no byte until the last one is there."""
@@ -58,7 +58,7 @@ def test_a_server_killed_while_eight_clients_wait_for_their_first_byte_loses_non
         body: dict[str, Any] = {"prompt": "Once", "ignore_eos": True, "temperature": 0}
 
         def ask(n: int) -> httpx.Response:
-            return httpx.post(f"{url}/completion", json={**body, "n_predict": 1500 + n}, timeout=PATIENCE_S)
+            return httpx.post(f"{url}/completion", json={**body, "n_predict": 700 + n}, timeout=PATIENCE_S)
 
         assert requests(url) == (
             0,
@@ -71,7 +71,7 @@ def test_a_server_killed_while_eight_clients_wait_for_their_first_byte_loses_non
         for n, answer in enumerate(answers):
             response = answer.result(PATIENCE_S)
             assert response.status_code == 200, response.text
-            assert response.json()["tokens_predicted"] == 1500 + n
+            assert response.json()["tokens_predicted"] == 700 + n
         running.wait_for("exit", signal="SIGKILL", restart_in_s=0.0)
         assert 'llamasup_replays_total{model="tiny"} 4.0' in httpx.get(f"{url}/metrics").text
         assert running.stop() == 0

@@ -188,6 +188,7 @@ def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -
     )
 
 
+@pytest.mark.one_runtime
 def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<p>a page of the user's own</p>")
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 4096)
@@ -219,6 +220,7 @@ def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
     )
 
 
+@pytest.mark.one_runtime
 def test_several_hosts_and_a_unix_socket_are_all_listened_on(
     runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -237,6 +239,7 @@ def test_several_hosts_and_a_unix_socket_are_all_listened_on(
     assert not path.exists()
 
 
+@pytest.mark.one_runtime
 def test_a_host_that_is_a_socket_is_the_only_place(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -321,6 +324,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
+@pytest.mark.one_runtime
 def test_tls_is_served_by_the_front(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -337,6 +341,7 @@ def test_tls_is_served_by_the_front(
         assert running.stop() == 0
 
 
+@pytest.mark.one_runtime
 def test_a_crash_is_restarted_and_the_client_who_comes_meanwhile_is_served(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
@@ -395,6 +400,7 @@ def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[st
     assert (through.returncode, through.stdout, through.stderr) == (0, bare.stdout, bare.stderr)
 
 
+@pytest.mark.one_runtime
 def test_strict_refuses_what_llama_server_lets_pass(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
