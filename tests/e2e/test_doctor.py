@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from llamasup.testing.models import big_endian_decoder
@@ -191,22 +190,6 @@ def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(
     assert report.remedy("NVML") != ""  # no driver here, or no package
 
 
-def test_a_device_that_only_computes_is_no_gpu(tmp_path: Path) -> None:
-    runtime = with_devices(tmp_path, "BLAS: OpenBLAS (0 MiB, 0 MiB free)")
-    assert doctor("--runtime", runtime, "--port", "0").found("devices") == "none: the CPU computes"
-
-
-def test_a_port_that_is_taken_names_its_holder(fake: tuple[str, ...]) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = str(holder.getsockname()[1])
-        report = doctor(*fake[:2], "--port", port)
-    assert report.bad == {"port"}
-    assert port in report.found("port")
-    assert f"pid {os.getpid()}" in report.found("port")
-
-
 def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
     fake: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -219,13 +202,6 @@ def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
         f"{port}: a llamasup (pid {running.pid}) serves tiny (ready) at http://127.0.0.1:{port}"
     )
     assert "--port 0" in report.remedy("port")
-
-
-def test_a_driver_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
-    program = Path(with_devices(tmp_path))
-    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
-    program.write_text(program.read_text().replace("--list-devices)", f"--list-devices) echo '{said}' >&2;"))
-    assert said in doctor("--runtime", str(program), "--port", "0").found("devices")
 
 
 def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
@@ -277,19 +253,6 @@ def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake
     assert "LimitNICE" in report.remedy("priority")
 
 
-def test_an_address_space_that_is_too_small_hurts(fake: tuple[str, ...]) -> None:
-    limit_kib = psutil.virtual_memory().total // 1024 // 2
-    report = doctor(*fake, prefix=limited(f"-v {limit_kib}"))
-    assert report.bad == {"address space"}
-    assert "ulimit -v unlimited" in report.remedy("address space")
-
-
-def test_too_few_open_files_hurt(fake: tuple[str, ...]) -> None:
-    report = doctor(*fake, prefix=limited("-n 64"))
-    assert report.bad == {"open files"}
-    assert "about 12 clients" in report.found("open files")
-
-
 def test_a_folder_that_a_killed_run_left_is_told_and_stays(fake: tuple[str, ...], short: str) -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
@@ -327,12 +290,6 @@ def test_a_folder_that_may_not_be_written(name: str, fake: tuple[str, ...], tmp_
     report = doctor(*fake, prefix=prefix, **{f"XDG_{name.upper()}_HOME": str(closed)})
     assert report.bad == {f"{name} folder"}
     assert str(closed) in report.found(f"{name} folder")
-
-
-def test_a_folder_that_is_a_file(fake: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    report = doctor(*fake, XDG_STATE_HOME=str(tmp_path / "file"))
-    assert report.bad == {"state folder"}
 
 
 def test_settings_from_elsewhere_are_named_without_their_values(

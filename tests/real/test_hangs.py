@@ -56,6 +56,7 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
             assert "it is stopped" in exited.diagnosis.message
+            assert exited.exit is None  # it did not end by itself
             assert answer.status_code == 200
             assert answer.json()["tokens_predicted"] == 4
             with pytest.raises(ProcessLookupError):
