@@ -97,13 +97,21 @@ def runtime(request: pytest.FixtureRequest) -> str:
     return "embedded"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked ``one_runtime`` with the binary or the embedded runtime, chosen by its name."""
-    if "runtime" in metafunc.fixturenames and metafunc.definition.get_closest_marker("one_runtime"):
-        chosen = ("binary", "embedded")[zlib.crc32(metafunc.function.__name__.encode()) % 2]
-        mark = pytest.mark.parametrize("runtime", [chosen], indirect=True, scope="session")
-        metafunc.definition.add_marker(mark)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect one of the two runtimes for each test marked ``one_runtime``, by its name and parameters."""
+    deselected = [item for item in items if _is_left_out(item)]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = [item for item in items if item not in set(deselected)]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None)
+    if case is None or "runtime" not in case.params or item.get_closest_marker("one_runtime") is None:
+        return False
+    others = sorted((name, index) for name, index in case.indices.items() if name != "runtime")
+    chosen = zlib.crc32(f"{item.originalname} {others}".encode()) % 2  # type: ignore[attr-defined]
+    return bool(case.params["runtime"] != ("binary", "embedded")[chosen])
 
 
 @pytest.fixture(scope="session")

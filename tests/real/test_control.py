@@ -74,7 +74,7 @@ def test_requests_that_come_during_a_restart_are_answered(running: Llamasup) -> 
     for each in clients:
         each.start()
     try:
-        for generation in (2, 3, 4):
+        for generation in (2, 3):
             done = run_to_end("restart", "tiny", "--json")
             assert json.loads(done.stdout)["generation"] == generation
     finally:
@@ -82,7 +82,7 @@ def test_requests_that_come_during_a_restart_are_answered(running: Llamasup) -> 
         for each in clients:
             each.join(PATIENCE_S)
     assert set(answers) == {200}
-    print(f"{len(answers)} requests of 4 clients over 3 restarts, all answered")
+    print(f"{len(answers)} requests of 4 clients over 2 restarts, all answered")
 
 
 def test_events_tell_a_restart_as_the_parent_program_sees_it(running: Llamasup) -> None:
@@ -134,7 +134,7 @@ def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tin
         with llamasup(tiny_model, "--runtime", runtime, "--", "--context-shift") as running:
             url = running.url
             (server,) = [each for each in running.children() if "--host" in each.cmdline()]
-            body = {**BODY, "n_predict": 4000 if finishes else -1, "stream": True, "ignore_eos": True}
+            body = {**BODY, "n_predict": 400 if finishes else -1, "stream": True, "ignore_eos": True}
             with httpx.stream("POST", f"{url}/completion", json=body, timeout=PATIENCE_S) as answer:
                 lines = answer.iter_lines()
                 next(lines)

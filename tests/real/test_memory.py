@@ -267,6 +267,7 @@ WIDE = {
 }
 
 
+@pytest.mark.one_runtime
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", WIDE)
 def test_the_same_holds_for_models_as_wide_as_real_ones(

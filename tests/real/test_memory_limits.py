@@ -65,6 +65,7 @@ def answers(running: Llamasup) -> bool:
     return tokens > 0
 
 
+@pytest.mark.one_runtime
 def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_that_does(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
@@ -84,6 +85,7 @@ def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_th
         assert running.stop() == 0
 
 
+@pytest.mark.one_runtime
 def test_a_plan_that_nobody_set_by_hand_is_made_to_fit(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
@@ -122,6 +124,7 @@ def group() -> Iterator[Path]:
         yield made
 
 
+@pytest.mark.one_runtime
 def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_model: Path, group: Path) -> None:
     prefix = in_group(group, 1000 * MIB)
     asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)

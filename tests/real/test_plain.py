@@ -22,6 +22,7 @@ def planned(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize(
     "asked",
     [

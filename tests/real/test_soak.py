@@ -1,4 +1,4 @@
-"""Two minutes of scripts/soak.py: mixed load on a real server that is killed, stopped and restarted.
+"""A minute and a half of scripts/soak.py: mixed load on a real server that is killed, stopped and restarted.
 
 The embedded runtime has its half hour by hand (docs/reliability.md); each fault alone is in test_faults.py.
 """
@@ -12,13 +12,13 @@ import pytest
 from tests.real.soak import soak
 from tests.real.soak_wire import Answer, Outcome, judged, spoken
 
-DURATION_S = 120.0
+DURATION_S = 90.0
 
 
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_minutes_of_everything_lose_nothing_and_leave_nothing(
+def test_soak_loses_no_request_and_leaves_nothing_behind(
     llama_server: str, tiny_model: Path, own_folders: Path
 ) -> None:
     report = soak(llama_server, tiny_model, own_folders, duration_s=DURATION_S)
