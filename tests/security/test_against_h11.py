@@ -25,7 +25,7 @@ from tests.security.reference import differences
 from tests.security.response_reference import misread
 
 _FEW = settings(
-    max_examples=250,
+    max_examples=150,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
