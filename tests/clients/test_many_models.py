@@ -91,7 +91,7 @@ def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.
 
 
 @pytest.mark.parametrize("model", [CHAT, EMBEDDER, RERANKER])
-def test_what_is_listed_of_a_model_is_what_its_server_says_of_it(
+def test_listed_model_facts_equal_those_of_its_server(
     many: Served, client: openai.OpenAI, model: str
 ) -> None:
     with straight(many, model) as server:
@@ -127,7 +127,7 @@ def test_an_unknown_model_is_the_clients_own_not_found(client: openai.OpenAI) ->
         assert "'tiny-chta' does not exist" in caught.value.message
 
 
-def test_a_model_is_loaded_for_what_it_can_do_and_for_nothing_else(client: openai.OpenAI) -> None:
+def test_model_is_loaded_only_for_requests_it_can_serve(client: openai.OpenAI) -> None:
     def status() -> str:
         shown: Any = client.models.retrieve(SLEEPER).model_dump()
         return str(shown["status"]["value"])
@@ -160,7 +160,7 @@ def test_a_model_is_loaded_for_what_it_can_do_and_for_nothing_else(client: opena
         (CHAT, "/v1/responses", {"input": "a", "max_output_tokens": 1}, 0),
     ],
 )
-def test_only_what_the_server_itself_refuses_is_refused(
+def test_only_requests_that_the_server_refuses_are_refused(
     many: Served, model: str, path: str, body: dict[str, Any], refuses: int
 ) -> None:
     """``refuses``: the server's own status; 0: it answers."""
@@ -214,7 +214,7 @@ def test_the_web_interface_is_that_of_the_default_models_server_if_it_has_one(ma
     assert (through.status_code, through.content) == (own.status_code, own.content)
 
 
-def test_what_was_asked_is_counted_by_model(many: Served) -> None:
+def test_requests_are_counted_by_model(many: Served) -> None:
     post(many, "/v1/chat/completions", model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
     post(many, "/v1/chat/completions", model="made up", messages=MESSAGES)
     lines = many.get("/metrics").text.splitlines()

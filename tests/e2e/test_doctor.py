@@ -138,7 +138,7 @@ def test_no_runtime_at_all_is_a_check_and_no_error(tiny_model: Path) -> None:
     assert "model" not in report.checks
 
 
-def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -> None:
+def test_broken_runtime_is_reported_and_the_others_are_checked(tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
@@ -178,9 +178,7 @@ def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a real NVIDIA driver")
-def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_devices_are_shown_with_free_memory_even_without_nvml(tmp_path: Path, tiny_model: Path) -> None:
     listed = "CUDA0: NVIDIA H200 (143156 MiB, 71578 MiB free)"
     report = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0")
     assert report.bad == set()
@@ -204,7 +202,7 @@ def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
     assert "--port 0" in report.remedy("port")
 
 
-def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
+def test_terminal_shows_what_doctor_waits_for(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     program = Path(with_devices(tmp_path))
     wait = f"while ! [ -e '{go_on}' ]; do sleep 0.05; done;"
@@ -245,7 +243,7 @@ def test_a_port_that_is_none_is_a_usage_error(port: str) -> None:
 
 
 @needs_setpriv
-def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake: tuple[str, ...]) -> None:
+def test_missing_rights_to_lock_memory_and_raise_priority_are_advice_only(fake: tuple[str, ...]) -> None:
     report = doctor(*fake, prefix=limited("-l 0", "ipc_lock", "sys_nice"))
     assert report.bad == set()
     assert report.found("locked memory").startswith("at most 0 B")
@@ -253,7 +251,7 @@ def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake
     assert "LimitNICE" in report.remedy("priority")
 
 
-def test_a_folder_that_a_killed_run_left_is_told_and_stays(fake: tuple[str, ...], short: str) -> None:
+def test_folder_of_a_killed_run_is_reported_and_not_removed(fake: tuple[str, ...], short: str) -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     left = Path(short) / "llamasup" / f"{ended.pid}-abcd1234"

@@ -111,9 +111,7 @@ def test_one_stuck_stream_does_not_end_a_server_that_works(tiny_model: Path, fak
 
 
 @pytest.mark.slow
-def test_a_hang_ends_the_drain_for_nobody_waits_for_what_does_not_come(
-    tiny_model: Path, fake_server: FakeServer
-) -> None:
+def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(
             tiny_model, runtime=fake_server(), liveness=QUICK, drain_timeout_s=1000.0, stop_timeout_s=1000.0

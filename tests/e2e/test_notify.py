@@ -123,7 +123,7 @@ def test_sighup_of_a_service_restarts_the_model_and_says_so(
     assert "SIGHUP: restarting the model." in running.said
 
 
-def test_a_crash_is_told_in_words_and_the_service_stays_up(
+def test_crash_is_reported_in_the_status_and_the_service_stays_up(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), env=manager.environment()) as running:

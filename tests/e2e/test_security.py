@@ -68,7 +68,7 @@ def test_an_address_that_others_can_reach_needs_a_key(
 
 
 @pytest.mark.check("X1", "starts, and says nothing of a key")
-def test_insecure_no_auth_is_said_by_the_user_alone(serve: Serve) -> None:
+def test_insecure_no_auth_comes_only_from_the_user(serve: Serve) -> None:
     with serve("--host", "0.0.0.0", "--insecure-no-auth") as running:
         running.wait_for("ready")
         assert listening(psutil.Process(running.pid)) == {"0.0.0.0"}

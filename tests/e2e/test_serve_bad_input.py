@@ -91,7 +91,7 @@ def test_path_is_never_the_name_of_a_model(config: Path, folder: Path) -> None:
 # --- memory
 
 
-def test_a_model_that_cannot_fit_alone_is_refused_at_the_start_with_what_it_needs(
+def test_model_too_large_for_memory_is_refused_at_the_start_with_its_needs(
     tmp_path: Path, folder: Path, fake_server: Callable[..., str]
 ) -> None:
     path = tmp_path / "small.yaml"
@@ -350,7 +350,7 @@ def with_runtime(path: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_a_thousand_models_are_listed_and_cost_nothing_while_nobody_asks(
+def test_thousand_models_are_listed_and_cost_no_cpu_while_idle(
     tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     folder = tmp_path / "many"
@@ -389,7 +389,9 @@ def test_of_two_on_one_port_the_second_is_refused_and_the_first_serves_on(config
         assert ask(client, "alpha").status_code == 200
 
 
-def test_a_broken_file_is_told_to_whoever_loads_it_and_disturbs_nobody(config: Path, folder: Path) -> None:
+def test_broken_file_is_reported_to_its_client_and_disturbs_no_other_model(
+    config: Path, folder: Path
+) -> None:
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
     with serve("--config", str(config)) as running, client_of(running) as client:
         ended = run_to_end("load", "broken")

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.driver import llamasup, run_to_end
 
 
-def test_states_are_told_in_order_and_ready_comes_last(
+def test_states_are_reported_in_order_and_ready_is_last(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
@@ -31,7 +31,7 @@ def test_states_are_told_in_order_and_ready_comes_last(
         assert running.stop() == 0
 
 
-def test_while_the_model_loads_who_will_not_wait_gets_llama_servers_own_503(
+def test_without_waiting_clients_get_the_503_of_llama_server_during_the_load(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60"), "--wait-timeout", "0") as running:

@@ -73,7 +73,7 @@ def test_a_stop_while_requests_wait_answers_them_and_is_not_held_up(
             assert response.json()["error"]["message"] == "The server is stopping"
 
 
-def test_a_start_that_fails_tells_those_who_wait_why(
+def test_failed_start_answers_queued_requests_with_its_cause(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     runtime = fake_server("out_of_memory=host", "load_s=600", f"until={tmp_path / 'go'}")
@@ -92,7 +92,7 @@ def test_a_start_that_fails_tells_those_who_wait_why(
 
 
 @pytest.mark.slow
-def test_a_crash_loop_answers_everybody_and_then_gives_up(
+def test_crash_loop_answers_all_requests_and_then_gives_up(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
 ) -> None:
     """Requests wait through the whole of it, about 16 s, and learn why nothing comes."""

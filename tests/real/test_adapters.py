@@ -19,7 +19,9 @@ pytestmark = pytest.mark.real
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 
 
-def test_an_adapter_beside_its_model_works_for_requests_that_name_it(tmp_path: Path, runtime: str) -> None:
+def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
+    tmp_path: Path, runtime: str
+) -> None:
     for folder, adapters in (
         ("plain", {}),
         ("adapted", {"lora": models.tiny_lora(), "stranger": models.tiny_lora(width=32)}),

@@ -83,7 +83,7 @@ def test_one_text_several_and_long_ones_are_embedded(server: Llamasup, pooling: 
     assert math.hypot(*one) == pytest.approx(1, abs=1e-3)
 
 
-def test_what_is_longer_than_the_context_is_refused_and_the_rest_is_served_on(server: Llamasup) -> None:
+def test_input_longer_than_the_context_is_refused_and_others_are_served(server: Llamasup) -> None:
     answer = httpx.post(f"{server.url}/v1/embeddings", json={"input": "cat " * 40_000}, timeout=60)
     assert answer.status_code in (400, 500)
     assert "error" in answer.json()
@@ -170,9 +170,7 @@ NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", NOT_SERVED)
-def test_a_file_that_is_no_model_is_refused_with_what_to_do_with_it(
-    kind: str, llama_server: str, tmp_path: Path
-) -> None:
+def test_file_that_is_no_model_is_refused_with_its_use(kind: str, llama_server: str, tmp_path: Path) -> None:
     make, says, remedy = NOT_SERVED[kind]
     path = tmp_path / f"{kind}.gguf"
     path.write_bytes(make())
@@ -184,7 +182,7 @@ def test_a_file_that_is_no_model_is_refused_with_what_to_do_with_it(
     assert "Traceback" not in ended.stderr
 
 
-def test_what_is_refused_as_a_model_works_as_what_it_is(
+def test_adapter_refused_as_a_model_works_as_an_adapter(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter.gguf"

@@ -149,7 +149,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("architecture", DECODERS)
-def test_the_context_takes_what_was_said_in_every_shape(
+def test_context_takes_the_estimated_memory_in_every_shape(
     architecture: str, load: Load, files: Callable[[str], Path]
 ) -> None:
     path = files(architecture)

@@ -66,7 +66,7 @@ def answers(running: Llamasup) -> bool:
 
 
 @pytest.mark.one_runtime
-def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_that_does(
+def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 2000 * MIB)
@@ -86,7 +86,7 @@ def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_th
 
 
 @pytest.mark.one_runtime
-def test_a_plan_that_nobody_set_by_hand_is_made_to_fit(
+def test_plan_without_user_settings_is_made_to_fit(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)

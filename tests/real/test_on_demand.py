@@ -61,9 +61,7 @@ def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_a
     assert downloads_of(hub) == 1
 
 
-def test_what_a_downloaded_model_is_is_told_once_it_is_here(
-    hub: Hub, llama_server: str, tmp_path: Path
-) -> None:
+def test_facts_of_a_model_are_shown_after_its_download(hub: Hub, llama_server: str, tmp_path: Path) -> None:
     config = structs.replace(config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF")), models_dir=())
     with llamasup.serve(config=config, runtime=llama_server) as server:
 
@@ -100,7 +98,7 @@ def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
         ("tiny", "org/tiny-GGUF:Q4_K_M"),
     ],
 )
-def test_what_was_downloaded_is_one_process_whatever_it_is_called_by_and_found_as(
+def test_downloaded_model_is_one_process_under_all_its_names(
     hub: Hub, runtime: str, tmp_path: Path, name: str, other: str
 ) -> None:
     models = {"tiny": ModelEntry(repo="org/tiny-GGUF", ctx_size=512)} if name == "tiny" else {}
@@ -126,7 +124,7 @@ def test_what_was_downloaded_is_one_process_whatever_it_is_called_by_and_found_a
     assert downloads_of(hub) == 1
 
 
-def test_who_waits_for_a_download_too_long_is_told_how_far_it_is(
+def test_request_that_times_out_during_a_download_gets_its_progress(
     hub: Hub, llama_server: str, tmp_path: Path
 ) -> None:
     hub.faults.append(Fault("tiny-Q4_K_M.gguf", hold_after=300_000, only_parts=True))

@@ -105,7 +105,7 @@ def at_work(running: Llamasup) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
-def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth_is_told_to_wait(
+def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
@@ -213,7 +213,7 @@ def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept:
     assert records[1].tokens_completion == 8
 
 
-def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept: Rig) -> None:
+def test_openai_client_raises_errors_of_llama_server_after_comments(kept: Rig) -> None:
     with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
         stream = client.chat.completions.create(
             model="tiny",

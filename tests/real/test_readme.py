@@ -52,7 +52,7 @@ def test_the_tour_begins_with_the_demo() -> None:
     assert len(SERVING) == 1
 
 
-def test_the_demo_says_what_the_readme_shows(demo: Llamasup) -> None:
+def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
     (shown,) = blocks("text")
     assert demo.stop() == 0  # then everything has been said
     for line in shown.splitlines():

@@ -172,9 +172,7 @@ def _answered(runner: InstanceRunner) -> int:
     return runner.endpoint.answered
 
 
-def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, tiny_model: Path) -> None:
     clients = 8
 
     async def test() -> None:

@@ -109,7 +109,7 @@ def straight(path: str, raw: bytes) -> int:
 @pytest.mark.check(
     "X7", "403, where flags open the path and llama-server takes the spelling for it (%uXXXX too)"
 )
-def test_what_llama_server_would_open_stays_closed_behind_strict(
+def test_routes_that_llama_server_opens_stay_closed_with_strict(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)

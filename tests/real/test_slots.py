@@ -151,7 +151,7 @@ def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, 
 @pytest.mark.parametrize(
     "changed", [{"kv_type": "q8_0"}, {"ctx_size": 2048}, {"parallel": 3}, {"flash_attn": "off"}], ids=str
 )
-def test_what_was_saved_under_other_settings_is_not_restored(
+def test_slots_saved_under_other_settings_are_not_restored(
     changed: dict[str, Any], runtime: str, model: Path, slots: Folder
 ) -> None:
     other = {"parallel": 2, "ctx_size": 1024, **changed}
@@ -169,9 +169,7 @@ def test_what_was_saved_under_other_settings_is_not_restored(
 
 
 @pytest.mark.one_runtime
-def test_what_was_saved_with_another_file_of_the_model_is_removed(
-    runtime: str, model: Path, slots: Folder
-) -> None:
+def test_slots_saved_with_another_model_file_are_removed(runtime: str, model: Path, slots: Folder) -> None:
     """llama-server would take it, and answer nonsense: the shapes are the same."""
 
     async def test() -> None:
@@ -209,7 +207,7 @@ def _replace(path: Path) -> None:
 
 @pytest.mark.one_runtime
 @pytest.mark.parametrize("damage", [_cut, _flip, _replace, Path.unlink])
-def test_a_damaged_slot_is_told_of_and_the_rest_restored(
+def test_damaged_slot_is_reported_and_the_others_are_restored(
     damage: Callable[[Path], None], runtime: str, model: Path, slots: Folder
 ) -> None:
     """Unlooked at, the first ends llama-server (SIGABRT), and the second has it answer nonsense."""

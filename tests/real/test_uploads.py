@@ -100,7 +100,7 @@ def test_a_prompt_of_megabytes_is_tokenized_as_it_would_be_without_llamasup(serv
     front.close()
 
 
-def test_what_llama_server_refuses_by_its_head_is_told_though_the_body_still_comes(server: Llamasup) -> None:
+def test_refusal_of_llama_server_reaches_the_client_during_the_upload(server: Llamasup) -> None:
     front = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE_S)
     front.connect()
     front.putrequest("POST", "/no-such-path")

@@ -39,7 +39,7 @@ def image(content: bytes | None = None) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": vision.picture_url(content)}}
 
 
-def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: str, folder: Path) -> None:
+def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, folder: Path) -> None:
     red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
         blind, seeing, other = chat(running), chat(running, image()), chat(running, image(red))
@@ -59,7 +59,7 @@ def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: s
 
 @pytest.mark.one_runtime
 @pytest.mark.parametrize("arguments", [("--mmproj", "none"), ("--", "--no-mmproj")])
-def test_no_projector_is_passed_where_none_is_wanted(
+def test_no_projector_is_passed_with_mmproj_none(
     arguments: tuple[str, ...], runtime: str, folder: Path
 ) -> None:
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime, *arguments) as running:
@@ -70,7 +70,7 @@ def test_no_projector_is_passed_where_none_is_wanted(
     assert "image input is not supported" in refused.text
 
 
-def test_the_projector_asked_for_goes_before_the_one_beside_the_model(
+def test_requested_projector_replaces_the_one_in_the_folder(
     llama_server: str, folder: Path, tmp_path: Path
 ) -> None:
     asked = tmp_path / "another.gguf"
@@ -112,7 +112,7 @@ def test_between_two_models_the_name_decides(llama_server: str, folder: Path) ->
     assert "--mmproj " + str(folder) not in planned.stdout
 
 
-def test_an_encoder_embeds_what_it_is_shown(runtime: str, folder: Path) -> None:
+def test_encoder_embeds_images(runtime: str, folder: Path) -> None:
     (folder / "encoder.gguf").write_bytes(models.tiny_encoder())
     arguments = ("--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     with llamasup(folder / "encoder.gguf", *arguments) as running:
@@ -232,7 +232,9 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
 
 @pytest.mark.one_runtime
 @pytest.mark.parametrize("remote_media", [False, True, "listener"])
-def test_a_config_says_what_serve_lets_through(runtime: str, folder: Path, remote_media: bool | str) -> None:
+def test_config_sets_which_media_urls_serve_passes_on(
+    runtime: str, folder: Path, remote_media: bool | str
+) -> None:
     with Listener() as listener:
         url = f"http://{listener.host}/x.png"
         hosts = listener.host if remote_media == "listener" else remote_media

@@ -49,7 +49,7 @@ def requests(url: str) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_a_server_killed_while_eight_clients_wait_for_their_first_byte_loses_none_of_them(
+def test_server_killed_before_the_first_byte_loses_none_of_eight_requests(
     runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
 ) -> None:
     """Four are being generated when it dies, four wait for a slot."""
@@ -86,7 +86,7 @@ STREAMS = [
 ]
 
 
-def test_a_stream_that_is_cut_says_so_in_the_words_of_its_api(runtime: str, tiny_model: Path) -> None:
+def test_cut_stream_ends_with_the_error_event_of_its_api(runtime: str, tiny_model: Path) -> None:
     with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", str(2 * LONG)) as running:
         url = running.url
         for generation, (path, body) in enumerate(STREAMS, start=1):
@@ -116,7 +116,7 @@ def test_a_stream_that_is_cut_says_so_in_the_words_of_its_api(runtime: str, tiny
         assert running.stop() == 0
 
 
-def test_requests_sent_before_the_server_is_ready_wait_for_it(
+def test_requests_sent_before_the_server_is_ready_are_queued(
     runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
 ) -> None:
     port = free_port()

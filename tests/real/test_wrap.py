@@ -148,7 +148,7 @@ def test_keys_paths_methods_and_bodies_that_are_wrong_are_refused_in_the_same_wo
     )
 
 
-def test_what_the_flags_open_is_open(with_keys: Pair) -> None:
+def test_routes_opened_by_flags_are_open(with_keys: Pair) -> None:
     save = {"filename": "slot.bin"}
     with_keys.compare(
         Ask("POST", "/props", {}, BEARER),
@@ -342,7 +342,7 @@ def test_tls_is_served_by_the_front(
 
 
 @pytest.mark.one_runtime
-def test_a_crash_is_restarted_and_the_client_who_comes_meanwhile_is_served(
+def test_request_during_the_restart_after_a_crash_is_served(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()
@@ -385,7 +385,7 @@ def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
         (("-m",), "-m"),
     ],
 )
-def test_what_can_never_work_ends_as_llama_server_itself_does(
+def test_invalid_command_line_ends_like_llama_server_itself(
     program: list[str], env: dict[str, str], words: tuple[str, ...], said: str
 ) -> None:
     bare = subprocess.run([*program, *words], env=env, capture_output=True, timeout=PATIENCE_S, check=False)
@@ -401,7 +401,7 @@ def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[st
 
 
 @pytest.mark.one_runtime
-def test_strict_refuses_what_llama_server_lets_pass(
+def test_strict_refuses_requests_that_llama_server_accepts(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()

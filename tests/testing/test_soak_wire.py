@@ -26,6 +26,6 @@ def test_a_stream_is_whole_or_tells_that_it_is_not(body: bytes, whole: bool, out
     assert judged(answer, spoken(answer) == "some") is outcome
 
 
-def test_an_answer_of_another_client_is_none() -> None:
+def test_answer_of_another_client_counts_as_lost() -> None:
     answer = Answer(200, {}, bytearray(b'{"content":"another"}'), whole=True)
     assert judged(answer, spoken(answer) == "some") is Outcome.LOST
