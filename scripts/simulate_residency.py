@@ -116,17 +116,21 @@ def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
 
 def _one_by_one(world: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
     tenants = world.tenants.values()
-    claims = [each for each in tenants if each.phase is Phase.ABSENT and each.waiting]
+    claims = [tenant for tenant in tenants if tenant.phase is Phase.ABSENT and tenant.waiting]
     if not claims:
         return
     claim = min(claims, key=lambda each: each.waiting_since_s)
-    holding = [each for each in tenants if each.phase not in (Phase.ABSENT, Phase.FAILED)]
-    lack = claim.needs[DEVICE] - world.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
+    holding = [tenant for tenant in tenants if tenant.phase not in (Phase.ABSENT, Phase.FAILED)]
+    lack = claim.needs[DEVICE] - world.budget[DEVICE] + sum(tenant.needs[DEVICE] for tenant in holding)
     if lack <= 0:
         yield Load(claim.id)
         return
-    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.LEAVING)
-    idle = [each for each in holding if each.phase is Phase.RESIDENT and not each.in_flight + each.waiting]
+    lack -= sum(tenant.needs[DEVICE] for tenant in holding if tenant.phase is Phase.LEAVING)
+    idle = [
+        tenant
+        for tenant in holding
+        if tenant.phase is Phase.RESIDENT and not tenant.in_flight + tenant.waiting
+    ]
     for victim in sorted(idle, key=first):
         if lack <= 0:
             return
@@ -260,7 +264,7 @@ def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
 
 def turns_table(*, seeds: int, requests: int) -> str:
     """Room for two of four models that all are wanted all the time."""
-    models = [replace(each, slots=4) for each in WORKLOADS[0].models()]
+    models = [replace(model, slots=4) for model in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
         "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
         "no lingering (`linger` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
@@ -278,7 +282,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
         ]
         for name, (policy, variant) in variants.items():
             programs = [busy(seed, clients=clients, requests=requests) for seed in range(seeds)]
-            runs = [simulate(models, each, {DEVICE: 17 * 10**9}, policy, variant) for each in programs]
+            runs = [simulate(models, program, {DEVICE: 17 * 10**9}, policy, variant) for program in programs]
             answered = sum(run.answered for run in runs)
             rows.append(
                 f"| {name} | {answered / sum(run.ended_s for run in runs):.2f} "
@@ -291,7 +295,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
 
 
 def text(*, seeds: int, requests: int) -> str:
-    tables = [policies_table(each, seeds=seeds, requests=requests) for each in WORKLOADS]
+    tables = [policies_table(workload, seeds=seeds, requests=requests) for workload in WORKLOADS]
     return "\n\n".join([*tables, turns_table(seeds=seeds, requests=requests // 10)])
 
 

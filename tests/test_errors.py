@@ -8,10 +8,12 @@ EXIT_CODES = {2, 65, 66, 69, 70, 71, 75, 77, 78}  # docs/design.md, and 70 for a
 
 def test_every_error_has_an_exit_code_of_the_contract_a_status_and_a_cause() -> None:
     classes = [getattr(errors, name) for name in errors.__all__]
-    assert all(issubclass(each, LlamasupError) for each in classes)
-    assert {each.exit_code for each in classes} <= EXIT_CODES
-    assert all(400 <= each.http_status < 600 for each in classes)
-    assert len({each.cause for each in classes}) >= len(classes) - 1  # ServerFailed carries its diagnosis's
+    assert all(issubclass(error_class, LlamasupError) for error_class in classes)
+    assert {error_class.exit_code for error_class in classes} <= EXIT_CODES
+    assert all(400 <= error_class.http_status < 600 for error_class in classes)
+    assert (
+        len({error_class.cause for error_class in classes}) >= len(classes) - 1
+    )  # ServerFailed carries its diagnosis's
 
 
 def test_a_failed_server_carries_the_cause_and_exit_code_of_its_diagnosis() -> None:

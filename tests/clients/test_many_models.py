@@ -64,7 +64,9 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 def straight(many: Served, model: str) -> httpx.Client:
     """The very server that has this model."""
     (words,) = [
-        words for each in many.running.children() if "--alias" in (words := each.cmdline()) and model in words
+        words
+        for child in many.running.children()
+        if "--alias" in (words := child.cmdline()) and model in words
     ]
     transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
     return httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
@@ -82,9 +84,9 @@ def client(many: Served) -> Iterator[openai.OpenAI]:
 
 def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.OpenAI) -> None:
     listed = list(client.models.list())
-    assert sorted(each.id for each in listed) == sorted(WRITTEN)
+    assert sorted(model.id for model in listed) == sorted(WRITTEN)
     assert listed[0].id == CHAT  # the default
-    assert {(each.object, each.owned_by) for each in listed} == {("model", "llamasup")}
+    assert {(model.object, model.owned_by) for model in listed} == {("model", "llamasup")}
     for name in WRITTEN:
         assert client.models.retrieve(name).id == name
     assert client.models.retrieve("gpt-4o-mini").id == CHAT
@@ -174,7 +176,7 @@ def test_only_requests_that_the_server_refuses_are_refused(
 
 def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served) -> None:
     with openai.OpenAI(base_url=many.v1, api_key=CHATS, max_retries=0) as client:
-        assert [each.id for each in client.models.list()] == [CHAT]
+        assert [model.id for model in client.models.list()] == [CHAT]
         answer = client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
         assert answer.model == CHAT
         with pytest.raises(openai.PermissionDeniedError, match="may not use the model 'ranker'"):

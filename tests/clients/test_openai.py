@@ -144,8 +144,8 @@ def test_an_answer_in_a_schema_parses_into_its_class(tools: Served) -> None:
 def test_texts_are_embedded_as_the_server_embeds_them(encoder: Served) -> None:
     texts = ["hello world", "cat", "cat"]
     with client_of(encoder) as client:  # asks for base64, and unpacks it
-        vectors = [each.embedding for each in client.embeddings.create(model="encoder", input=texts).data]
-    straight = [each["embedding"] for each in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
+        vectors = [item.embedding for item in client.embeddings.create(model="encoder", input=texts).data]
+    straight = [item["embedding"] for item in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
     assert [len(vector) for vector in vectors] == [64, 64, 64]
     assert all(math.dist(*pair) < 1e-4 for pair in zip(vectors, straight, strict=True))
     assert math.dist(vectors[1], vectors[2]) < 1e-4 < math.dist(vectors[0], vectors[1])

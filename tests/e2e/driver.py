@@ -263,7 +263,7 @@ def seconds_until_gone(processes: Sequence[psutil.Process]) -> float:
     """Wait until all have ended."""
     began = time.monotonic()
     while any(map(is_alive, processes)):
-        assert time.monotonic() - began < PATIENCE_S, [each for each in processes if is_alive(each)]
+        assert time.monotonic() - began < PATIENCE_S, [process for process in processes if is_alive(process)]
         time.sleep(0.002)
     return time.monotonic() - began
 

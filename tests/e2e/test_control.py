@@ -113,7 +113,7 @@ def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
 def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) -> None:
     unloaded = run_to_end("unload", "small")
     assert (unloaded.returncode, unloaded.stdout, said(unloaded)) == (0, "", "small is unloaded\n")
-    assert [each.cmdline() for each in running.children() if "--host" in each.cmdline()] == []
+    assert [child.cmdline() for child in running.children() if "--host" in child.cmdline()] == []
     assert json.loads(run_to_end("ps", "--json").stdout)["models"][0]["state"] == "stopped"
 
     loaded = run_to_end("load", "--json")
@@ -150,7 +150,7 @@ def test_stop_is_reported_and_waited_for(running: Llamasup) -> None:
     assert said(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
     assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
     assert running.end() == 0
-    assert not [each for each in children if is_alive(each)]
+    assert not [child for child in children if is_alive(child)]
     assert "llamasup stop: stopping." in running.said
 
 

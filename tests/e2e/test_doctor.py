@@ -228,8 +228,8 @@ def test_terminal_shows_what_doctor_waits_for(tmp_path: Path) -> None:
 def test_on_a_narrow_terminal_lines_are_broken_between_words(fake: tuple[str, ...]) -> None:
     wide = run_to_end("doctor", *fake).stdout
     narrow = on_terminal(command("doctor", *fake), 60)
-    words = [each for each in narrow.split() if not each[0].isdigit()]
-    assert words == [each for each in wide.split() if not each[0].isdigit()]  # what is free changes
+    words = [word for word in narrow.split() if not word[0].isdigit()]
+    assert words == [word for word in wide.split() if not word[0].isdigit()]  # what is free changes
     assert all(len(line) <= 60 or "/" in line for line in narrow.splitlines())
     assert any(line.startswith(" " * 20) for line in narrow.splitlines())
 

@@ -102,7 +102,7 @@ def test_the_limit_of_descriptors_is_raised_for_the_service_and_not_for_its_chil
     with llamasup(tiny_model, "--runtime", fake_server(), prefix=low) as running:
         running.wait_for("ready")
         service = psutil.Process(running.pid)
-        (child,) = [each for each in service.children() if str(tiny_model) in each.cmdline()]
+        (child,) = [process for process in service.children() if str(tiny_model) in process.cmdline()]
         _, hard = service.rlimit(psutil.RLIMIT_NOFILE)
         assert service.rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
         assert child.rlimit(psutil.RLIMIT_NOFILE) == (256, hard)

@@ -63,7 +63,7 @@ def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
         running.wait_for("state", state="ready", generation=2)
         assert asked(running) == 200
         assert running.stop() == 0
-        told = [each for each in warnings(running) if "No space left on device" in each]
+        told = [warning for warning in warnings(running) if "No space left on device" in warning]
     assert 1 <= len(told) <= 2  # once for each server's log
 
 
@@ -80,7 +80,7 @@ def test_unwritable_folder_does_not_prevent_serving(
         folder = Path(child.cwd())
         assert folder.is_relative_to(own_folders / "run") == (place != "run")
         assert running.stop() == 0
-        told = [each for each in warnings(running) if "output is not kept" in each]
+        told = [warning for warning in warnings(running) if "output is not kept" in warning]
         assert len(told) == (1 if place == "state" else 0)
         assert not folder.exists()
 

@@ -215,18 +215,18 @@ def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
 def test_a_folder_as_json_has_every_model_and_every_error(mixed: Path) -> None:
     shown = as_json(mixed)["models"]
     assert len(shown) == 7
-    broken = {Path(each["path"]).name: each["error"] for each in shown if "error" in each}
+    broken = {Path(model["path"]).name: model["error"] for model in shown if "error" in model}
     assert broken.keys() == {"cut.gguf", "loop.gguf"}
     assert broken["cut.gguf"]["cause"] == "model_invalid"
     assert all(error["message"] and error["remedy"] for error in broken.values())
-    assert all(each.keys() >= CONTRACT for each in shown if "error" not in each)
+    assert all(model.keys() >= CONTRACT for model in shown if "error" not in model)
 
 
 def test_projector_in_the_folder_of_a_model_is_shown_with_it(tmp_path: Path) -> None:
     model = put(tmp_path / "eyes.gguf", models.tiny_decoder())
     projector = put(tmp_path / "mmproj-F16.gguf", models.tiny_projector())
     assert as_json(model)["projector"] == str(projector)
-    shown = {each["path"]: each["projector"] for each in as_json(tmp_path)["models"]}
+    shown = {one_model["path"]: one_model["projector"] for one_model in as_json(tmp_path)["models"]}
     assert shown == {str(model): str(projector), str(projector): None}
     assert ", with mmproj-F16.gguf" in inspected(tmp_path).stdout
     assert "mmproj-F16.gguf, in the same folder" in inspected(model).stdout
@@ -277,7 +277,7 @@ def test_several_files_are_shown_one_after_the_other_as_a_glob_gives_them(mixed:
     places = [text.index(str(path)) for path in given]
     assert places == sorted(places)
     assert "encoder.gguf" in text[places[-1] :]
-    assert [Path(each["path"]).name for each in as_json(*given)["models"]] == [
+    assert [Path(model["path"]).name for model in as_json(*given)["models"]] == [
         "good.gguf",
         "lora.gguf",
         "encoder.gguf",
@@ -295,8 +295,12 @@ def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path
     done = run_to_end("inspect", "--json", *given)
     assert done.returncode == 66
     shown = json.loads(done.stdout)["models"]
-    assert [each["path"] for each in shown] == given
-    assert [each.get("error", {}).get("cause") for each in shown] == ["model_missing", None, "model_invalid"]
+    assert [model["path"] for model in shown] == given
+    assert [model.get("error", {}).get("cause") for model in shown] == [
+        "model_missing",
+        None,
+        "model_invalid",
+    ]
 
 
 # --- terminals -----------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_successful_plan_is_remembered_and_explained_at_the_next_start(
         assert len(steps(running)) == 1
         assert running.stop() == 0
     shown = json.loads(run_to_end("plan", str(tiny_model), "--runtime", server, "--json").stdout)
-    (slots,) = [each for each in shown["reasons"] if each["flag"] == "--parallel"]
+    (slots,) = [reason for reason in shown["reasons"] if reason["flag"] == "--parallel"]
     assert slots["value"] == "1"
     assert "ran out of memory on 20" in slots["reason"]
     with llamasup(tiny_model, "--runtime", server) as running:

@@ -158,7 +158,7 @@ def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
     ):
         sibling.wait_for("ready")
         folder, survivors = left
-        (sleeper,) = [each for each in survivors if each.name() == "sleep"]
+        (sleeper,) = [survivor for survivor in survivors if survivor.name() == "sleep"]
         assert ready_file.exists()
         with llamasup(tiny_model, "--runtime", fake_server()) as running:
             running.wait_for("ready")
@@ -183,7 +183,9 @@ def test_doctor_shows_surviving_processes_and_ends_none(
 ) -> None:
     with killed_with_its_guardian(tiny_model, wrapper, own_folders) as (folder, survivors):
         done = run_to_end("doctor", "--runtime", fake_server(), "--port", "0", "--json")
-        (check,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "left behind"]
+        (check,) = [
+            one_check for one_check in json.loads(done.stdout)["checks"] if one_check["name"] == "left behind"
+        ]
         assert not check["ok"]
         assert str(folder) in check["found"]
         assert all(map(is_alive, survivors))

@@ -128,7 +128,7 @@ def test_crash_is_reported_in_the_status_and_the_service_stays_up(
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), env=manager.environment()) as running:
         manager.until("READY=1")
-        (server,) = [each for each in running.children() if "--host" in each.cmdline()]
+        (server,) = [child for child in running.children() if "--host" in child.cmdline()]
         server.send_signal(signal.SIGSEGV)
         (trouble,) = [line for line in manager.until("STATUS=restarting") if line.startswith("STATUS=")]
         assert trouble.startswith("STATUS=restarting tiny after ")
@@ -207,7 +207,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def activated(*sockets: socket.socket) -> list[str]:
-    return [sys.executable, "-c", _ACTIVATE, ",".join(str(each.fileno()) for each in sockets)]
+    return [sys.executable, "-c", _ACTIVATE, ",".join(str(sock.fileno()) for sock in sockets)]
 
 
 def test_it_serves_on_the_socket_that_it_is_given(tiny_model: Path, fake_server: Callable[..., str]) -> None:

@@ -127,7 +127,7 @@ def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
         "reason": "the quantization asked for",
         "notes": [],
     }
-    progress = [each for each in events if each["event"] == "progress"]
+    progress = [event for event in events if event["event"] == "progress"]
     assert progress
     assert all(each["total_bytes"] == 40 * MIB for each in progress)
     path = str(tmp_path / "m/org/tiny-GGUF" / NAME)
@@ -203,13 +203,13 @@ def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, fo
     assert code == 130
     assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.said)
     assert "Traceback" not in running.said
-    left = sorted(each.name for each in (folder / "org/tiny-GGUF").iterdir())
+    left = sorted(path.name for path in (folder / "org/tiny-GGUF").iterdir())
     assert left == [f"{NAME}.part", f"{NAME}.part.json"]
     hub.released.set()
     hub.faults.clear()
     hub.asked.clear()
     pulled("org/tiny-GGUF")
-    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    ranges = [re.findall(r"\d+", part) for part in hub.parts()]
     assert sum(int(end) + 1 - int(start) for start, end in ranges) < 40 * MIB
     assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
 
@@ -228,7 +228,7 @@ def test_a_killed_download_goes_on_too(hub: Hub, folder: Path) -> None:
     hub.faults.clear()
     hub.asked.clear()
     pulled("org/tiny-GGUF")
-    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    ranges = [re.findall(r"\d+", part) for part in hub.parts()]
     assert sum(int(end) + 1 - int(start) for start, end in ranges) <= 40 * MIB - 8 * MIB
     assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
 

@@ -32,7 +32,9 @@ PLANTED = {
 
 def listening(process: psutil.Process) -> set[str]:
     return {
-        each.laddr.ip for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN
+        connection.laddr.ip
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
     }
 
 
@@ -80,7 +82,9 @@ def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
         sockets = [
-            Path(str(each.laddr)) for child in running.children() for each in child.net_connections("unix")
+            Path(str(connection.laddr))
+            for child in running.children()
+            for connection in child.net_connections("unix")
         ]
         (path,) = {path for path in sockets if path.is_absolute()}
         for folder in (path.parent, path.parent.parent):

@@ -56,7 +56,7 @@ def ask(client: httpx.Client, model: str) -> httpx.Response:
 
 
 def listed(client: httpx.Client) -> list[str]:
-    return [each["id"] for each in client.get("/v1/models").raise_for_status().json()["data"]]
+    return [item["id"] for item in client.get("/v1/models").raise_for_status().json()["data"]]
 
 
 def until(holds: Callable[[], bool]) -> None:

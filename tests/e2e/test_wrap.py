@@ -24,7 +24,7 @@ def script(path: Path, *lines: str) -> str:
 
 def server_of(running: Llamasup) -> list[str]:
     """The command line of the fake llama-server."""
-    (found,) = [line for each in running.children() if "--host" in (line := each.cmdline())]
+    (found,) = [line for child in running.children() if "--host" in (line := child.cmdline())]
     return found
 
 

@@ -117,7 +117,7 @@ def exit_1(bench: Bench) -> Outcome:
         it.in_flight()
         it.stream(1, ENDLESS)
         it.wait_plainly(1, it.server())
-        script = next(each for each in it.running.children() if each.ppid() == it.running.pid)
+        script = next(child for child in it.running.children() if child.ppid() == it.running.pid)
         it.hurt(lambda: script.send_signal(signal.SIGUSR1))
         return it.outcome()
 

@@ -69,8 +69,8 @@ class Report:
         yield f"| Request | {' | '.join(Verdict)} |"
         yield f"|---|{'---:|' * len(Verdict)}"
         for kind in dict.fromkeys(kind for kind, _ in sorted(self.counts)):
-            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Verdict)} |"
-        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Verdict)} |"
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, verdict] or '–') for verdict in Verdict)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(verdict):,}**' for verdict in Verdict)} |"
         yield ""
         yield f"Seed {self.seed}; {self.budget_bytes / 1e6:.0f} MB for all models."
         yield f"Longest wait of a client: {self.longest_wait_s:.1f} s."
@@ -296,11 +296,11 @@ class _Stress:
         status = await chaos.target.status()
         models = status["models"]
         faults = [
-            f"{each['id']} is {each['state']}, {each['in_flight']} in flight, {each['queued']} queued"
-            for each in models
-            if each["state"] not in ("ready", "stopped", "failed") or each["in_flight"] or each["queued"]
+            f"{model['id']} is {model['state']}, {model['in_flight']} in flight, {model['queued']} queued"
+            for model in models
+            if model["state"] not in ("ready", "stopped", "failed") or model["in_flight"] or model["queued"]
         ]
-        loaded = [each for each in models if each["state"] == "ready"]
+        loaded = [model for model in models if model["state"] == "ready"]
         self._report.most_loaded = max(self._report.most_loaded, len(loaded))
         needed = sum(each["needs_bytes"]["ram"] for each in loaded)
         if needed > status["budget"]["ram"]:

@@ -52,7 +52,7 @@ def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
             answer = client.post("/v1/completions", json={**PROMPT, "model": model, **more})
             return str(answer.raise_for_status().json()["choices"][0]["text"])
 
-        listed = {each["id"] for each in client.get("/v1/models").json()["data"]}
+        listed = {item["id"] for item in client.get("/v1/models").json()["data"]}
         plain = said("plain")
         asleep = said("adapted")
         awake = said("adapted", lora=[{"id": 0, "scale": 1.0}])

@@ -59,8 +59,8 @@ def server(encoder: Path, runtime: str) -> Iterator[Llamasup]:
 def embeddings(server: Llamasup, texts: str | list[str]) -> list[list[float]]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.embeddings.create(model="any", input=texts)
-    assert [each.index for each in answer.data] == list(range(len(answer.data)))
-    return [each.embedding for each in answer.data]
+    assert [item.index for item in answer.data] == list(range(len(answer.data)))
+    return [item.embedding for item in answer.data]
 
 
 def close(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -121,7 +121,7 @@ def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
     for answer in answers:
         assert answer.status_code == 200, answer.text
         results = answer.json()["results"]
-        scores = {each["index"]: each["relevance_score"] for each in results}
+        scores = {result["index"]: result["relevance_score"] for result in results}
         assert sorted(scores) == list(range(len(documents)))
         assert scores[0] == pytest.approx(scores[2], abs=1e-5)
         assert len({round(score, 4) for score in scores.values()}) > 3
@@ -193,4 +193,4 @@ def test_adapter_refused_as_a_model_works_as_an_adapter(
     with llamasup(own, "--runtime", llama_server, "--", "--lora", str(adapter)) as running:
         adapters: list[dict[str, Any]] = httpx.get(f"{running.url}/lora-adapters").json()
         assert running.stop() == 0
-    assert [Path(each["path"]).name for each in adapters] == ["adapter.gguf"]
+    assert [Path(one_adapter["path"]).name for one_adapter in adapters] == ["adapter.gguf"]

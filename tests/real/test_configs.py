@@ -63,7 +63,7 @@ def test_every_config_serves_its_models(name: str, environ: dict[str, str]) -> N
     with serve(CONFIGS / f"{name}.yaml", environ, "--events", "jsonl") as running:
         headers = {"Authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=running.url, headers=headers, timeout=60) as client:
-            models = [each["id"] for each in client.get("/v1/models").raise_for_status().json()["data"]]
+            models = [item["id"] for item in client.get("/v1/models").raise_for_status().json()["data"]]
             answers = {model: ask(client, model) for model in models}
 
     assert models

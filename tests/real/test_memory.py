@@ -203,10 +203,10 @@ def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callabl
     shape = lean(8192, 2)
     logged = load(target, *flags_of(shape), "--spec-type", "draft-simple", "--spec-draft-model", str(draft))
     facts = (read_model(target), read_model(draft))
-    assert sum(kv_bytes(each, shape) for each in facts) == pytest.approx(
+    assert sum(kv_bytes(model_facts, shape) for model_facts in facts) == pytest.approx(
         logged.sizes.kv_bytes, abs=3 * ROUNDING
     )
-    assert sum(each.weights_bytes for each in facts) == pytest.approx(
+    assert sum(model_facts.weights_bytes for model_facts in facts) == pytest.approx(
         logged.sizes.weights_bytes, abs=2 * ROUNDING
     )
 

@@ -91,7 +91,7 @@ def test_plan_without_user_settings_is_made_to_fit(
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
     shown = json.loads(run_to_end("plan", str(fat_model), "--runtime", runtime, "--json", **limit).stdout)
-    assert [each["fits"] for each in shown["alternatives"]][-1]
+    assert [alternative["fits"] for alternative in shown["alternatives"]][-1]
     assert not shown["alternatives"][0]["fits"]
     with llamasup(fat_model, "--runtime", runtime, **limit) as running:
         assert answers(running)

@@ -44,7 +44,7 @@ def ask(server: llamasup.Server, model: str) -> tuple[int, str]:
 
 
 def downloads_of(hub: Hub) -> int:
-    return sum(each.path.endswith(".gguf") and each.range != "bytes=0-0" for each in hub.asked)
+    return sum(request.path.endswith(".gguf") and request.range != "bytes=0-0" for request in hub.asked)
 
 
 def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_all(
@@ -86,7 +86,7 @@ def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
         assert ask(server, "org/nothing-GGUF") == (503, "access_denied")  # as the hub says of what it lacks
         assert ask(server, "no-repository") == (404, "model_not_found")
         assert "org/tiny-GGUF:Q4_K_M" in [
-            each["id"] for each in server.client.get("/v1/models").json()["data"]
+            item["id"] for item in server.client.get("/v1/models").json()["data"]
         ]
 
 

@@ -140,7 +140,7 @@ def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
     # As llamasup saw them end: the threads of the clients come to it when they do.
     names = {answer.result().headers["x-request-id"]: name for name, answer in crowd.answers.items()}
     told = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
-    ended = [names[each] for each in told if each in names]
+    ended = [names[event] for event in told if event in names]
     assert ended == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
 
 

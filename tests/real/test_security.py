@@ -92,7 +92,9 @@ def test_broken_framing_gets_one_answer_and_the_server_goes_on(server: Llamasup)
 
 
 def child_socket(running: Llamasup) -> str:
-    found = [str(each.laddr) for child in running.children() for each in child.net_connections("unix")]
+    found = [
+        str(connection.laddr) for child in running.children() for connection in child.net_connections("unix")
+    ]
     (path,) = {path for path in found if path.startswith("/")}
     return path
 

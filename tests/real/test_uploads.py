@@ -32,7 +32,7 @@ class Straight(http.client.HTTPConnection):
 
     def __init__(self, running: Llamasup) -> None:
         super().__init__("localhost", timeout=PATIENCE_S)
-        (child,) = [each.cmdline() for each in running.children() if "--host" in each.cmdline()]
+        (child,) = [process.cmdline() for process in running.children() if "--host" in process.cmdline()]
         self._path = child[child.index("--host") + 1]
 
     def connect(self) -> None:

@@ -219,10 +219,10 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
                 ]
                 assert chat(running, image()).status_code == 200  # a data: URL
                 assert running.stop() == 0
-        statuses[allowed] = [each.status_code for each in answers]
+        statuses[allowed] = [answer.status_code for answer in answers]
         fetched[allowed] = len(listener.asked)
         if fetched[allowed] == 0:
-            assert {each.json()["error"]["cause"] for each in answers} == {"remote_media"}
+            assert {answer.json()["error"]["cause"] for answer in answers} == {"remote_media"}
     print(f"fetched: {fetched}; {statuses}")
     count = len(statuses[""])
     assert fetched == {"": 0, "other.example": 0, "any": count, "the listener's": count}

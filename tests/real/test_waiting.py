@@ -33,7 +33,7 @@ def crowd() -> Iterator[ThreadPoolExecutor]:
 
 def server_of(running: Llamasup) -> psutil.Process:
     """The child that serves: the one that has been given an address."""
-    (child,) = [each for each in running.children() if "--host" in each.cmdline()]
+    (child,) = [process for process in running.children() if "--host" in process.cmdline()]
     return child
 
 
@@ -44,7 +44,7 @@ def requests(url: str) -> tuple[float, float]:
         re.search(rf'^llamasup_{gauge}\{{model="tiny"\}} ([\d.]+)$', text, re.M)
         for gauge in ("in_flight", "queued")
     ]
-    in_flight, queued = (float(each[1]) if each else 0.0 for each in found)
+    in_flight, queued = (float(found_item[1]) if found_item else 0.0 for found_item in found)
     return in_flight, queued
 
 

@@ -85,8 +85,8 @@ def pair_of(
         return Pair(*ports)
 
     yield start
-    for each in reversed(opened):
-        each.__exit__(None, None, None)  # type: ignore[attr-defined]
+    for opened_server in reversed(opened):
+        opened_server.__exit__(None, None, None)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +234,7 @@ def test_several_hosts_and_a_unix_socket_are_all_listened_on(
             for host in ("127.0.0.1", "127.0.0.2")
         ]
         seen.append(see(UnixConnection(str(path)), health))
-        assert [each.status for each in seen] == [200, 200, 200]
+        assert [answer_seen.status for answer_seen in seen] == [200, 200, 200]
         assert running.stop() == 0
     assert not path.exists()
 
@@ -261,7 +261,7 @@ def test_everything_but_the_address_reaches_the_child_as_it_was(
     variables = {**env, "LLAMA_ARG_THREADS": "1", "LLAMA_ARG_PORT": "1", "MARK": "kept"}
     with wrapped("env", "A=1", *program, *words, env=variables, cwd=tmp_path) as running:
         running.wait_for("ready")
-        (child,) = [each for each in running.children() if "m.gguf" in each.cmdline()]
+        (child,) = [process for process in running.children() if "m.gguf" in process.cmdline()]
         argv, environ, folder = child.cmdline(), child.environ(), child.cwd()
         assert running.stop() == 0
     at = argv.index("-c")
@@ -348,7 +348,7 @@ def test_request_during_the_restart_after_a_crash_is_served(
     port = free_port()
     with wrapped(*program, "-m", str(tiny_model), "--port", str(port), env=env) as running:
         running.wait_for("ready")
-        (child,) = [each for each in running.children() if str(tiny_model) in each.cmdline()]
+        (child,) = [process for process in running.children() if str(tiny_model) in process.cmdline()]
         child.kill()
         running.wait_for("exit", signal="SIGKILL")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -449,7 +449,7 @@ def test_a_router_is_wrapped_as_it_is(
         status, body = ask(Ask("POST", "/completion", {"model": "tiny", **COMPLETION}, key))
         assert (status, '"content"' in body) == (200, True)
         children = running.children()
-        assert sum(each.name() == "llama-server" for each in children) == 2
+        assert sum(child.name() == "llama-server" for child in children) == 2
         os.kill(running.pid, signal.SIGTERM)
         assert running.end() == 0
         seconds_until_gone(children)

@@ -64,7 +64,8 @@ def the_same_in_pieces(circuit: Circuit, raw: bytes, pieces: list[bytes]) -> Non
 
 def _told(circuit: Circuit) -> list[tuple[str, int, str]]:
     return [
-        (each.outcome, 0 if each.outcome == "refused" else each.status, each.path) for each in circuit.records
+        (record.outcome, 0 if record.outcome == "refused" else record.status, record.path)
+        for record in circuit.records
     ]
 
 

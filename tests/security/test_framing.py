@@ -166,9 +166,9 @@ READ = {
 @pytest.mark.parametrize(("raw", "body"), READ.values(), ids=READ)
 def test_framing_that_all_read_alike_is_written_afresh(circuit: Circuit, raw: bytes, body: bytes) -> None:
     outcome = circuit.send([raw + _NEXT])
-    assert [(each.target, each.body) for each in outcome.asked] == [(b"/a", body), (b"/next", b"")]
-    for each in outcome.asked:
-        assert each.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
+    assert [(request.target, request.body) for request in outcome.asked] == [(b"/a", body), (b"/next", b"")]
+    for request in outcome.asked:
+        assert request.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
     assert circuit.malformed == []
     assert not outcome.closed
 

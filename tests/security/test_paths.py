@@ -30,8 +30,8 @@ def make_circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCircu
         return made[name]
 
     yield make
-    for each in made.values():
-        each.close()
+    for value in made.values():
+        value.close()
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> No
         b"/v1/models/a%20b",
     ):
         outcome = ask(make_circuit(ProxyConfig()), b"GET", path)
-        assert [each.target for each in outcome.asked] == [path]
+        assert [request.target for request in outcome.asked] == [path]
 
 
 @pytest.mark.check(
