@@ -199,7 +199,7 @@ class Patient:
         return left if code == 0 else (*left, f"exit code {code}")
 
     def _doubles(self) -> Remains:
-        """What an earlier generation has left beside the one that serves."""
+        """Sockets, records and processes of an earlier generation."""
         run = self.home / "run" / "llamasup"
         sockets = [str(path) for path in run.glob("*/[0-9]*.sock")]
         records = [str(path) for path in run.glob("*/child-*.json")]

@@ -43,7 +43,7 @@ class Case:
     name: str
     run: Callable[[Bench], Outcome]
     ends_us: bool = False
-    """It is llamasup that ends: nobody is left who could answer, and nothing else may be left either."""
+    """llamasup itself ends: no request is answered any more, and no process or file may be left."""
     slow: bool = False
     runtimes: Sequence[str] = (*BINARY, *EMBEDDED)
     """Those the tests run it with. One where the kind of llama-server makes no difference to the outcome."""
@@ -102,7 +102,7 @@ def in_stream(
 
 
 def exit_1(bench: Bench) -> Outcome:
-    """A script around the server ends with 1, and leaves the server to whoever cares."""
+    """A script around the server ends with 1, and does not end the server."""
     wrapper = bench.place() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
