@@ -129,7 +129,11 @@ class Serving:
         """Not to be called: ``serve`` makes it."""
         self._given = given
         self._name = name
-        self._options = {**options, "api_keys": () if api_key is None else (api_key,), "fail_on_preload_error": True}
+        self._options = {
+            **options,
+            "api_keys": () if api_key is None else (api_key,),
+            "fail_on_preload_error": True,
+        }
         self._beginning = False
         self._server: AsyncServer | Server | None = None
 
