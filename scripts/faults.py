@@ -75,8 +75,8 @@ def main() -> int:
     print(text)
     if given.docs:
         write_between(given.docs, MARKS, text)
-    for each in verdict.broken:
-        print(f"BROKEN: {each}", file=sys.stderr)
+    for violation in verdict.broken:
+        print(f"BROKEN: {violation}", file=sys.stderr)
     return 1 if verdict.broken else 0
 
 
@@ -136,7 +136,7 @@ def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
 
 
 def row(case: Case, outcome: Outcome) -> str:
-    seen = "; ".join(f"{outcome.count(each)} {each.value}" for each in Ending if outcome.count(each))
+    seen = "; ".join(f"{outcome.count(ending)} {ending.value}" for ending in Ending if outcome.count(ending))
     if outcome.gone_s is not None:
         left = f"nothing after {shown(outcome.gone_s)}"
     else:
@@ -195,7 +195,7 @@ def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str
     for name, each in (("before", before), ("after", after)):
         print(f"| {name} | {' | '.join(map(str, figures(each)))} | {each.rss_bytes / 1e6:.1f} MB |")
     found = leaks(held)
-    print("".join(f"\n{each}" for each in found))
+    print("".join(f"\n{found_item}" for found_item in found))
     return 1 if found else 0
 
 

@@ -122,7 +122,7 @@ class Fuzzer:
             circuit = self._circuits[check]
             check(circuit, data)
             self.executions += 1
-            self.became[check.__name__].update(each.outcome for each in circuit.records)
+            self.became[check.__name__].update(record.outcome for record in circuit.records)
 
         fuzz()
 
@@ -130,8 +130,8 @@ class Fuzzer:
 def run(seconds: float, first_seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, name) for name in ("open", "limited")]
-        for each in folders:
-            each.mkdir()
+        for one_folder in folders:
+            one_folder.mkdir()
         circuit, limited = Circuit(folders[0], ProxyConfig()), circuit_of_a_used_up_key(folders[1])
         fuzzer = Fuzzer(circuit, limited, seconds)
         batch_seed = first_seed

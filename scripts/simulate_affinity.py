@@ -157,7 +157,7 @@ def play(
 
     def serve() -> None:
         nonlocal count
-        while queue and (free := [each for each in servers if len(each.asks) < SLOTS]):
+        while queue and (free := [one_server for one_server in servers if len(one_server.asks) < SLOTS]):
             ask = queue.popleft()
             conversation = ask.talk.conversation()
             known = most_busier != NONE
@@ -174,7 +174,7 @@ def play(
             seen.prompt += conversation.size
 
     while len(seen.whole_s) < turns:
-        now_s = min(due[0][0] if due else float("inf"), *(each.next_s() for each in servers))
+        now_s = min(due[0][0] if due else float("inf"), *(one_server.next_s() for one_server in servers))
         for server in servers:
             for ask in server.move(now_s):
                 seen.first_s.append(ask.first_s - ask.asked_s)
@@ -207,12 +207,12 @@ def table(*, turns: int, seeds: Sequence[int]) -> str:
         for clients in machine.clients:
             for name, value in rules:
                 runs = [play(machine, clients, value, turns=turns, seed=seed) for seed in seeds]
-                whole_s = sorted(each for run in runs for each in run.whole_s)
+                whole_s = sorted(seconds for run in runs for seconds in run.whole_s)
                 shown = f"**{name}**" if value == MAX_BUSIER else name
                 rows.append(
                     f"| {machine.name} | {clients} | {shown} "
                     f"| {sum(run.cached for run in runs) / sum(run.prompt for run in runs):.0%} "
-                    f"| {fmean(each for run in runs for each in run.first_s):.2f} s "
+                    f"| {fmean(seconds for run in runs for seconds in run.first_s):.2f} s "
                     f"| {fmean(whole_s):.1f} s | {whole_s[int(0.95 * len(whole_s))]:.1f} s |"
                 )
     return "\n".join(rows)

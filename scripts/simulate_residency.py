@@ -260,7 +260,7 @@ def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
 
 def turns_table(*, seeds: int, requests: int) -> str:
     """Room for two of four models that all are wanted all the time."""
-    models = [replace(each, slots=4) for each in WORKLOADS[0].models()]
+    models = [replace(model, slots=4) for model in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
         "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
         "no idle grace (`idle_grace` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
@@ -278,7 +278,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
         ]
         for name, (policy, variant) in variants.items():
             programs = [busy(seed, clients=clients, requests=requests) for seed in range(seeds)]
-            runs = [simulate(models, each, {DEVICE: 17 * 10**9}, policy, variant) for each in programs]
+            runs = [simulate(models, program, {DEVICE: 17 * 10**9}, policy, variant) for program in programs]
             answered = sum(run.answered for run in runs)
             rows.append(
                 f"| {name} | {answered / sum(run.ended_s for run in runs):.2f} "
@@ -291,7 +291,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
 
 
 def text(*, seeds: int, requests: int) -> str:
-    tables = [policies_table(each, seeds=seeds, requests=requests) for each in WORKLOADS]
+    tables = [policies_table(workload, seeds=seeds, requests=requests) for workload in WORKLOADS]
     return "\n\n".join([*tables, turns_table(seeds=seeds, requests=requests // 10)])
 
 

@@ -49,8 +49,8 @@ def main() -> int:
     heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
     text = "\n".join((heading, "", *report.table()))
     print(text)
-    for each in report.off:
-        print(f"OFF: {each}")
+    for violation in report.off:
+        print(f"OFF: {violation}")
     if given.docs and not report.off:
         write_between(given.docs, MARKS, text)
     return 1 if report.off else 0

@@ -49,8 +49,8 @@ def main() -> int:
         sections.append("\n".join((heading, "", *report.table())))
         reports.append(report)
         print(sections[-1], flush=True)
-        for each in report.off:
-            print(f"OFF: {each}")
+        for violation in report.off:
+            print(f"OFF: {violation}")
     failed = any(report.off for report in reports)
     if given.docs and not failed:
         write_between(given.docs, MARKS, "\n\n".join(sections))

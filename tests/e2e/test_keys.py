@@ -70,7 +70,7 @@ def test_a_key_is_made_used_and_revoked_while_the_service_goes_on(
             assert secret not in json.dumps(running.events)
 
 
-def test_a_file_whose_last_key_is_revoked_opens_nothing_and_is_told(
+def test_key_file_without_keys_admits_no_client_and_is_reported(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -89,7 +89,7 @@ def test_a_file_whose_last_key_is_revoked_opens_nothing_and_is_told(
         assert running.said.count("has no keys now") == 1
 
 
-def test_a_mistake_in_the_file_is_told_before_anything_is_started(
+def test_invalid_key_file_is_reported_before_the_start(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -101,7 +101,7 @@ def test_a_mistake_in_the_file_is_told_before_anything_is_started(
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_others_can_read_is_told_and_served(
+def test_key_file_readable_by_others_is_a_warning(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"

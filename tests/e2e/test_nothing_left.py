@@ -78,7 +78,7 @@ def is_served(running: Llamasup) -> bool:
 # --- llamasup is killed --------------------------------------------------------------------------
 
 
-def test_a_kill_takes_a_server_behind_a_script_and_what_has_left_its_group(
+def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
     tiny_model: Path, wrapper: str, own_folders: Path, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -148,7 +148,7 @@ def killed_with_its_guardian(
                 child.kill()
 
 
-def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
+def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -158,7 +158,7 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
     ):
         sibling.wait_for("ready")
         folder, survivors = left
-        (sleeper,) = [each for each in survivors if each.name() == "sleep"]
+        (sleeper,) = [survivor for survivor in survivors if survivor.name() == "sleep"]
         assert ready_file.exists()
         with llamasup(tiny_model, "--runtime", fake_server()) as running:
             running.wait_for("ready")
@@ -178,12 +178,14 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
         assert sibling.stop() == 0
 
 
-def test_doctor_shows_what_survived_and_ends_nothing(
+def test_doctor_shows_surviving_processes_and_ends_none(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with killed_with_its_guardian(tiny_model, wrapper, own_folders) as (folder, survivors):
         done = run_to_end("doctor", "--runtime", fake_server(), "--port", "0", "--json")
-        (check,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "left behind"]
+        (check,) = [
+            one_check for one_check in json.loads(done.stdout)["checks"] if one_check["name"] == "left behind"
+        ]
         assert not check["ok"]
         assert str(folder) in check["found"]
         assert all(map(is_alive, survivors))

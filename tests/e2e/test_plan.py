@@ -30,7 +30,7 @@ def test_a_variable_that_llamasup_sets_is_shown_with_its_reason_and_others_witho
     assert re.fullmatch(r"  GOMP_SPINCOUNT=3000 +\S.* sleep soon.*", spin)
 
 
-def test_how_threads_wait_is_left_to_a_user_who_says_it(
+def test_polling_of_threads_set_by_the_user_is_kept(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     done = run_to_end(
@@ -66,7 +66,7 @@ def test_on_a_narrow_terminal_reasons_are_broken_between_words(
     assert "\n  --jinja\n      applies the model's own chat template, tool calls included\n" in why
 
 
-def test_what_run_refuses_is_said_with_what_does_fit(
+def test_plan_that_run_refuses_is_shown_with_one_that_fits(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     asked = (str(tiny_model), "--runtime", fake_server(), "--parallel", "4", "--ctx-size", "500000000")
@@ -82,7 +82,7 @@ def test_what_run_refuses_is_said_with_what_does_fit(
     assert "→ Fits: --parallel 1" in refused.stderr
 
 
-def test_what_is_started_all_the_same_is_not_said_to_be_refused(
+def test_plan_that_is_started_without_check_is_not_shown_as_refused(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     asked = (str(tiny_model), "--runtime", fake_server(), "--ctx-size", "500000000", "--no-memory-check")

@@ -53,7 +53,7 @@ def post(tasks: asyncio.TaskGroup, client: httpx.AsyncClient, **body: object) ->
     return tasks.create_task(client.post("/v1/chat/completions", json={**CHAT, **body}))
 
 
-def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
+def test_restart_finishes_requests_in_flight_and_queues_the_others(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     async def visit(service: Service, runner: InstanceRunner, client: httpx.AsyncClient) -> None:
@@ -75,7 +75,7 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
     serve(RunOptions(str(tiny_model), runtime=runtime, port=0, warm_up=False), visit)
 
 
-def test_what_a_restart_does_not_wait_for_is_sent_to_the_next_generation(
+def test_requests_cut_by_a_restart_are_sent_to_the_next_generation(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     """The time to drain is over, and no byte of an answer has come."""
@@ -95,7 +95,7 @@ def test_what_a_restart_does_not_wait_for_is_sent_to_the_next_generation(
     serve(options, visit)
 
 
-def test_a_stop_refuses_what_waits_for_a_restart_and_what_it_breaks_off(
+def test_stop_refuses_requests_that_wait_for_a_restart_or_were_cut(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     async def visit(service: Service, runner: InstanceRunner, client: httpx.AsyncClient) -> None:

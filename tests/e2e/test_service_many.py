@@ -45,7 +45,7 @@ def settings(unit: CompletedProcess[str], name: str) -> list[str]:
     return [line.partition("=")[2] for line in unit.stdout.splitlines() if line.startswith(f"{name}=")]
 
 
-def test_the_sandbox_shows_what_the_config_names(folder: Path) -> None:
+def test_sandbox_contains_the_paths_of_the_config(folder: Path) -> None:
     unit = printed(
         folder,
         "models_dir: models\n"
@@ -148,7 +148,7 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
         ("models_dir: models", ["--models-dir", "/nonexistent"], 78, "/nonexistent: No such file"),
     ],
 )
-def test_what_could_not_serve_is_not_installed(
+def test_service_that_could_not_serve_is_not_installed(
     folder: Path, config: str, words: list[str], code: int, said: str
 ) -> None:
     """``${MODELS}`` of the person who installs is no variable of a service's."""

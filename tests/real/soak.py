@@ -89,14 +89,14 @@ class Report:
         """
         quarter = len(self.samples) // 4
         third, last = self.samples[2 * quarter : 3 * quarter], self.samples[3 * quarter :]
-        return min(each.rss_bytes for each in last) - min(each.rss_bytes for each in third)
+        return min(sample.rss_bytes for sample in last) - min(sample.rss_bytes for sample in third)
 
     def table(self) -> Iterator[str]:
         yield f"| What the client does | {' | '.join(Outcome)} |"
         yield f"|---|{'---:|' * len(Outcome)}"
         for kind in (*(kind.name for kind in KINDS), IDLE.name):
-            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Outcome)} |"
-        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Outcome)} |"
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, outcome] or '–') for outcome in Outcome)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(outcome):,}**' for outcome in Outcome)} |"
         yield ""
         faults = Counter(span.what for span in self.spans)
         yield f"Done to the server: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
@@ -131,7 +131,7 @@ def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int 
         code = running.stop()
         if code:
             report.off.append(f"llamasup ended with {code}: {running.said[-2000:]}")
-        report.off += [f"left behind: {each}" for each in remains_of(home, ready_file)]
+        report.off += [f"left behind: {remaining}" for remaining in remains_of(home, ready_file)]
         if "Traceback" in running.said or "bug" in running.said:
             report.off.append(f"llamasup said: {running.said[-4000:]}")
     return report
@@ -201,13 +201,13 @@ class _Soak:
 
     def _note(self, kind: Kind, began_s: float, asked: Sequence[Asked]) -> None:
         report, now_s = self._report, time.monotonic()
-        for each in asked:
-            report.counts[kind.name, each.outcome] += 1
-            if each.outcome is Outcome.LOST:
-                report.off.append(f"lost, {kind.name}, {now_s - began_s:.1f} s: {each.said}")
+        for request in asked:
+            report.counts[kind.name, request.outcome] += 1
+            if request.outcome is Outcome.LOST:
+                report.off.append(f"lost, {kind.name}, {now_s - began_s:.1f} s: {request.said}")
                 print(report.off[-1], file=sys.stderr, flush=True)
-            elif each.outcome is Outcome.TOLD:
-                report.told.append((began_s, now_s, kind, each))
+            elif request.outcome is Outcome.TOLD:
+                report.told.append((began_s, now_s, kind, request))
 
     async def _pause(self, seconds: float) -> None:
         """So long, or until all is over."""
@@ -251,7 +251,7 @@ class _Soak:
         await self._pause(APART_S)
 
     def _server(self) -> psutil.Process:
-        return next(each for each in self._running.children() if "--host" in each.cmdline())
+        return next(child for child in self._running.children() if "--host" in child.cmdline())
 
     # --- what llamasup holds
 
@@ -264,7 +264,7 @@ class _Soak:
     def _held(self) -> Held:
         process = self._process
         with process.oneshot():
-            children = [each for each in process.children(recursive=True) if is_alive(each)]
+            children = [child for child in process.children(recursive=True) if is_alive(child)]
             return Held(
                 time.monotonic(),
                 process.memory_info().rss,
@@ -313,7 +313,7 @@ class _Soak:
         if end.children != start.children:
             report.off.append(f"children: {start.children} at the start, {end.children} at the end")
         half = report.samples[: len(report.samples) // 2]
-        if end.threads > max(each.threads for each in half):
+        if end.threads > max(sample.threads for sample in half):
             report.off.append(f"threads: {end.threads} at the end, more than in the whole first half")
         if report.growth_bytes > MAX_GROWTH_BYTES:
             report.off.append(f"RSS: {report.growth_bytes} bytes more in the last quarter than in the third")

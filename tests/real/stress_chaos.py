@@ -51,13 +51,13 @@ class Target:
     def servers(self) -> list[tuple[psutil.Process, Sequence[str]]]:
         """Every llama-server, with its arguments."""
         found: list[tuple[psutil.Process, Sequence[str]]] = []
-        for each in self.running.children():
+        for child in self.running.children():
             try:
-                arguments = each.cmdline() if is_alive(each) else []
+                arguments = child.cmdline() if is_alive(child) else []
             except psutil.Error:
                 continue
             if "--host" in arguments:
-                found.append((each, arguments))
+                found.append((child, arguments))
         return found
 
     async def status(self) -> Mapping[str, Any]:

@@ -139,7 +139,7 @@ def _ask(client: httpx.Client, version: Version, prompt: Prompt) -> list[str]:
     tokens = said["choices"][0]["logprobs"]["content"] if prompt.is_chat else said["completion_probabilities"]
     words = []
     for token in tokens:
-        best, second = (each["logprob"] for each in token["top_logprobs"][:2])
+        best, second = (candidate["logprob"] for candidate in token["top_logprobs"][:2])
         if best - second < MIN_MARGIN:
             break
         words.append(token["token"].strip())

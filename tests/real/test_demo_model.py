@@ -145,7 +145,7 @@ def test_the_context_length_that_was_read_is_the_one_that_the_server_reports(
     assert meta["meta"]["size"] == facts.weights_bytes
 
 
-def test_a_split_model_says_what_the_whole_one_says(
+def test_split_model_answers_like_the_single_file(
     serve: Callable[..., Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     parts = models.write_split_decoder(tmp_path)
@@ -155,9 +155,7 @@ def test_a_split_model_says_what_the_whole_one_says(
         assert said(chat(client)) == whole
 
 
-def test_a_lora_adapter_changes_what_is_said(
-    serve: Callable[..., Any], tiny_model: Path, tmp_path: Path
-) -> None:
+def test_lora_adapter_changes_the_answer(serve: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
     adapter = saved(tmp_path, models.tiny_lora())
     with serve(tiny_model) as client:
         without = said(chat(client))
@@ -208,7 +206,7 @@ def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> N
     ],
     ids=["vocabulary only", "projector", "lora", "big-endian"],
 )
-def test_what_is_recognised_as_no_model_of_its_own_is_refused_by_the_server(
+def test_files_recognised_as_no_models_are_refused_by_the_server_too(
     make: Callable[[], bytes],
     model_class: ModelClass,
     says: str,

@@ -87,7 +87,7 @@ def log_of_start(llama_server: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_refused_before_the_start_is_what_llama_server_would_not_draft_with(
+def test_draft_models_refused_before_the_start_are_those_llama_server_refuses(
     case: str, llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     make, accepted = CASES[case]

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.proxy.test_tls import Certificate
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000, "stream": True}

@@ -56,6 +56,7 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
             assert "the process is stopped" in exited.diagnosis.message
+            assert exited.exit is None  # it did not end by itself
             assert answer.status_code == 200
             assert answer.json()["tokens_predicted"] == 4
             with pytest.raises(ProcessLookupError):
@@ -64,9 +65,7 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
     run(test)
 
 
-def test_an_idle_server_that_is_stopped_is_replaced_before_anybody_asks(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_stopped_idle_server_is_replaced_before_the_next_request(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
         async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
             await it.reaches(State.READY, 1)

@@ -86,7 +86,7 @@ def test_both_read_the_same_name_in_a_query(router: httpx.Client, query: bytes) 
     assert read_body(b"", query, "other")[0] == read_by(router, query=query)
 
 
-def test_two_fields_of_one_name_are_none_to_the_router(router: httpx.Client) -> None:
+def test_repeated_model_field_counts_as_missing_for_the_router(router: httpx.Client) -> None:
     """Here the first counts: reading on would mean reading the file behind it."""
     body = form(part("model", b"first"), part("model", b"second"))
     assert read_by(router, body=body) is None

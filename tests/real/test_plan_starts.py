@@ -168,7 +168,7 @@ def test_slots_have_the_context_that_the_plan_says(launcher: Launcher) -> None:
     assert re.search(r"n_slots = 3, n_ctx_slot = 768", server.log.read_text())
 
 
-def test_a_context_passed_after_the_dashes_is_what_one_request_may_use(launcher: Launcher) -> None:
+def test_context_passed_after_double_dash_is_the_limit_of_a_request(launcher: Launcher) -> None:
     with launcher.start(extra=("-c", "4096", *SIZES)) as server:
         pass
     assert (server.plan.ctx_size, server.plan.parallel) == (4096, 4)

@@ -22,7 +22,7 @@ from tests.proxy.generations import FAILED, make_unavailable
 from tests.proxy.rig import Rig
 from tests.real.clients import bare_server, environment
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 MAX_TOKENS = 20_000
 CONTEXT = str(MAX_TOKENS + 500)
@@ -105,7 +105,7 @@ def at_work(running: Llamasup) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
-def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth_is_told_to_wait(
+def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
@@ -140,7 +140,7 @@ def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth
     # As llamasup saw them end: the threads of the clients come to it when they do.
     names = {answer.result().headers["x-request-id"]: name for name, answer in crowd.answers.items()}
     told = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
-    ended = [names[each] for each in told if each in names]
+    ended = [names[event] for event in told if event in names]
     assert ended == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
 
 
@@ -213,7 +213,7 @@ def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept:
     assert records[1].tokens_completion == 8
 
 
-def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept: Rig) -> None:
+def test_openai_client_raises_errors_of_llama_server_after_comments(kept: Rig) -> None:
     with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
         stream = client.chat.completions.create(
             model="tiny",

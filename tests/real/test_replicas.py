@@ -34,7 +34,7 @@ from llamasup.supervision.states import Instance, Policy, StartRequested, State,
 from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,7 @@ def _answered(runner: InstanceRunner) -> int:
     return runner.endpoint.answered
 
 
-def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, tiny_model: Path) -> None:
     clients = 8
 
     async def test() -> None:

@@ -106,7 +106,7 @@ def reason_to_refuse(message: str) -> str | None:
 def messages(told: bytes) -> list[str]:
     """The errors that a client was told, in order."""
     found = re.findall(rb'\{"error":\{.*?\}\}', told)
-    return [json.loads(each)["error"]["message"] for each in found]
+    return [json.loads(found_item)["error"]["message"] for found_item in found]
 
 
 # What llamasup accepts and h11 does not. None of it is framing: the request line is written afresh.

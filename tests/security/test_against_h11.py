@@ -25,7 +25,7 @@ from tests.security.reference import differences
 from tests.security.response_reference import misread
 
 _FEW = settings(
-    max_examples=250,
+    max_examples=150,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -64,7 +64,8 @@ def the_same_in_pieces(circuit: Circuit, raw: bytes, pieces: list[bytes]) -> Non
 
 def _told(circuit: Circuit) -> list[tuple[str, int, str]]:
     return [
-        (each.outcome, 0 if each.outcome == "refused" else each.status, each.path) for each in circuit.records
+        (record.outcome, 0 if record.outcome == "refused" else record.status, record.path)
+        for record in circuit.records
     ]
 
 
