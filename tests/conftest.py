@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import zlib
@@ -37,8 +38,18 @@ if sys.platform != "win32":
 for phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, phase, PATIENCE_S)
 
-# Each new client reads the certificates of all authorities, which takes 30 ms: once is enough.
-httpx._transports.default.create_ssl_context = cache(httpx._config.create_ssl_context)  # type: ignore[attr-defined]
+
+# Each new client reads the certificates of all authorities, which takes 30 ms: once is enough for each file.
+@cache
+def _ssl_context(_files: tuple[str | None, ...], **options: Any) -> ssl.SSLContext:
+    return httpx.create_ssl_context(**options)
+
+
+def _create_ssl_context(**options: Any) -> ssl.SSLContext:
+    return _ssl_context((os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")), **options)
+
+
+httpx._transports.default.create_ssl_context = _create_ssl_context  # type: ignore[attr-defined]
 
 # On a busy machine any example may take long, and so may making one.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -422,7 +422,7 @@ def _checked(check: Any, text: str) -> str:
     try:
         return str(check(text))
     except UsageInvalid as error:
-        raise InvalidValue(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None
+        raise InvalidValue(f"it {error.message.removeprefix(f'{text!r} ').rstrip('.')}") from None
 
 
 # --- paths, lists, sections, and the declaration of a key --------------------------------------------

@@ -125,7 +125,7 @@ def test_none_says_nothing_and_never_is_infinite() -> None:
         ),
         (
             {"aliases": ["a b"]},
-            "aliases: invalid value ['a b'] (it has ' ' in it); expected a list, each a name of letters",
+            "aliases: invalid value ['a b'] (it contains ' '); expected a list, each a name of letters",
         ),
     ],
 )

@@ -72,9 +72,9 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("swap_after", "never", "'never'; expected a time"),
         ("default_model", "../x", "it contains '..'"),
         ("default_model", "/etc/x", "it begins with '/'"),
-        ("default_model", "a b", "it has ' ' in it"),
+        ("default_model", "a b", "it contains ' '"),
         ("default_model", "a*", "* and ? are allowed only in patterns"),
-        ("default_model", "a" * 257, "it has 257 letters, and 256 are allowed"),
+        ("default_model", "a" * 257, "it has 257 characters, and 256 are allowed"),
         ("caches", "[ollama]", "caches[0]: invalid value 'ollama'; expected huggingface or llama.cpp"),
         ("models", "[a]", "found a list; expected names, each with keys or values"),
         ("models", "a", "'a'; expected names"),
@@ -100,7 +100,11 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("listen", "[h:80, h:80]", "duplicate address 'h:80'; keep one of them"),
         ("http", "{allow_hosts: '*'}", "DNS rebinding"),
         ("http", "{allow_hosts: 'a:80'}", "has a port"),
-        ("http", "{allow_origins: x}", "is no origin; expected an origin such as https://chat.example.net"),
+        (
+            "http",
+            "{allow_origins: x}",
+            "it is not an origin; expected an origin such as https://chat.example.net",
+        ),
         ("http", "{remote_media: 'http://h/'}", "'http://h/'"),
         (
             "http",
@@ -145,7 +149,7 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
         ("{a: {path: x, aliases: [b, b]}}", "models.a.aliases[1]: alias 'b' occurs twice; remove it"),
         ("{a: {path: x, aliases: a}}", "models.a.aliases: alias 'a' is the model's own name; remove it"),
         ("{'a*': {path: x}}", "models.a*: 'a*' is a pattern for many models, but has a source"),
-        ("{'a*': {aliases: b}}", "models.a*: 'a*' is a pattern: an alias would be the name of many models"),
+        ("{'a*': {aliases: b}}", "models.a*: 'a*' is a pattern: an alias would name many models"),
         ("{a: {pin: true, ttl: 5m}}", "models.a.ttl: a pinned model is never unloaded; remove ttl or pin"),
     ],
 )

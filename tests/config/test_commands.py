@@ -179,7 +179,7 @@ def test_check_and_serve_report_the_same_errors(models: Path, capfd: pytest.Capt
 
     said = capfd.readouterr().err
     assert f"{path} has 3 errors." in said
-    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is no KV cache type" in said
+    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is not a KV cache type" in said
     assert f"{path}:6: models.c2.5.path: {models}/broken.gguf" in said
     assert f"{path}:9: models.d.extra: this llama-server" in said
     assert "has no --nonsense" in said
@@ -256,7 +256,7 @@ def test_missing_device_is_refused_at_the_start(models: Path) -> None:
     with pytest.raises(ConfigIssues) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
     assert [each.key for each in refused.value.issues] == ["models.a.devices"]
-    assert "'CUDA9' is not there" in refused.value.details[0]
+    assert "'CUDA9' does not exist" in refused.value.details[0]
 
 
 def test_unknown_names_are_reported(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +287,7 @@ def test_two_pinned_models_in_a_group_are_refused(models: Path, capfd: pytest.Ca
         """,
     )
     assert check(path, json=False) == 78
-    assert f"{path}:5: models.y: it is pinned, and so is 'x' of the group 'g'" in capfd.readouterr().err
+    assert f"{path}:5: models.y: it is pinned, and so is 'x'; both are in group 'g'" in capfd.readouterr().err
 
     path.write_text(path.read_text().replace("y: {pin: true}", "y: {pin: false}"))
     assert check(path, json=False) == 0

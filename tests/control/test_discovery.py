@@ -181,7 +181,7 @@ def test_first_key_with_control_rights_or_the_only_key_is_sent(tmp_path: Path, t
 def test_file_without_a_usable_key_is_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "keys"
     path.write_text(text)
-    with pytest.raises(ConfigInvalid, match="no key that may control"):
+    with pytest.raises(ConfigInvalid, match="no plain key with the control right"):
         client_key(path, {})
 
 

@@ -483,7 +483,7 @@ def test_parts_of_two_models_are_refused(puller: Puller, tmp_path: Path) -> None
         second.name: third.read_bytes(),
         third.name: second.read_bytes(),
     }
-    with pytest.raises(ModelInvalid, match="part 3 of 3 by its header, and 2 of 3 by its name"):
+    with pytest.raises(ModelInvalid, match="the header says part 3 of 3, but the name says part 2 of 3"):
         puller("org/m")
     assert puller.left() == []
 

@@ -442,14 +442,14 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
-@pytest.mark.parametrize("failing", ["lease", "room", "pool_of", "_when_wanted"])
+@pytest.mark.parametrize("failing", ["lease", "room", "pool_of", "_on_wanted"])
 def test_internal_error_releases_the_quota_of_the_key(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    if failing in {"room", "_when_wanted"}:
+    if failing in {"room", "_on_wanted"}:
         rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
-    owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
+    owners = {"pool_of": rig.proxy, "_on_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
         broken.setattr(owners.get(failing, rig.backend), failing, fail)

@@ -195,7 +195,7 @@ def test_answer_that_is_no_stream_is_an_error_event(keepalive_rig: Rig, response
     child.message()
     child.send(response)
     error = error_in(cut_body_of(client))
-    assert error["message"] == f"llama-server answered {status(response)} instead of a stream"
+    assert error["message"] == f"llama-server answered with status {status(response)} instead of a stream"
     assert keepalive_rig.record().outcome == "error_event"
 
 

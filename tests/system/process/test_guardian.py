@@ -26,24 +26,25 @@ def guardians_of(folder: Path) -> list[psutil.Process]:
 
 
 def test_guardian_exits_with_a_normal_end() -> None:
+    before = psutil.Process().children()
     with guarded_run_folder() as (folder, started):
         started.wait_until_started()
         (guardian,) = guardians_of(folder)
-        assert psutil.Process().children() == []  # killing our descendants does not kill it
+        assert psutil.Process().children() == before  # killing our descendants does not kill it
         assert os.getsid(guardian.pid) != os.getsid(0)
     assert not folder.exists()
     seconds_until_gone([guardian])
 
 
 def test_immediate_close_leaves_no_process_and_no_descriptor() -> None:
-    before = psutil.Process().num_fds()
+    process = psutil.Process()
+    before = process.num_fds(), process.children()
     for _ in range(5):
         with guarded_run_folder() as (folder, _):
             pass
         while guardians_of(folder):
             pass
-    assert psutil.Process().num_fds() == before
-    assert psutil.Process().children() == []
+    assert (process.num_fds(), process.children()) == before
 
 
 def test_guardian_removes_the_folder_of_a_killed_run() -> None:
