@@ -49,7 +49,7 @@ def _create_ssl_context(**options: Any) -> ssl.SSLContext:
     return _ssl_context((os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")), **options)
 
 
-httpx._transports.default.create_ssl_context = _create_ssl_context  # type: ignore[attr-defined]
+httpx._transports.default.create_ssl_context = _create_ssl_context  # type: ignore[assignment,attr-defined]
 
 # On a busy machine any example may take long, and so may making one.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
