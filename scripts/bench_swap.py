@@ -116,7 +116,7 @@ def _serving(config: Path, runtime: str | None) -> Iterator[tuple[int, str]]:
         for line in process.stdout:
             event: dict[str, Any] = json.loads(line)
             if event["event"] == "ready":
-                # Events that nobody reads would fill the pipe: what is told from here on is of no interest.
+                # Unread events would fill the pipe; the later ones are not needed.
                 os.set_blocking(process.stdout.fileno(), False)
                 yield process.pid, event["url"]
                 break

@@ -2,7 +2,7 @@
 """Half an hour of mixed load on a real server, with crashes, hangs and restarts in between.
 
 Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
-Each answer is judged by whoever asked. Exit code 1 if a request was lost (neither answered rightly nor told
+Each client checks its own answers. Exit code 1 if a request was lost (neither answered rightly nor told
 that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows,
 or if it leaves anything behind.
 

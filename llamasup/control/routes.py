@@ -113,7 +113,7 @@ class Application:
 
     async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
         model = request.path_params["model"]
-        done = await self._carry_out(request, lambda: change(model), while_awaited=True)
+        done = await self._execute(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
 
     async def _reload(self, request: Request) -> Response:
@@ -123,7 +123,7 @@ class Application:
             nonlocal changes
             changes = await self._control_target.reload()
 
-        done = await self._carry_out(request, reload)
+        done = await self._execute(request, reload)
         return _json(changes, 200 if done else 202)
 
     async def _shutdown(self, request: Request) -> Response:
@@ -132,7 +132,7 @@ class Application:
         in_flight = sum(model["in_flight"] for model in status["models"])
         return _json({"pid": status["pid"], "in_flight": in_flight}, 202)
 
-    async def _carry_out(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
+    async def _execute(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
         """Whether ``work`` is done: with ``wait=0`` it may continue in the background. Raises its early
         errors.
 

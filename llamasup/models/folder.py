@@ -87,7 +87,7 @@ def list_models(folder: Path, *, deepest: int = _MAX_DEPTH, cache_folder: Path |
     known = cache.get(identity) or {}
     kept: dict[str, _Indexed] = {}
     real_folders = _RealFolders()
-    models = tuple(_look_at(path, known, kept, real_folders) for path in sorted(paths, key=str.casefold))
+    models = tuple(_read_entry(path, known, kept, real_folders) for path in sorted(paths, key=str.casefold))
     if kept != known:
         cache.put(identity, kept)
     return ModelFolder(models, walk.notes, tuple(walk.closed))
@@ -101,7 +101,7 @@ def look_at(path: Path, *, cache_folder: Path | None = None) -> FoundModel:
     cache = _cache(default_cache_folder() if cache_folder is None else cache_folder)
     identity = FileIdentity(str(path), -1, 0)
     known, kept = cache.get(identity) or {}, dict[str, _Indexed]()
-    found = _look_at(str(path), known, kept, _RealFolders())
+    found = _read_entry(str(path), known, kept, _RealFolders())
     if kept != known:
         cache.put(identity, kept)
     return found
@@ -123,7 +123,7 @@ class _RealFolders:
         return f"{real.rstrip('/')}/{name}"
 
 
-def _look_at(
+def _read_entry(
     path: str, known: dict[str, _Indexed], kept: dict[str, _Indexed], real_folders: _RealFolders
 ) -> FoundModel:
     """The model at ``path``, from ``known`` if its files are unchanged; adds it to ``kept``."""

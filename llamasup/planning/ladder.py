@@ -41,7 +41,7 @@ _KV_KERNEL = re.compile(
 _CRASHES = frozenset({"segfault", "assertion", "aborted", "device_error", "kv_unsupported"})
 
 
-class Sized(Protocol):
+class HasPlanSizes(Protocol):
     """A plan, or only its sizes: what ``admit`` reduces."""
 
     @property
@@ -58,7 +58,7 @@ class Sized(Protocol):
     def memory(self) -> MemoryEstimate: ...
 
 
-S = TypeVar("S", bound=Sized)
+S = TypeVar("S", bound=HasPlanSizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _smaller(plan: S, candidate: Callable[[PlanLimits], S], why: str, order: Seq
     return next((one for one in plans if one.memory.context_bytes < plan.memory.context_bytes), None)
 
 
-def _fallback_step(plan: Sized, bounds: PlanLimits, option: str) -> PlanLimits | None:
+def _fallback_step(plan: HasPlanSizes, bounds: PlanLimits, option: str) -> PlanLimits | None:
     match option:
         case "--parallel" if plan.parallel > 1:
             return replace(bounds, parallel=plan.parallel // 2)

@@ -336,7 +336,7 @@ class Downstream(asyncio.Protocol):
         resolved = backend.resolve(request.requested_model)
         model = "" if resolved is None else resolved.id
         if why.queueable and request.replayable:
-            self._exchange = waiting = Waiting(self, request, backend.room(request.requested_model), model)
+            self._exchange = waiting = Waiting(self, request, backend.queue(request.requested_model), model)
             refusal = waiting.enter()
             if refusal is None:
                 return
@@ -360,8 +360,8 @@ class Downstream(asyncio.Protocol):
         """Answer with an error object. Only before any byte of a response."""
         if request is self._reader.partial:  # the rest of its body may still arrive
             request.keep_alive = False
-        if request.early_stream is not None:
-            request.early_stream.fail(error_body(error))
+        if request.keepalive_stream is not None:
+            request.keepalive_stream.fail(error_body(error))
             self._close_after_last(request)
             return
         close = not self.keeps_alive(request)

@@ -189,9 +189,9 @@ class Exchange:
             self.upload.drop_copy()
             request.keep_alive = False
             upstream.disable_keepalive()
-        if request.early_stream is not None:
+        if request.keepalive_stream is not None:
             is_stream = self.status == 200 and upstream.streams_events
-            self._write = request.early_stream.join(is_stream=is_stream, framing=framing)
+            self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
             self._write(body)
         else:
             self._write_head(upstream, framing, body)
@@ -278,11 +278,11 @@ class Exchange:
         request = self._request
         if self._redacted is not None:
             self._redacted.send()
-        error = None if request.early_stream is None else request.early_stream.finish(self.status)
+        error = None if request.keepalive_stream is None else request.keepalive_stream.finish(self.status)
         self._release()
         self._record("ok" if error is None else "error_event")
-        if error is not None and request.early_stream is not None:
-            request.early_stream.fail(error)
+        if error is not None and request.keepalive_stream is not None:
+            request.keepalive_stream.fail(error)
         self._downstream.exchange_over(request)
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
@@ -382,7 +382,7 @@ class Exchange:
             return False  # the model was removed from the configuration in the meantime
         if (
             self.upload is not None
-            and downstream.proxy.backend.room(endpoint.model).unqueueable_reason() is None
+            and downstream.proxy.backend.queue(endpoint.model).unqueueable_reason() is None
         ):
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
@@ -393,7 +393,7 @@ class Exchange:
             return False
         waiting = self._waiting
         if waiting is None:
-            queue = downstream.proxy.backend.room(endpoint.model)
+            queue = downstream.proxy.backend.queue(endpoint.model)
             waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
         if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
             return False
@@ -420,9 +420,9 @@ class Exchange:
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         streams_events = self._upstream is not None and self._upstream.streams_events
-        early_stream = self._request.early_stream
+        keepalive_stream = self._request.keepalive_stream
         self._release(abort=True)
-        if not self.status or (early_stream is not None and not early_stream.is_relayed):
+        if not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed):
             self._record(outcome, error.status)
             self._downstream.exchange_failed(self._request, error)
             return

@@ -48,7 +48,7 @@ class Backend(Protocol):
         """
         ...
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         """The queue of the requests for ``model``. Only for a model that ``lease`` knows."""
         ...
 

@@ -65,7 +65,6 @@ class Request:
         "body_sink",
         "buffered",
         "counted",
-        "early_stream",
         "expects_continue",
         "head",
         "held_bytes",
@@ -73,6 +72,7 @@ class Request:
         "id",
         "jobs",
         "keep_alive",
+        "keepalive_stream",
         "key",
         "needs_permit",
         "next_comment_at",
@@ -112,7 +112,7 @@ class Request:
         self.expects_continue = head.expects_continue
         self.refusal: HttpError | None = None
         self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.early_stream: BegunStream | None = None  # once we have sent the head of a stream
+        self.keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
         self.next_comment_at = 0.0  # when the next SSE comment is due; 0: not set
         self.received_at = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
         self.buffered = False  # the body is buffered, whatever its size
@@ -221,7 +221,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head = request.head
-    if request.early_stream is not None:
+    if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
     record = RequestRecord(
         request.id.decode("ascii"),

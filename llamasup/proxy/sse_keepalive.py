@@ -16,7 +16,7 @@ from llamasup.http.sse import error_event, error_of
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request
 
-__all__ = ["EarlyStream", "send_keepalive_if_due"]
+__all__ = ["KeepaliveStream", "send_keepalive_if_due"]
 
 NEVER: Final = float("inf")
 MAX_HELD: Final = 64 * 1024  # of an answer that is not a stream; llama-server's errors have less than 1 KiB
@@ -31,18 +31,18 @@ def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: f
         return
     if now < (request.next_comment_at or request.received_at + interval_s):
         return
-    if request.early_stream is None:
+    if request.keepalive_stream is None:
         # If llama-server checks the Origin, only its own head shows whether the page may read the answer.
         hides = request.head.origin is not None and downstream.proxy.config.rules.transparent
         if hides or not request.wants_events():
             request.next_comment_at = NEVER
             return
-        request.early_stream = EarlyStream(downstream, request)
-    request.early_stream.comment()
+        request.keepalive_stream = KeepaliveStream(downstream, request)
+    request.keepalive_stream.comment()
     request.next_comment_at = now + interval_s
 
 
-class EarlyStream:
+class KeepaliveStream:
     """An early stream of one request (``BegunStream``), through all its waits. The head is sent at once."""
 
     __slots__ = ("_body", "_body_bytes", "_downstream", "_rechunks", "_request")

@@ -91,10 +91,10 @@ async def test_download_ends_with_the_last_waiting_client(
         first, second = it.ask("a"), it.ask("a")
         await it.until(lambda: hub.begun == [REF])
         assert state_of_managed(it["a"]) == "downloading"
-        it.catalog.room("a").leave(first.entry)
+        it.catalog.queue("a").leave(first.entry)
         await it.reconciled()
         assert hub.called_off == []
-        it.catalog.room("a").leave(second.entry)
+        it.catalog.queue("a").leave(second.entry)
 
         await it.until(lambda: it["a"].sizing is None)
         assert hub.called_off == [REF]

@@ -121,7 +121,7 @@ class PoolRequest:
         self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
         found = catalog.lease(model, infers=True)
         if isinstance(found, Unavailable) and found.queueable:
-            found = catalog.room(model).enter(self.entry) or found
+            found = catalog.queue(model).enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)
         elif not self.entry.waits:

@@ -111,7 +111,7 @@ async def test_cordoned_model_serves_again_when_the_client_leaves(tmp_path: Path
         assert later.waits
         assert not asked.done()
 
-        it.catalog.room("b").leave(other.entry)
+        it.catalog.queue("b").leave(other.entry)
 
         await asyncio.wait_for(asked, PATIENCE_S)
         first.finish()

@@ -27,7 +27,7 @@ class Model:
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
-        self.room = RequestQueue(
+        self.queue = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
@@ -37,7 +37,7 @@ class Model:
 
     def loaded(self) -> None:
         self.unavailable = None
-        self.room.changed()
+        self.queue.changed()
 
 
 class ManyModels:
@@ -56,10 +56,10 @@ class ManyModels:
             unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
         )
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         found = self._find(model)
         assert isinstance(found, Model)
-        return found.room
+        return found.queue
 
     def readiness(self) -> Unavailable | None:
         return None

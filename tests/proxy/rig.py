@@ -145,7 +145,7 @@ class OneModel:
         self.requested_models.append(model)
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         return self.waiting
 
     def readiness(self) -> Unavailable | None:

@@ -88,7 +88,7 @@ class OneModel:
     def listing(self) -> None:
         return None
 
-    def room(self, model: str | None) -> Any:
+    def queue(self, model: str | None) -> Any:
         raise AssertionError(model)
 
 

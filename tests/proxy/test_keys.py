@@ -442,12 +442,12 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
-@pytest.mark.parametrize("failing", ["lease", "room", "pool_of", "_on_wanted"])
+@pytest.mark.parametrize("failing", ["lease", "queue", "pool_of", "_on_wanted"])
 def test_internal_error_releases_the_quota_of_the_key(
     make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    if failing in {"room", "_on_wanted"}:
+    if failing in {"queue", "_on_wanted"}:
         rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     owners = {"pool_of": rig.proxy, "_on_wanted": rig.backend.waiting}
     client = rig.connect()

@@ -142,7 +142,7 @@ def test_requests_wait_for_their_own_model_and_count_for_it(make_many: MakeMany)
     waiting, leaving = rig.connect(), rig.connect()
     for client in (waiting, leaving):
         client.send(json_post(CHAT, model="other"))
-    eventually(lambda: rig.call(lambda: len(other.room)) == 2)
+    eventually(lambda: rig.call(lambda: len(other.queue)) == 2)
     assert other.wanted == 2
     reaches(rig, many, CHATTY.id, json_post(CHAT, model="gpt-4o-mini"))
     leaving.close()

@@ -29,7 +29,7 @@ class Backend:
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         return self.served.queue
 
     def readiness(self) -> Unavailable | None:

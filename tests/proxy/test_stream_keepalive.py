@@ -224,10 +224,10 @@ def test_wait_timeout_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None
     rig = make_rig(config(), wait_timeout_s=1000.0)
     rig.backend.unavailable = LOADING
     client, _ = waiting_stream(rig)
-    room = rig.backend.waiting
-    room._clock = clock
+    queue = rig.backend.waiting
+    queue._clock = clock
     clock.pass_s(1000.0)
-    rig.call(room._on_timer)
+    rig.call(queue._on_timer)
     message = str(error_in(cut_body_of(client))["message"])
     assert message.endswith("this request has waited for 1000 s")
 

@@ -438,7 +438,7 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
                 return stable.lease_if_free(infers=infers)
             return one.lease(model, infers=infers)
 
-        def room(self, model: str | None) -> RequestQueue:
+        def queue(self, model: str | None) -> RequestQueue:
             return stable_room if model == "stable" else one.waiting
 
         def readiness(self) -> Unavailable | None:

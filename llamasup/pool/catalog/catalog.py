@@ -55,7 +55,7 @@ class Catalog:
                 return self._why_unknown(model)
         return managed.served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         managed = self.find(model)
         assert managed is not None  # the proxy has asked for a lease
         return managed.served.queue

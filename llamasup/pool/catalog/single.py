@@ -40,7 +40,7 @@ class Supervisor:
         # It serves any name in a request, like llama-server.
         return self._served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> RequestQueue:
+    def queue(self, model: str | None) -> RequestQueue:
         return self._served.queue
 
     def readiness(self) -> Unavailable | None:

@@ -21,7 +21,7 @@ __all__ = ["Units", "gpu_groups", "systemd_version", "unreadable_by_others", "un
 
 _TIMEOUT_S = 120.0
 _SYSTEM_FOLDER = Path("/etc/systemd/system")
-_SHOWN = (
+_PROPERTIES = (
     *("LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "StatusText"),
     *("UnitFileState", "MemoryCurrent", "ActiveEnterTimestamp", "ExecMainStatus"),
 )
@@ -129,7 +129,7 @@ class Units:
 
     def state(self, file_name: str) -> Mapping[str, str]:
         """The properties of a unit."""
-        lines = self.systemctl("show", file_name, f"--property={','.join(_SHOWN)}").splitlines()
+        lines = self.systemctl("show", file_name, f"--property={','.join(_PROPERTIES)}").splitlines()
         return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
