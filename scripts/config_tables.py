@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llamasup.config.config_keys import Config, ModelEntry, ModelKeys  # noqa: E402
+from llamasup.config.json_schema import Row, rows_of  # noqa: E402
 from llamasup.config.kinds import Section  # noqa: E402
 from llamasup.config.reading import keys_of  # noqa: E402
-from llamasup.config.schema import Row, rows_of  # noqa: E402
-from llamasup.config.values import Config, ModelEntry, ModelKeys  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"

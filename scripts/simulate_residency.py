@@ -21,8 +21,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.pool.eviction import UNUSED  # noqa: E402
-from llamasup.pool.policy import Action, Evict, Load, ModelSnapshot, Phase, ResidencyPolicy, Snapshot, decide  # noqa: E402
+from llamasup.pool.cheapest_set import UNUSED  # noqa: E402
+from llamasup.pool.eviction_policy import (  # noqa: E402
+    Action,
+    Evict,
+    Load,
+    ModelSnapshot,
+    Phase,
+    ResidencyPolicy,
+    Snapshot,
+    decide,
+)
 from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
 from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402

@@ -13,10 +13,10 @@ from typing import Any, Final, TypedDict
 from msgspec import Struct, structs
 
 from llamasup.config import Config, load
+from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.overrides import model_entry
 from llamasup.config.reading import read_text
-from llamasup.config.values import ModelEntry
 from llamasup.downloads.reference import is_reference
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from llamasup.config.config_keys import Config, ModelKeys
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
-from llamasup.config.values import Config, ModelKeys
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.names import is_pattern, pattern
 from llamasup.models.rules import wrong_rules

@@ -10,10 +10,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import shown
 from llamasup.config.kinds import Boolean, FilePath, Integer, IntegerOr, InvalidValue, Key, Many, Time
 from llamasup.config.reading import keys_of
-from llamasup.config.values import ModelEntry
 from llamasup.errors import UsageInvalid
 from llamasup.system.text import did_you_mean
 

@@ -11,6 +11,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
+from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.issues import (
     MAX_LISTED,
@@ -36,7 +37,6 @@ from llamasup.config.kinds import (
 )
 from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse
 from llamasup.config.sources import InvalidReference, expanded
-from llamasup.config.values import Config, ModelEntry
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import UnixAddress
 from llamasup.models.names import is_pattern

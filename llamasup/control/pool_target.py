@@ -15,8 +15,8 @@ from llamasup.models.diff import Changes
 from llamasup.observability.metrics import InstanceGauges
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
-from llamasup.pool.policy import Phase
 from llamasup.pool.unload import is_ready_or_settled
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of

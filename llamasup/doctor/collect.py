@@ -120,8 +120,8 @@ def _model_fact(
     model: str, runtime: str | None, environ: Mapping[str, str], has_runtime: bool
 ) -> ModelFact | None:
     """The plan of ``run`` or its error. None if only the runtime is missing, which has its own check."""
+    from llamasup.planning.attempts import Planner
     from llamasup.planning.facts import prepare, read_given  # its import with the planner takes 70 ms
-    from llamasup.planning.planner import Planner
 
     try:
         if not has_runtime:  # no second search: a runtime whose driver hangs takes 20 s

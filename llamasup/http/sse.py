@@ -1,5 +1,7 @@
 """Reads token counts from the beginning and the end of a response, and writes the error event of a stream.
 
+``proxy/exchange.py`` sends that event when a stream breaks off.
+
 llama-server puts ``usage`` and ``timings`` last in most plain answers and in the last events of a stream,
 and ``usage`` first in answers of embeddings and reranking. ``usage`` is the count of OpenAI or Anthropic;
 ``timings`` is llama-server's own, with the speed. Chunk framing can split the numbers and is removed first.

@@ -13,11 +13,11 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
 from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
+from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare, sibling_projector
 from llamasup.planning.memory.shares import MemoryBudget, needs_of
-from llamasup.planning.planner import Planner
-from llamasup.pool.eviction import UNUSED
-from llamasup.pool.policy import ModelSnapshot, Phase
+from llamasup.pool.cheapest_set import UNUSED
+from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s

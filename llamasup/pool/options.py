@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llamasup.pool.policy import ResidencyPolicy
+from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.supervision.states import Policy
 
 __all__ = ["PoolOptions"]

@@ -15,18 +15,7 @@ from typing import Any, TypeVar, assert_never
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
-from llamasup.pool.model import (
-    ManagedModel,
-    PendingDemand,
-    SizedModel,
-    as_unavailable,
-    being_unloaded,
-    not_loaded,
-    policy_for,
-    share_of,
-)
-from llamasup.pool.options import PoolOptions
-from llamasup.pool.policy import (
+from llamasup.pool.eviction_policy import (
     Action,
     Cordon,
     Evict,
@@ -38,6 +27,17 @@ from llamasup.pool.policy import (
     WakeAt,
     decide,
 )
+from llamasup.pool.model import (
+    ManagedModel,
+    PendingDemand,
+    SizedModel,
+    as_unavailable,
+    being_unloaded,
+    not_loaded,
+    policy_for,
+    share_of,
+)
+from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.pool.sizing import Fetch, ModelSizer

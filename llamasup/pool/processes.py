@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import with_name
 from llamasup.planning.memory.shares import MemoryBudget
-from llamasup.planning.planner import Planner
 from llamasup.pool.model import ManagedModel, SizedModel, with_devices
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner

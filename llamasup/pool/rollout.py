@@ -10,8 +10,8 @@ from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel, SizedModel, not_loaded
-from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
 from llamasup.pool.unload import is_ready_or_settled, memory_released, stop_all
 from llamasup.queueing.endpoint import Unavailable

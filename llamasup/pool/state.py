@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.states import State
 
 __all__ = ["AWAY", "nearest", "state_of"]

@@ -7,13 +7,13 @@ from dataclasses import replace
 from llamasup.queueing.endpoint import BUSY, Endpoint, Serving, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 
-__all__ = ["queue_full", "server_busy", "wait_timed_out"]
+__all__ = ["busy_queue_full", "load_queue_full", "wait_timed_out"]
 
 
 _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
 
 
-def queue_full(why: Unavailable, waiting: int) -> Unavailable:
+def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
     """The queue is full, and nothing serves."""
     return replace(
         why,
@@ -23,7 +23,7 @@ def queue_full(why: Unavailable, waiting: int) -> Unavailable:
     )
 
 
-def server_busy(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
+def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
     """No permit is free, and the queue is full. ``queued``: the entries of ``waiting`` that need a permit."""
     more = f", and {waiting} more wait" if waiting else ""
     return replace(

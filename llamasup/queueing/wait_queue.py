@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.fair_queue import FairQueue, Queued
-from llamasup.queueing.rejections import queue_full, server_busy, wait_timed_out
+from llamasup.queueing.rejections import busy_queue_full, load_queue_full, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 
 __all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
@@ -195,9 +195,9 @@ class RequestQueue:
             if not self._timeout_s or self._is_full(entry):
                 if self._on_wanted is not None:
                     self._on_wanted()
-                return queue_full(state, len(self)) if self._timeout_s else state
+                return load_queue_full(state, len(self)) if self._timeout_s else state
         elif not self._timeout_s or self._is_full(entry):
-            return server_busy(state, len(self), len(self._queue))
+            return busy_queue_full(state, len(self), len(self._queue))
         now_s = self._clock()
         entry.begin(now_s, self._timeout_s)
         self._admit(entry, state, now_s)

@@ -13,8 +13,8 @@ from llamasup.control.single_target import SingleModelTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.llama_server.settings import Settings
+from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
-from llamasup.planning.planner import Planner
 from llamasup.pool.catalog.single import Supervisor
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.proxy.settings import ProxyConfig

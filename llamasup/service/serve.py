@@ -17,9 +17,9 @@ from llamasup.llama_server.inspect import find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import budget_of
+from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.pool.model import policy_for
 from llamasup.pool.options import PoolOptions
-from llamasup.pool.policy import ResidencyPolicy
 from llamasup.service.hosting import ServiceHost, sweep_and_check
 from llamasup.service.inventory import read_inventory
 from llamasup.service.many_models import Configured, HostedModels

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from llamasup.pool.policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
+from llamasup.pool.eviction_policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]

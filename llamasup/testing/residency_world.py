@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from llamasup.pool.eviction import UNUSED, Use
-from llamasup.pool.policy import (
+from llamasup.pool.cheapest_set import UNUSED, Use
+from llamasup.pool.eviction_policy import (
     Action,
     Cordon,
     DeviceBytes,

@@ -17,8 +17,8 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
+from llamasup.config.config_keys import Auth, Http, Memory, ModelEntry
 from llamasup.config.sizes import Size
-from llamasup.config.values import Auth, Http, Memory, ModelEntry
 from tests.api.in_loop import in_loop
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S

@@ -10,8 +10,8 @@ import pytest
 import llamasup
 from llamasup.api.inputs import ConfigInputs, config_of, entry_of, name_of, successor
 from llamasup.config import Config
+from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import ConfigIssues
-from llamasup.config.values import ModelEntry
 
 
 def said(**options: Any) -> ModelEntry:

@@ -11,7 +11,7 @@ import pytest
 
 import llamasup
 from llamasup import errors
-from llamasup.config.values import ModelEntry
+from llamasup.config.config_keys import ModelEntry
 
 NAMES = {
     "AccessDenied",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.output.models_table import models_table, summary
+from llamasup.cli.output.status_table import models_table, summary
 
 LOADED: dict[str, Any] = {
     "id": "qwen",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
+from llamasup.config.config_keys import Config
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.reading import read_text
-from llamasup.config.values import Config
 
 HERE = Path("/etc/llamasup")
 """The folder of the config."""

@@ -13,10 +13,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.nodes import MAX_BYTES
 from llamasup.config.reading import keys_of, read_text
-from llamasup.config.values import Config, ModelEntry
 from tests.config.reading import issues_of
 
 _KEYS = st.sampled_from([*keys_of(Config), *keys_of(ModelEntry), "ram", "keep", "api_key_file", "x"])

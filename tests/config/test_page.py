@@ -8,7 +8,7 @@ from pathlib import Path
 from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.reading import read
 from tests.config.reading import config_of
-from tests.config.test_schema import errors_of
+from tests.config.test_json_schema import errors_of
 from tests.paths import ROOT
 
 PAGE = (ROOT / "docs" / "configuration.md").read_text()

@@ -14,7 +14,7 @@ from llamasup.downloads.manager import Listener, Progress
 from llamasup.errors import Conflict, LlamasupError
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.status import state_of_managed
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.rollout import remove
 from tests.pool.pools import async_test, file_of, pooled, spec_of, with_context
 

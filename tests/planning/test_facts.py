@@ -15,8 +15,8 @@ from llamasup.llama_server.settings import Settings
 from llamasup.models.registry import build
 from llamasup.models.search import search_models
 from llamasup.planning import facts
+from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare, sibling_projectors
-from llamasup.planning.planner import Planner
 from llamasup.pool.model import prepare_listed
 from llamasup.testing import models, vision
 from llamasup.testing.models import big_endian_decoder, tiny_encoder

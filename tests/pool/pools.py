@@ -21,9 +21,9 @@ from llamasup.models.registry import Registry
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay
 from llamasup.pool import sizing
 from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.eviction_policy import Phase, ResidencyPolicy
 from llamasup.pool.model import ManagedModel, SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
-from llamasup.pool.policy import Phase, ResidencyPolicy
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch

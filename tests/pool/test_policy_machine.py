@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llamasup.pool.policy import Action, Phase, ResidencyPolicy, WakeAt
+from llamasup.pool.eviction_policy import Action, Phase, ResidencyPolicy, WakeAt
 from llamasup.testing.residency_sim import Call, replay, simulate
 from llamasup.testing.residency_world import Model, ModelWorld
 

@@ -19,11 +19,10 @@ import pytest
 
 from llamasup.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec, Stay
-from llamasup.planning import planner
 from llamasup.pool import pool as pool_module
 from llamasup.pool import sizing, unload
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import SizedModel
-from llamasup.pool.policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
@@ -147,15 +146,15 @@ async def test_lack_of_memory_is_retried_soon(
     tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it served before: it is given up at once, and nothing is kept for it meanwhile."""
-    really = planner.__dict__["hardware"]
+    really = attempts.__dict__["hardware"]
     async with pooled(tmp_path, specs["a"]) as it:
         for times in range(2):
-            monkeypatch.setattr(planner, "hardware", lambda: replace(really(), memory_available_bytes=1000))
+            monkeypatch.setattr(attempts, "hardware", lambda: replace(really(), memory_available_bytes=1000))
             refused = await it.ask("a").refusal()
             assert (refused.cause, it["a"].phase) == ("does_not_fit", Phase.FAILED)
             assert refused.retry_after_s == pytest.approx(pool_module.RETRY_AFTER_MEMORY_S, abs=1.0)
             assert it["a"].runners[0].instance.restarts == 0
-            monkeypatch.setattr(planner, "hardware", really)
+            monkeypatch.setattr(attempts, "hardware", really)
             await it.load("a")
             await it.unload("a")
             assert it.loads("a") == times + 1

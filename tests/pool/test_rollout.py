@@ -12,8 +12,8 @@ import pytest
 
 from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import policy_for
-from llamasup.pool.policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State

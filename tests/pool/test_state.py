@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.state import state_of
 from llamasup.supervision.states import State
 

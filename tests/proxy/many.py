@@ -10,7 +10,7 @@ from llamasup.models.access import ResolvedModel, resolved, unknown_model, unnam
 from llamasup.models.names import NameIndex
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.queueing.wait_queue import RequestQueue
 from tests.proxy.rig import PATIENCE_S, Rig, Wire

@@ -17,7 +17,7 @@ import httpx
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import ModelEntry
+from llamasup.config.config_keys import ModelEntry
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
 

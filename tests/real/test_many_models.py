@@ -20,10 +20,10 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
+from llamasup.config.config_keys import Memory, ModelEntry
 from llamasup.config.sizes import Size
-from llamasup.config.values import Memory, ModelEntry
 from llamasup.gguf.demo import demo_model
-from llamasup.pool.policy import ResidencyPolicy
+from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay

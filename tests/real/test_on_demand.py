@@ -13,7 +13,7 @@ from msgspec import structs
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import Downloads, ModelEntry
+from llamasup.config.config_keys import Downloads, ModelEntry
 from llamasup.gguf.demo import demo_model
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S

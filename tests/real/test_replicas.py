@@ -23,8 +23,8 @@ import pytest
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server.settings import Settings
 from llamasup.observability.metrics import RequestRecord
+from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
-from llamasup.planning.planner import Planner
 from llamasup.pool.catalog.single import Supervisor
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.proxy import Proxy, ProxyConfig, bind

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.config.values import Config, ModelEntry, ModelKeys
+from llamasup.config.config_keys import Config, ModelEntry, ModelKeys
 from llamasup.models.diff import changes
 from llamasup.models.spec import ModelSpec
 from llamasup.service.inventory import read_inventory, search_paths

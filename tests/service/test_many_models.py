@@ -13,7 +13,7 @@ import pytest
 
 from llamasup.config import Config, load
 from llamasup.errors import ConfigInvalid
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.service import serve
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService

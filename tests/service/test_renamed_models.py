@@ -12,12 +12,12 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import Downloads, ModelEntry
+from llamasup.config.config_keys import Downloads, ModelEntry
 from llamasup.downloads.manager import Listener
 from llamasup.gguf.demo import demo_model
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.catalog.catalog import Catalog
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.events import StateChanged
 from tests.hub import running_hub
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, registry_of, server, spec_of

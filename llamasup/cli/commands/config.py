@@ -22,9 +22,9 @@ from llamasup.system.storage.paths import expanded
 from llamasup.system.text import path_text, printable
 
 if TYPE_CHECKING:
+    from llamasup.config.config_keys import Config
     from llamasup.config.issues import Issue
     from llamasup.config.starter import StarterFacts
-    from llamasup.config.values import Config
 
 __all__ = ["check", "commands", "init", "schema"]
 
@@ -114,7 +114,7 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
 @commands.command()
 def schema() -> int:
     """Print the JSON Schema of a config, for editors."""
-    from llamasup.config.schema import json_schema
+    from llamasup.config.json_schema import json_schema
 
     return guarded(lambda _: write_json(json_schema()))
 
@@ -156,8 +156,8 @@ def _write(path: Path, text: str, *, force: bool) -> Path:
 
 def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
     from llamasup.auth.key_store import default_key_file
+    from llamasup.config.config_keys import Cache
     from llamasup.config.starter import StarterFacts
-    from llamasup.config.values import Cache
     from llamasup.llama_server.inspect import find_runtime
     from llamasup.models.search import cache_folders
     from llamasup.system.hardware.probe import hardware

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from llamasup.auth.key_source import KeyFile, environment_keys
+from llamasup.config.config_keys import Config, ModelKeys
 from llamasup.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
 from llamasup.config.kinds import FilePath, Many
 from llamasup.config.reading import Reading, keys_of
-from llamasup.config.values import Config, ModelKeys
 from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
 from llamasup.http.address import is_local
 from llamasup.models.registry import Registry

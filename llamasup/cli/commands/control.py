@@ -21,8 +21,8 @@ from llamasup.cli.options.groups import Group, number, path, takes_groups, text
 from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import stdout_columns
-from llamasup.cli.output.models_table import models_table, summary
 from llamasup.cli.output.results import write_bytes, write_json, write_result
+from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.pool.state import AWAY

@@ -46,8 +46,8 @@ def plan(
 
     The command starts nothing.
     """
+    from llamasup.planning.attempts import Planner
     from llamasup.planning.facts import prepare
-    from llamasup.planning.planner import Planner
 
     def act(view: View) -> None:
         with while_waiting(view, "reading the options of the runtime"):

@@ -14,8 +14,8 @@ from llamasup.models.registry import Registry, Unknown
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.catalog.status import state_of_managed
+from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
-from llamasup.pool.policy import Phase
 from llamasup.pool.pool import Pool
 from llamasup.pool.rollout import remove, roll_out
 from llamasup.queueing.endpoint import Lease, Unavailable

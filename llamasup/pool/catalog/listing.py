@@ -15,7 +15,7 @@ import msgspec
 from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
-from llamasup.pool.policy import Phase
+from llamasup.pool.eviction_policy import Phase
 
 __all__ = ["ListedModel", "ModelListing"]
 

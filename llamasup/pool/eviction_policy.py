@@ -11,7 +11,7 @@ from enum import StrEnum
 from heapq import nsmallest
 from typing import Final, Literal, assert_never
 
-from llamasup.pool.eviction import (
+from llamasup.pool.cheapest_set import (
     COUNT,
     UNUSED,
     Candidate,

@@ -1,4 +1,4 @@
-"""The keys as JSON Schema (draft 2020-12) for editors, and as rows of the tables in docs/configuration.md."""
+"""The keys of ``config_keys.py`` as JSON Schema (draft 2020-12) for editors, and as rows of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from llamasup.config.config_keys import Config
 from llamasup.config.kinds import FilePath, Key, Kind, Many, Name, Named, Section
 from llamasup.config.reading import keys_of
 from llamasup.config.sizes import Size, duration_text
-from llamasup.config.values import Config
 
 __all__ = ["Row", "json_schema", "rows_of"]
 

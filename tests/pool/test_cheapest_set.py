@@ -8,7 +8,7 @@ from itertools import chain, combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.pool.eviction import Candidate, Resource, cheapest_set
+from llamasup.pool.cheapest_set import Candidate, Resource, cheapest_set
 
 RAM: Resource = ("memory", "ram")
 GPU: Resource = ("memory", "CUDA0")

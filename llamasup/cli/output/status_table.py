@@ -1,4 +1,7 @@
-"""Formats the ``status`` object of the control API as text."""
+"""Formats the ``status`` object of the control API as text: the table of ``ps`` and ``status``.
+
+``pool/catalog/status.py`` makes the object of each model.
+"""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from llamasup.pool.eviction import HALF_LIFE_S, Use
-from llamasup.pool.policy import (
+from llamasup.pool.cheapest_set import HALF_LIFE_S, Use
+from llamasup.pool.eviction_policy import (
     MAX_LOADS,
     RECHECK_S,
     Action,

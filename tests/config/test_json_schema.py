@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 import yaml
 
+from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.json_schema import json_schema, rows_of
 from llamasup.config.kinds import Many, Named, Section
 from llamasup.config.reading import keys_of
-from llamasup.config.schema import json_schema, rows_of
-from llamasup.config.values import Config, ModelEntry
 from tests.config.reading import issues_of
 from tests.paths import ROOT
 

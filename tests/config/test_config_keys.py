@@ -9,8 +9,8 @@ import pytest
 from msgspec import structs
 
 from llamasup.config import load
+from llamasup.config.config_keys import Config, ModelKeys
 from llamasup.config.sizes import Size, duration_text, read_duration, read_size
-from llamasup.config.values import Config, ModelKeys
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.rules import ModelRule

@@ -1,5 +1,7 @@
 """Finds the cheapest set of models to evict for the resources that a load lacks (pure).
 
+``eviction_policy.py`` decides when a model may be evicted, at which cost and why.
+
 A small covering problem over memory, the number of loaded models and one model of a group on each device.
 The search is exact while that is quick. The cost of a model grows with its use: a request counts half after
 an hour (scripts/simulate_residency.py; results in docs/residency.md).
