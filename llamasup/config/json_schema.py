@@ -1,4 +1,4 @@
-"""The keys of ``config_keys.py`` as JSON Schema (draft 2020-12) for editors, and as rows of docs/configuration.md."""
+"""The keys of ``config_keys.py`` as JSON Schema (draft 2020-12), and as rows of docs/configuration.md."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Downloads:
     def _start(self, ref: str) -> _Download:
         if len(self._tasks) >= _MAX_DOWNLOADS:
             raise DownloadFailed(
-                f"{len(self._tasks)} downloads are already waiting.", remedy="Try again later."
+                f"Too many downloads are waiting ({len(self._tasks)}).", remedy="Try again later."
             )
         listeners: list[Listener] = []
         task = asyncio.get_running_loop().create_task(self._fetch(ref, listeners), name="download")

@@ -200,12 +200,10 @@ def test_control_command_is_shown_with_its_model() -> None:
 
 def test_details_of_rejected_config_are_not_shown_as_log_of_llama_server() -> None:
     view, reporter = many()
-    reporter.on_event(
-        ConfigRejected(ConfigInvalid("c.yaml has one mistake.", details=("c.yaml:4: max_loaded",)))
-    )
+    reporter.on_event(ConfigRejected(ConfigInvalid("c.yaml has 1 error.", details=("c.yaml:4: max_loaded",))))
     assert (
         view.lines[0][2]
-        == "c.yaml has one mistake. The previous configuration stays in use.\n    c.yaml:4: max_loaded"
+        == "c.yaml has 1 error. The previous configuration stays in use.\n    c.yaml:4: max_loaded"
     )
 
 

@@ -78,7 +78,7 @@ def test_frozen_application_is_not_started_for_a_download(
     monkeypatch.setattr(sys, "executable", str(application))
 
     async def act(downloads: Downloads) -> None:
-        with pytest.raises(DownloadFailed, match="no Python to download it with") as caught:
+        with pytest.raises(DownloadFailed, match="has no Python for the download") as caught:
             await downloads.fetch(REF)
         assert "llamasup pull" in caught.value.remedy
 
@@ -166,7 +166,7 @@ def test_signature_is_not_in_the_process_arguments(
 
 def test_errors_of_the_download_are_raised(hub: Hub, acting: Acting) -> None:
     async def act(downloads: Downloads) -> None:
-        with pytest.raises(AccessDenied, match="no org/none") as caught:
+        with pytest.raises(AccessDenied, match="org/none does not exist") as caught:
             await downloads.fetch("org/none")
         assert "HF_TOKEN" in caught.value.remedy
         with pytest.raises(ModelMissing, match="has no quantization Q8_0") as missing:
@@ -251,7 +251,7 @@ def test_number_of_waiting_downloads_is_limited(
     async def act(downloads: Downloads) -> None:
         fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
         await held(hub)
-        with pytest.raises(DownloadFailed, match="waiting already"):
+        with pytest.raises(DownloadFailed, match="Too many downloads are waiting"):
             await downloads.fetch("org/other")
         hub.released.set()
         await fetching

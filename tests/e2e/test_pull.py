@@ -101,7 +101,7 @@ def test_a_model_is_pulled_shown_again_and_inspected(hub: Hub, folder: Path) -> 
     done = pulled("org/tiny-GGUF")
     path = folder / "org/tiny-GGUF" / NAME
     assert done.stdout == f"{path}\n"
-    assert "Q4_K_M, as llama.cpp chooses" in done.stderr
+    assert "Q4_K_M, the default of llama.cpp" in done.stderr
     assert "llamasup run org/tiny-GGUF" in done.stderr
     assert path.read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
     hub.asked.clear()

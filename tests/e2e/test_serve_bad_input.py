@@ -124,7 +124,7 @@ def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
         for more, why in (
             (f"  big: {{path: {folder}/beta.gguf, ctx_size: 8000000, parallel: 1}}\n", "big"),
             (f"  gone: {{path: {folder}/gamma.gguf}}\n", "gamma.gguf"),
-            ("  alpha: {path: x}\n", "given twice"),
+            ("  alpha: {path: x}\n", "duplicate key"),
             ("  - nonsense\n", ""),
         ):
             path.write_text(sound + more)
@@ -319,7 +319,7 @@ def test_an_empty_folder_serves_nothing_until_there_is_something(
         assert ask(client, "alpha").status_code == 200
 
 
-@pytest.mark.parametrize(("is_file", "said"), [(True, "is a file"), (False, "there is no such folder")])
+@pytest.mark.parametrize(("is_file", "said"), [(True, " is a file"), (False, ": there is no such folder")])
 def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tmp_path: Path) -> None:
     path = tmp_path / "models"
     if is_file:
@@ -327,7 +327,7 @@ def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tm
     ended = run_to_end("serve", "--models-dir", str(path), "--port", "0")
 
     assert ended.returncode == 66
-    assert f"{path}: {said}" in ended.stderr
+    assert f"{path}{said}" in ended.stderr
 
 
 def test_a_folder_of_the_config_may_come_later(config: Path, folder: Path) -> None:

@@ -175,7 +175,7 @@ def test_the_systems_units_are_roots(desk: Desk, tiny_model: Path) -> None:
     [
         (["--name", "a/b"], 2, "'a/b' is not a valid name for a service"),
         (["--name", ".."], 2, "is not a valid name for a service"),
-        (["--port", "80"], 2, "--port 80 needs a right"),
+        (["--port", "80"], 2, "--port 80 needs a privilege"),
         (["--port", "65536"], 2, "--port 65536 is not a valid port"),
         (["--run-as", "no such user"], 2, "There is no user 'no such user'"),
         (["--user", "--run-as", "root"], 2, "exclude each other"),

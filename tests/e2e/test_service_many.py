@@ -122,7 +122,7 @@ def test_a_users_own_service_reads_its_files_itself(folder: Path) -> None:
         (["--config", "x.yaml", "--ctx-size", "512"], "--ctx-size needs MODEL"),
         (["--config", "x.yaml", "--access-log", "-"], "--access-log needs MODEL"),
         (["--config", "x.yaml", "--run-as", "no such user"], "There is no user"),
-        (["--config", "x.yaml", "--name", "a/b"], "no name for a service"),
+        (["--config", "x.yaml", "--name", "a/b"], "not a valid name for a service"),
     ],
 )
 def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str) -> None:
@@ -133,13 +133,13 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
 @pytest.mark.parametrize(
     ("config", "words", "code", "said"),
     [
-        ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a right"),
+        ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a privilege"),
         ("models_dir: models\nlisten: 0.0.0.0:8080", [], 78, "no API key is set"),
         ("models: {a: {ctxsize: 5}}", [], 78, "unknown key; did you mean ctx_size?"),
         ("models: {x: {path: nothing.gguf}}", [], 78, "No such file or directory"),
         ("models_dir: models\nmodels: {x: {}}", [], 66, "no model 'x'"),
         ("models: {x: {path: keys}}", [], 65, "keys"),
-        ("caches: huggingface", [], 78, "folders below a home"),
+        ("caches: huggingface", [], 78, "these folders are in your home"),
         ("models_dir: ~/models", [], 78, "/var/lib/llamasup/serve/models"),
         ("models_dir: ${MODELS}", [], 78, "MODELS"),
         ("downloads: {on_demand: true, folder: nowhere}", [], 78, "does not exist"),

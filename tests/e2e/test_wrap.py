@@ -259,5 +259,5 @@ def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
         key = {"Authorization": "Bearer hidden"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
         assert running.stop() == 0
-        assert "asks for a key that llamasup does not know" in running.said
+        assert "requires an API key that llamasup does not know" in running.said
         assert "hidden" not in running.said

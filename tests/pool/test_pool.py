@@ -19,6 +19,7 @@ import pytest
 
 from llamasup.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec, Stay
+from llamasup.planning import attempts
 from llamasup.pool import pool as pool_module
 from llamasup.pool import sizing, unload
 from llamasup.pool.eviction_policy import Phase

@@ -31,6 +31,10 @@ class Ended(Exception):
     """llama-server ended while starting; the argument is its log."""
 
 
+# llama-server closes idle connections after 5 s, and a busy machine may pause the client for as long.
+NO_KEEP_ALIVE = httpx.Limits(max_keepalive_connections=0)
+
+
 @pytest.fixture
 def serve(llama_server: str, tmp_path: Path) -> Callable[..., Any]:
     """``with serve(path, *flags) as client``: a server on a free port, and an HTTP client for it."""
@@ -59,7 +63,7 @@ def serve(llama_server: str, tmp_path: Path) -> Callable[..., Any]:
             else:
                 raise Ended("".join(log))
             url = line.rsplit("listening on ", 1)[1].strip()
-            with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            with httpx.Client(base_url=url, timeout=30, trust_env=False, limits=NO_KEEP_ALIVE) as client:
                 assert client.get("/health").json() == {"status": "ok"}
                 yield client
         finally:

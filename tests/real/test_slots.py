@@ -255,7 +255,7 @@ def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answe
             assert it.runner.instance.generation == 2
             (message,) = warnings(it)
             assert message.startswith("Could not restore saved slots: ")
-            assert message.endswith("It is started again without them.")
+            assert message.endswith("llama-server is started again without them.")
             assert slots.names() == set()
 
     run(test)

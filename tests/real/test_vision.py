@@ -89,11 +89,11 @@ def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_
     wrong.write_bytes(vision.vision_projector(48))
     refused = run_to_end("run", str(tiny_model), "--port", "0", "--runtime", runtime, "--mmproj", str(wrong))
     assert refused.returncode == 65
-    assert "--mmproj mmproj-F16.gguf is for models of width 48, and this one has 64" in refused.stderr
+    assert "--mmproj mmproj-F16.gguf is for models of width 48, and this model has width 64" in refused.stderr
 
     planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", runtime)
     assert planned.returncode == 0
-    assert "is for models of width 48, and this one has 64" in planned.stdout
+    assert "is for models of width 48, and this model has width 64" in planned.stdout
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
         assert chat(running).status_code == 200
         assert running.stop() == 0

@@ -1,12 +1,13 @@
 """Starts the guardian: a small process that cleans up if the supervisor is killed (S14).
 
-PR_SET_PDEATHSIG (``exec_child.py``) ends only the spawned process, and only on Linux. A llama-server that a wrapper script
-started, processes outside its group, and the run folder with its sockets would stay until the next start. The
-guardian (``exec_guardian.py``) notices the supervisor's end as the end of a pipe, and then runs the same
-sweep as the next start would (``sweep.py``).
+PR_SET_PDEATHSIG (``exec_child.py``) ends only the spawned process, and only on Linux. A llama-server that a
+wrapper script started, processes outside its group, and the run folder with its sockets would stay until the
+next start. The guardian (``exec_guardian.py``) notices the supervisor's end as the end of a pipe, and then
+runs the same sweep as the next start would (``sweep.py``).
 
-There is none on Windows, where a job object (``windows.py``) ends all descendants; none in a frozen application, which cannot
-run Python; and none for process 1 of a container, with which the kernel ends everything.
+There is none on Windows, where a job object (``windows.py``) ends all descendants; none in a frozen
+application, which cannot run Python; and none for process 1 of a container, with which the kernel ends
+everything.
 """
 
 from __future__ import annotations

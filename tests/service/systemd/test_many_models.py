@@ -110,7 +110,7 @@ def test_many_models_start_change_and_stop_as_one_service(
         home.put("served/config.yaml", CONFIG.format(more="b: {alias: other}"))
         assert machine.run("systemctl", "reload", service.unit, check=False).returncode != 0
         service.until(ActiveState="active", StatusText="~config rejected")
-        assert "models.b.alias: there is no such key; the nearest is aliases" in machine.logs()
+        assert "models.b.alias: unknown key; did you mean aliases?" in machine.logs()
         assert client.post("/v1/completions", json={"model": "other", **body}).status_code == 200
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}"))
         machine.systemctl("reload", service.unit)
