@@ -111,7 +111,7 @@ def test_key_file_readable_by_others_is_a_warning(
     with llamasup(tiny_model, *arguments) as running, client(running) as http:
         assert asked(http, "one").status_code == 200
         assert running.stop() == 0
-        assert running.said.count("can be read by others") == 1
+        assert running.said.count("Other users can read the API key file") == 1
 
 
 def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:

@@ -407,7 +407,7 @@ _MAX_OF_ALL = (
         (large_header(("tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, 1 << 33))), "within 32 MiB"),
         (large_header(("general.name", 8, struct.pack("<Q", 1 << 34))), "within 32 MiB"),
         (large_header(("general.name", 8, struct.pack("<Q", 1 << 63))), "claims 9223372036854775808 bytes"),
-        (large_header(("a", 9, struct.pack("<IQ", 4, 1 << 40))), "is 1099511627776, for which"),
+        (large_header(("a", 9, struct.pack("<IQ", 4, 1 << 40))), "is 1099511627776, which needs"),
         (large_header(*_MAX_OF_ALL, tensors=16_384), "131072"),
     ],
     ids=["strings", "floats", "string", "string of 2^63", "array of 2^40", "most of all"],

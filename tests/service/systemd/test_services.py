@@ -234,7 +234,7 @@ def test_a_users_own_service(machine: Machine, tiny_model: Path) -> None:
     installed = machine.run(
         *(*llamasup, "install", str(model), "--user", "--now", "--port", "0", "--runtime", fake(machine))
     )
-    assert "serves" in installed.stderr
+    assert "is ready" in installed.stderr
     status = machine.run(*llamasup, "status", "tiny", "--user").stdout
     assert "serving tiny at http://127.0.0.1:" in status
     assert machine.run("ls", "/home/bob/.config/systemd/user").stdout.splitlines() == [
