@@ -105,12 +105,13 @@ class Machine:
         ]
 
     def main(self, unit: str) -> psutil.Process:
-        (process,) = [
+        candidates = [
             process
             for process in self.pids(unit)
             if "-P" in (arguments := process.cmdline()) and ("run" in arguments or "serve" in arguments)
         ]
-        return process
+        # A child has its parent's command line until it executes its program.
+        return min(candidates, key=lambda process: process.create_time())
 
     def write_unit(self, name: str, text: str) -> None:
         self.run("sh", "-c", 'mkdir -p "$(dirname "$0")"; cat > "$0"', f"/run/systemd/system/{name}")
