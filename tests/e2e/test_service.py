@@ -1,7 +1,7 @@
 """``llamasup service`` as a command: what it writes, removes, shows and refuses.
 
 Its ``systemctl`` is a small program of the test that writes down what it is asked; the real one is in
-tests/systemd. Only ``--user`` units are written: their folder belongs to the test.
+tests/service/systemd. Only ``--user`` units are written: their folder belongs to the test.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``llamasup service`` of many models: what the unit says for a config, and what is refused.
 
-The unit under a real systemd is in tests/systemd.
+The unit under a real systemd is in tests/service/systemd.
 """
 
 from __future__ import annotations

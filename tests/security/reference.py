@@ -63,7 +63,7 @@ _KEPT_BACK = frozenset(
 
 
 def _forwarded(asked: Received) -> Received:
-    """What of a client's request a child is to see, said once more and independently of ``core.http``."""
+    """What of a client's request a child is to see, said once more and independently of ``llamasup.http``."""
     nominated = {
         word.strip()
         for name, value in asked.headers

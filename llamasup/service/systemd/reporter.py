@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Protocol
 
-from llamasup.service.systemd import status as core
+from llamasup.service.systemd import status
 from llamasup.service.systemd.notify import Systemd
 from llamasup.service.systemd.status import Messages, ServiceStatus
 from llamasup.supervision.events import (
@@ -76,12 +76,12 @@ class SystemdReporter:
         slots = runner.plan.parallel if runner is not None and runner.plan is not None else None
         match notice:
             case StateChanged(model, state, _):
-                self._send(core.state_changed(self._status, model, state, slots=slots))
+                self._send(status.state_changed(self._status, model, state, slots=slots))
             case Ready(address, _, models):
-                self._send(core.serving(self._status, models, address.shown, slots=slots))
+                self._send(status.serving(self._status, models, address.shown, slots=slots))
             case ServerExited(model, _, _, diagnosis, restart_in_s):
                 self._send(
-                    core.exited(
+                    status.exited(
                         self._status,
                         model,
                         diagnosis,
@@ -91,11 +91,11 @@ class SystemdReporter:
                     )
                 )
             case ModelsChanged(changes, models):
-                self._send(core.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
+                self._send(status.reloaded(self._status, models, gone=(*changes.removed, *changes.changed)))
             case ConfigRejected(error):
                 # The first of possibly many issues; the log has all of them.
                 problem = " ".join((error.message, *error.details[:1]))
-                self._send(core.reloaded(self._status, None, problem))
+                self._send(status.reloaded(self._status, None, problem))
             case Stopped():
                 self.stop_asked()
             case _:
@@ -103,7 +103,7 @@ class SystemdReporter:
 
     def stop_asked(self) -> None:
         needs_s = self._service.drain_timeout_s + self._policy.stop_timeout_s + _SLACK_S
-        self._send(core.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
+        self._send(status.stopping(self._status, in_flight=self._service.in_flight, needs_s=needs_s))
 
     def asked(self, what: str) -> None:
         """Called for a request of the control API, which carries it out. The restart of one of many models is
@@ -118,7 +118,7 @@ class SystemdReporter:
         runner = self._service.runner
         now_us = time.monotonic_ns() // 1000
         self._send(
-            core.reloading(self._status, None if runner is None else runner.model, monotonic_us=now_us)
+            status.reloading(self._status, None if runner is None else runner.model, monotonic_us=now_us)
         )
 
     def _send(self, update: tuple[ServiceStatus, Messages]) -> None:
@@ -127,11 +127,11 @@ class SystemdReporter:
             self._notifier.send(*messages)
 
     def _heartbeat(self) -> None:
-        self._notifier.send(*core.heartbeat(self._status), keep=False)
+        self._notifier.send(*status.heartbeat(self._status), keep=False)
         every_s = []
         if self._watchdog_s is not None:
             every_s.append(self._watchdog_s / 2)
         if self._status.is_starting:
-            every_s.append(core.EXTENSION_S / 3)
+            every_s.append(status.EXTENSION_S / 3)
         # Otherwise systemd expects no heartbeat, and an idle supervisor does not wake up.
         self._timer = self._loop.call_later(min(every_s), self._heartbeat) if every_s else None

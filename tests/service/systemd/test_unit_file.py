@@ -1,4 +1,4 @@
-"""The unit of a service as text. That systemd takes it, and what it scores, is in tests/systemd."""
+"""The unit of a service as text. That systemd takes it, and what it scores, is in tests/service/systemd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_unit_is_recognised_as_ours_by_its_first_line() -> None:
     ],
 )
 def test_arguments_reach_llamasup_unchanged(word: str, spelled: str) -> None:
-    """systemd.syntax(7), Quoting; tests/systemd runs one for real."""
+    """systemd.syntax(7), Quoting; tests/service/systemd runs one for real."""
     unit = replace(PLAIN, command=("/bin/run", word))
     assert settings(unit, "ExecStart") == [f"/bin/run {spelled}"]
 
