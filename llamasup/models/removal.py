@@ -204,7 +204,7 @@ def _only_leftovers(name: str, ref: Ref | None, folder: Path) -> Removal:
     if leftovers:
         return Removal(name, (), leftovers)
     raise ModelMissing(
-        f"There is no {printable(name)} in {folder}.",
+        f"{folder} has no model {printable(name)!r}.",
         remedy="Give a path in that folder, or org/repo[:quant]; `llamasup list` shows the models.",
     )
 

@@ -1282,7 +1282,7 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
 
 def test_missing_model_cannot_be_removed(tmp_path: Path) -> None:
     for name in ("o/r", "m.gguf", "https://h/m.gguf", "demo", "~nobody-here/m.gguf", f"{'x' * 300}.gguf"):
-        with pytest.raises(ModelMissing, match="There is no"):
+        with pytest.raises(ModelMissing, match="has no model"):
             gone(tmp_path, name)
     with pytest.raises(ModelMissing) as caught:
         gone(tmp_path, "https://h/m.gguf?X-Signature=secret")
