@@ -146,7 +146,7 @@ SERVING = Group(
         duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
-        time_limit("--slow-request", "Log requests that take longer than this. Default: off."),
+        time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
     )
 )
 
