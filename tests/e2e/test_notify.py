@@ -1,6 +1,6 @@
 """``llamasup run`` as systemd starts it: what it tells, what SIGHUP means there, and the sockets it is given.
 
-The service manager is a socket of the test; the real systemd is in tests/systemd.
+The service manager is a socket of the test; the real systemd is in tests/service/systemd.
 """
 
 from __future__ import annotations
