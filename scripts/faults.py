@@ -167,9 +167,9 @@ def crash_to_served(bench: Bench, repeats: int, verdict: Verdict) -> Iterator[st
     verdict.expect(added <= MAX_ADDED_S, f"P6: {shown(added)} added to the server's own load time")
     yield (
         f"**Crash to served again** (P6; {repeats} times, medians): a request sent right after the SIGKILL "
-        f"has its answer {shown(added)} ({shown(min(added_s))} to {shown(max(added_s))}) later than "
-        f"the server's own load takes, which by hand and in turn is {shown(statistics.median(own_s))}. "
-        "Promised: at most 100 ms.\n"
+        f"waits {shown(added)} ({shown(min(added_s))} to {shown(max(added_s))}) longer than the server's own "
+        f"load time. That time is {shown(statistics.median(own_s))}, measured in turn with the same command "
+        "line without llamasup. Promised: at most 100 ms.\n"
     )
 
 
@@ -188,8 +188,8 @@ def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str
     held = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
     before, after = held[0], held[-1]
     print(
-        f"**{after.cycles - before.cycles:,} crash cycles** (S18): {crashes} times a server killed in "
-        f"mid-stream, then a stop and a start, {len(held) - 1} times over, in one process:\n\n"
+        f"**{after.cycles - before.cycles:,} crash cycles** (S18): a server is killed in mid-stream "
+        f"{crashes} times, then stopped and started, all this {len(held) - 1} times in one process:\n\n"
         f"| | descriptors | threads | tasks | children | files | RSS |\n|---|---:|---:|---:|---:|---:|---:|"
     )
     for name, each in (("before", before), ("after", after)):

@@ -73,7 +73,7 @@ _LORA: Final = FilePath("the path of a .gguf file, or auto", literal=("auto",), 
 
 
 class Memory(_Keys, frozen=True, kw_only=True):
-    """The most memory that all models together may use. Memory that other programs use stays theirs."""
+    """The most memory that all models together may use. They never get memory that other programs use."""
 
     ram: Annotated[
         Size | None,
@@ -85,7 +85,7 @@ class Memory(_Keys, frozen=True, kw_only=True):
 
 
 class ModelKeys(_Keys, frozen=True, kw_only=True):
-    """Settings of models: of all under ``defaults``, of one model or rule under its name in ``models``."""
+    """Settings of models. They apply to all models, or to those of an entry in ``models``."""
 
     ctx_size: Annotated[
         int | None,
@@ -97,11 +97,15 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     ] = None
     parallel: Annotated[
         int | None,
-        Key(Integer(1, 1024), "Slots: the requests that the server computes at the same time.", "planned"),
+        Key(
+            Integer(1, 1024),
+            "The number of slots: how many requests the server computes at the same time.",
+            "planned",
+        ),
     ] = None
     gpu_layers: Annotated[
         GpuLayers | None,
-        Key(IntegerOr(0, ("auto", "all")), "Layers on the GPU. auto: as many as fit.", "auto"),
+        Key(IntegerOr(0, ("auto", "all")), "The number of layers on the GPU. auto: as many as fit.", "auto"),
     ] = None
     threads: Annotated[int | None, Key(Integer(1, 4096), "CPU threads for computing.", "planned")] = None
     kv_type: Annotated[
@@ -186,10 +190,16 @@ class ModelKeys(_Keys, frozen=True, kw_only=True):
     ] = None
 
     max_concurrent: Annotated[
-        int | None, Key(Integer(1), "The requests that run at the same time.", "the number of slots")
+        int | None,
+        Key(Integer(1), "The number of requests that may run at the same time.", "the number of slots"),
     ] = None
     max_queued: Annotated[
-        int | None, Key(Integer(0), "The requests that may wait in the queue; more are refused.", "256")
+        int | None,
+        Key(
+            Integer(0),
+            "The number of requests that may wait in the queue. Further requests are refused.",
+            "256",
+        ),
     ] = None
     wait_timeout_s: Annotated[
         float | None,
@@ -208,7 +218,7 @@ class ModelEntry(ModelKeys, frozen=True, kw_only=True):
         str | None,
         Key(
             FilePath("the path of a .gguf file, or demo", literal=("demo",), as_text=True),
-            "The model file. If it has several parts, any of them.",
+            "The model file. Of a split model, any part.",
             "found by name",
         ),
     ] = None
@@ -257,7 +267,7 @@ class Http(_Keys, frozen=True, kw_only=True):
         tuple[str, ...],
         Key(
             Many(HostName()),
-            "More names that the Host header may have; localhost and the address are allowed.",
+            "Further names that the Host header may have. localhost and the address are always allowed.",
             "none",
         ),
     ] = ()
@@ -266,7 +276,9 @@ class Http(_Keys, frozen=True, kw_only=True):
     ] = ()
     remote_media: Annotated[
         tuple[str, ...],
-        Key(Many(MediaHost()), "Hosts that llama-server may fetch the media URLs of requests from.", "false"),
+        Key(
+            Many(MediaHost()), "Hosts from which llama-server may fetch the media URLs of requests.", "false"
+        ),
     ] = ()
     tls_cert: Annotated[
         Path | None,
@@ -401,7 +413,7 @@ class Config(_Keys, frozen=True, kw_only=True):
         Mapping[str, tuple[str, ...]],
         Key(
             Named(Many(Name(pattern=True), or_one=False)),
-            "Groups of models of which at most one is loaded on each device.",
+            "Groups of models. On each device, at most one model of a group is loaded.",
             "none",
         ),
     ] = {}

@@ -172,7 +172,7 @@ class ControlClient:
                 f"No llamasup answers at {shown}: {str(error) or 'timed out'}.",
                 remedy="Trust the CA of its certificate: SSL_CERT_FILE=FILE."
                 if untrusted
-                else "Check that it is running.",
+                else "Check the URL, and whether llamasup runs there.",
             ) from None
         except httpx.TimeoutException:
             raise ControlFailed(

@@ -83,7 +83,7 @@ def _with_pid(found: Discovered, pid: int) -> Running:
             raise _unresponsive_error(process)
     raise NotRunning(
         f"No llamasup runs here with process ID {pid}.",
-        remedy="Choose one of those below with --pid." if found.running else "No llamasup runs here at all.",
+        remedy="Choose one of these with --pid." if found.running else "Start llamasup first.",
         details=tuple(running.shown for running in found.running),
     )
 

@@ -163,7 +163,7 @@ class NameBinder:
         near = self.index.near(rule.name)
         problem = refused or Problem(
             f"no model {rule.name!r} was found",
-            remedy=f"Did you mean {' or '.join(near)}?" if near else "Add its source: path, repo or url.",
+            remedy=f"Did you mean {' or '.join(near)}?" if near else "Add path, repo or url to its entry.",
             cause="model_missing",
             names=(rule.name,),
             where=rule.where,

@@ -71,7 +71,7 @@ def _bad_names(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
     for rule in rules:
         if rule.is_pattern:
             if rule.source is not None:
-                yield rule, f"{rule.name!r} is a pattern for many models, but has a source"
+                yield rule, f"{rule.name!r} is a rule for many models, so it cannot have path, repo or url"
             if rule.aliases:
                 yield rule, f"{rule.name!r} is a pattern: an alias would name many models"
         elif why := why_not_a_name(rule.name):
@@ -96,7 +96,10 @@ def _clashes(rules: Sequence[ModelRule]) -> Iterator[tuple[ModelRule, str]]:
                 circle = rule.name in owner.aliases
                 if not circle or rule.name < alias:  # a circle is reported once
                     also = ", and the other way round" if circle else ""
-                    yield rule, f"{alias!r} is an alias of {rule.name!r}, and a model{_location(owner)}{also}"
+                    yield (
+                        rule,
+                        f"{alias!r} is an alias of {rule.name!r}, and a model's name{_location(owner)}{also}",
+                    )
             elif (first := taken.setdefault(alias, rule)) is not rule:
                 yield rule, f"{alias!r} is an alias of {rule.name!r} and of {first.name!r}{_location(first)}"
 

@@ -114,8 +114,8 @@ class _OwnMetrics(Collector):
         yield _counter(
             "llamasup_evictions",
             "Unloads. `memory`, `group`: another model needed the memory or is of the same group. `count`: "
-            "too many models were loaded. `ttl`: the model was idle. `asked`: on request. `changed`, "
-            "`removed`: by a new config.",
+            "too many models were loaded. `ttl`: the model was idle. `asked`: by a command. `changed`, "
+            "`removed`: its files or its config changed, or it was removed.",
             ("model", "reason"),
             metrics.evictions,
         )

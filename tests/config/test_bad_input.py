@@ -148,7 +148,10 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
         ("{a: {path: x, aliases: [../b]}}", "models.a.aliases[0]: invalid value '../b': it contains '..'"),
         ("{a: {path: x, aliases: [b, b]}}", "models.a.aliases[1]: alias 'b' occurs twice; remove it"),
         ("{a: {path: x, aliases: a}}", "models.a.aliases: alias 'a' is the model's own name; remove it"),
-        ("{'a*': {path: x}}", "models.a*: 'a*' is a pattern for many models, but has a source"),
+        (
+            "{'a*': {path: x}}",
+            "models.a*: 'a*' is a rule for many models, so it cannot have path, repo or url",
+        ),
         ("{'a*': {aliases: b}}", "models.a*: 'a*' is a pattern: an alias would name many models"),
         ("{a: {pin: true, ttl: 5m}}", "models.a.ttl: a pinned model is never unloaded; remove ttl or pin"),
     ],
@@ -169,14 +172,14 @@ def test_alias_of_two_models_is_reported_once_with_both_lines() -> None:
 def test_alias_with_the_name_of_another_model_is_refused() -> None:
     found = issue_of("models:\n  a: {path: x, aliases: b}\n  b: {path: y}\n")
 
-    assert found == "c.yaml:2: models.a: 'b' is an alias of 'a', and a model (c.yaml:3)"
+    assert found == "c.yaml:2: models.a: 'b' is an alias of 'a', and a model's name (c.yaml:3)"
 
 
 def test_circular_aliases_are_reported_once() -> None:
     found = issue_of("models:\n  a: {path: x, aliases: b}\n  b: {path: y, aliases: a}\n")
 
     assert found == (
-        "c.yaml:2: models.a: 'b' is an alias of 'a', and a model (c.yaml:3), and the other way round"
+        "c.yaml:2: models.a: 'b' is an alias of 'a', and a model's name (c.yaml:3), and the other way round"
     )
 
 

@@ -399,11 +399,11 @@ def test_name_without_a_ttl_stays_loaded() -> None:
         ),
         (
             [ModelRule("a", "/x", ("b",), where="c:1"), ModelRule("b", "/y", where="c:9")],
-            ("c:1: 'b' is an alias of 'a', and a model (c:9)",),
+            ("c:1: 'b' is an alias of 'a', and a model's name (c:9)",),
         ),
         (
             [ModelRule("a", "/x", ("b",), where="c:1"), ModelRule("b", "/y", ("a",), where="c:9")],
-            ("c:1: 'b' is an alias of 'a', and a model (c:9), and the other way round",),
+            ("c:1: 'b' is an alias of 'a', and a model's name (c:9), and the other way round",),
         ),
         (
             [ModelRule("a", "/x", ("c",), where="c:1"), ModelRule("b", "/y", ("c",), where="c:9")],
@@ -427,7 +427,7 @@ def test_name_without_a_ttl_stays_loaded() -> None:
         (
             [ModelRule("a*", "/x", ("b",)), ModelRule("c", "/y", ("d?",))],
             (
-                "'a*' is a pattern for many models, but has a source",
+                "'a*' is a rule for many models, so it cannot have path, repo or url",
                 "'a*' is a pattern: an alias would name many models",
                 "the alias 'd?' of 'c' is a pattern, not a name",
             ),

@@ -50,4 +50,4 @@ def test_errors_belong_to_their_rules() -> None:
     a = ModelRule("a", "/a", ("b",), where="c.yaml:1")
     b = ModelRule("b", "/b", where="c.yaml:2")
 
-    assert list(wrong_rules([a, b])) == [(a, "'b' is an alias of 'a', and a model (c.yaml:2)")]
+    assert list(wrong_rules([a, b])) == [(a, "'b' is an alias of 'a', and a model's name (c.yaml:2)")]

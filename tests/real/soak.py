@@ -99,7 +99,7 @@ class Report:
         yield f"| **all** | {' | '.join(f'**{self.count(outcome):,}**' for outcome in Outcome)} |"
         yield ""
         faults = Counter(span.what for span in self.spans)
-        yield f"Done to the server: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
+        yield f"Faults: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
         yield "| | RSS | descriptors | threads | children |"
         yield "|---|---:|---:|---:|---:|"
         warm = self.samples[len(self.samples) // 4]

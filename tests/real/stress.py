@@ -76,9 +76,9 @@ class Report:
         yield f"Longest wait of a client: {self.longest_wait_s:.1f} s."
         yield f"Memory and processes agreed with the status {self.calm} times,"
         yield f"with up to {self.most_loaded} models loaded.\n"
-        yield f"Done meanwhile: {_listed(self.done)}.\n"
+        yield f"Changes and faults: {_listed(self.done)}.\n"
         yield f"Models: {_listed(self.events)}.\n"
-        yield f"Orders: {_listed(self.orders)}."
+        yield f"Commands: {_listed(self.orders)}."
         if self.causes:
             yield f"\nCauses of 503: {_listed(self.causes)}."
 

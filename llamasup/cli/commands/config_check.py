@@ -97,7 +97,8 @@ def _unknown_names(config: Config, registry: Registry) -> _Found:
 
 
 def _text(problem: Problem) -> str:
-    return "; ".join(filter(None, (problem.message, problem.remedy.rstrip("."))))
+    remedy = problem.remedy[:1].lower() + problem.remedy[1:].rstrip(".")
+    return "; ".join(filter(None, (problem.message, remedy)))
 
 
 def _issue(reading: Reading, place: Place, problem: str) -> Issue:

@@ -52,8 +52,8 @@ def doctor(
 ) -> int:
     """Check this machine for problems, and show a remedy for each.
 
-    The checks look at runtimes, devices, memory, limits, folders and the port. The exit code is 1 if one
-    fails.
+    The checks look at runtimes, devices, memory, limits, folders and the port. The exit code is 1 if a
+    check fails.
     """
     from llamasup.doctor.collect import collect_facts
 

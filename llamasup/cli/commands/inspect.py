@@ -61,8 +61,8 @@ class _Inspected:
 def inspect(models: Models, json: o.Json = False) -> int:
     """Show facts about a model, and whether it fits in memory.
 
-    For a folder, show every model in it. If a model is broken, the others are still shown, and the exit
-    code is that of the first error.
+    For a folder, show every model in it. If a model is broken, the others are still shown. The exit code is
+    that of the first error.
     """
 
     def act(view: View) -> int:

@@ -191,7 +191,7 @@ def list_(file: File = None, json: o.Json = False) -> int:
 def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
     """Remove a key from the file.
 
-    A running llamasup refuses it within a second.
+    A running llamasup refuses the key within a second.
     """
 
     def act(view: View) -> None:

@@ -43,7 +43,7 @@ Folders = Annotated[
 def list_models(folders: Folders = None, json: o.Json = False) -> int:
     """List the models on this machine by name.
 
-    If a folder cannot be read, the models of the others are still listed.
+    If a folder cannot be read, the models of the other folders are still listed.
     """
 
     def act(view: View) -> int:

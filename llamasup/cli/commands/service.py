@@ -79,7 +79,7 @@ Service = Annotated[
 def print_(ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False) -> int:
     """Print the unit file that install would write.
 
-    With MODEL, the options are those of run. Without, they are those of serve.
+    With MODEL, the options are those of run. Without MODEL, they are those of serve.
     """
 
     def act(view: View) -> None:
@@ -106,7 +106,7 @@ def install(
 ) -> int:
     """Write or update the unit file of a service.
 
-    With MODEL, the options are those of run. Without, they are those of serve.
+    With MODEL, the options are those of run. Without MODEL, they are those of serve.
     """
 
     def act(view: View) -> None:

@@ -124,7 +124,7 @@ SERVING = Group(
         many(
             "--remote-media",
             "HOST",
-            "Let llama-server fetch media URLs in requests from this host, or from `any` host.",
+            "Let llama-server fetch media from this host for URLs in requests; `any`: from every host.",
             read=checked(allowed_media_host),
         ),
         count(
@@ -146,7 +146,7 @@ SERVING = Group(
         duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
-        time_limit("--slow-request", "Log requests that take longer than this. Default: off."),
+        time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
     )
 )
 
@@ -181,7 +181,7 @@ CONFIG_OVERRIDES = Group(
         number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
         _INSECURE,
         path("--api-key-file", "File with one API key per line. Replaces the config's file."),
-        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's."),
+        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
         path("--tls-key", "PEM file with the private key of the certificate."),
         path("--token-file", "File with the hub's token. Replaces the config's file."),
         path("--ready-file", "Write the address to this file once llamasup is ready."),

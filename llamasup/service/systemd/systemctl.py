@@ -122,7 +122,7 @@ class Units:
 
     def _remedy(self, problem: str) -> str:
         if "not been booted with systemd" in problem or (not self.of_user and "connect to bus" in problem):
-            return "systemd does not run here (a container?): use its service manager for `llamasup run`."
+            return "systemd does not run here. In a container, start `llamasup run` without systemd."
         if "connect to bus" in problem:
             return "Log in as that user (not with su or sudo), or run `machinectl shell USER@`."
         return ""
