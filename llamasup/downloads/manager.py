@@ -169,7 +169,8 @@ class Downloads:
         if python is None:
             raise DownloadFailed(
                 f"{_shown(ref)} is not downloaded, and this application has no Python for the download.",
-                remedy=f"Download it into {self._settings.folder} with another installation's `llamasup pull`.",
+                remedy=f"Download it into {self._settings.folder} with another installation's `llamasup"
+                " pull`.",
             )
         async with self._free:
             env = {**self._environ, _REF_VARIABLE: ref}
