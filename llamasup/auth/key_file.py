@@ -161,8 +161,8 @@ def _attributes(words: list[str]) -> dict[str, str]:
     for number, word in enumerate(words, 2):
         match = _ATTRIBUTE.fullmatch(word)
         if match is None:
-            what = f"{word}" if word in _READERS else f"word {number}"
-            raise _InvalidLine(f"{what} is not followed by =", _ALLOWED)
+            what = f"{word} is not followed by =" if word in _READERS else f"word {number} has no ="
+            raise _InvalidLine(what, _ALLOWED)
         name, value = match[1], match[2]
         if name not in _READERS:
             # The word is shown only if it resembles an attribute: it may be a part of a key with blanks.

@@ -113,7 +113,7 @@ class KeyFile:
             return False
         self.keys = keys
         if keys:
-            _log.info("API key file %r changed: %d keys.", str(self.path), len(keys))
+            _log.info("API key file %r changed. Number of keys: %d.", str(self.path), len(keys))
         else:
             _log.warning("API key file %r has no keys now: every key from it is revoked.", str(self.path))
         return True

@@ -84,12 +84,12 @@ class Quota:
     def enter(self, now: float) -> HttpError | None:
         """Count a request, or return the refusal (429) with the time of a retry."""
         if self._concurrent is not None and self.in_flight >= self._concurrent:
-            return _refusal("at the same time", self._concurrent, "jobs", "concurrent", _CONCURRENT_RETRY_S)
+            return _refusal("at the same time", self._concurrent, "job", "concurrent", _CONCURRENT_RETRY_S)
         if self._tokens is not None and (wait_s := self._tokens.seconds_until_one(now)):
-            return _refusal("per minute", self._tokens.per_minute, "tokens", "tokens", wait_s)
+            return _refusal("per minute", self._tokens.per_minute, "token", "tokens", wait_s)
         if self._requests is not None:
             if wait_s := self._requests.seconds_until_one(now):
-                return _refusal("per minute", self._requests.per_minute, "requests", "requests", wait_s)
+                return _refusal("per minute", self._requests.per_minute, "request", "requests", wait_s)
             self._requests.take(1)
         self.in_flight += 1
         return None
@@ -107,10 +107,11 @@ class Quota:
                     f"This request has {shown} jobs (prompts or texts, times n); its key may have {limit}"
                     " at the same time",
                     cause="too_many_jobs",
-                    remedy=f"send at most {limit} jobs in one request, or raise the key's limit concurrent",
+                    remedy=f"send at most {_count(limit, 'job')} in one request, or raise the key's limit"
+                    " concurrent",
                 )
             if self.in_flight - 1 + jobs > limit:
-                return _refusal("at the same time", limit, "jobs", "concurrent", _CONCURRENT_RETRY_S)
+                return _refusal("at the same time", limit, "job", "concurrent", _CONCURRENT_RETRY_S)
         self.in_flight += jobs - 1
         return None
 
@@ -165,10 +166,10 @@ def unreported_tokens(
 
     ``whole``: the answer is complete. ``streams``: it is a stream with at most one of its ``events`` for each
     token (tokens that end inside a UTF-8 character have none). ``generates``: the route generates text.
-    ``reports_all_prompts``: if the answer reports prompt tokens at
-    all, it reports those of the whole request. ``seconds``: the time that the server had, since the first
-    byte of the stream if it has ``begun``, else since it had the whole request. ``tokens_per_s``: the speed
-    of one slot; ``max_concurrent`` is their number. An item costs at most its context (``n_ctx``).
+    ``reports_all_prompts``: if the answer reports prompt tokens, it reports those of the whole request.
+    ``seconds``: the time that the server had, since the first byte of the stream if it has ``begun``, else
+    since it had the whole request. ``tokens_per_s``: the speed of one slot; ``max_concurrent`` is their
+    number. An item costs at most its context (``n_ctx``).
     """
     prompt = reported.prompt if reported else None
     completion = (reported.completion if reported else None) or 0
@@ -204,10 +205,14 @@ def _bucket(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucket
     return bucket
 
 
-def _refusal(span: str, limit: int, of_what: str, cause: str, retry_after_s: float) -> HttpError:
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _refusal(span: str, limit: int, what: str, cause: str, retry_after_s: float) -> HttpError:
     return HttpError(
         429,
-        f"This key has reached its limit of {limit} {of_what} {span}",
+        f"This key has reached its limit of {_count(limit, what)} {span}",
         "rate_limit_error",
         f"key_{cause}",
         "retry after the time in Retry-After",

@@ -3,9 +3,9 @@
 llama-server quotes invalid requests at its default verbosity, including their line feeds (b11434: ``error
 parsing grammar``), so a client can write any line to the log, also one with a time stamp. Two rules keep such
 lines out of diagnoses and messages (X13). Before the first request has reached the server, every line is
-trusted. After that, only the last lines are trusted, and only in the forms below. Up to ``_OTHERS`` lines
-about other requests may stand among them, but none that llama-server writes when it goes on with a quoted
-request.
+trusted. After that, only the last lines are trusted, and only in the forms below. Up to ``_MAX_OTHER_LINES``
+lines about other requests may stand among them, but none that llama-server writes when it goes on with a
+quoted request.
 
 The second rule has a limit: nothing in the log shows who wrote a line. A client can forge a line of such a
 form if its text is the last that llama-server logs before it aborts, except for lines about other requests.

@@ -119,7 +119,7 @@ def socket_lock(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # before the unlock, so that a waiting process notices (see _locked)
+        lock.unlink(missing_ok=True)  # before the unlock: a waiting process notices (see _acquire_lock)
         os.close(fd)
 
 

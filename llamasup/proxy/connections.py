@@ -135,7 +135,7 @@ class Connections:
         self._open.pop(connection, None)
 
     def _make_room(self, group: ConnectionGroup) -> bool:
-        """Close a connection of ``crowd``, if one of them can be closed."""
+        """Close a connection of ``group``, if one of them can be closed."""
         is_unauthenticated = bool(group.unauthenticated)
         connection = next(iter(group.unauthenticated or group.idle), None)
         if connection is None:

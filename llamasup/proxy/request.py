@@ -30,7 +30,7 @@ _read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
 class BegunStream(Protocol):
-    """A stream that llamasup has begun before llama-server has answered (``EarlyStream``)."""
+    """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
 
     def comment(self) -> None:
         """Send an SSE comment."""

@@ -15,9 +15,10 @@ _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; 
 
 def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
     """The queue is full, and nothing serves."""
+    others = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
     return replace(
         why,
-        message=f"{why.message}; {waiting} requests wait for it already",
+        message=f"{why.message}; {others} for it already",
         cause="waiting_room_full",
         remedy="try again later",
     )
@@ -25,7 +26,7 @@ def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
 
 def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
     """No permit is free, and the queue is full. ``queued``: the entries of ``waiting`` that need a permit."""
-    more = f", and {waiting} more wait" if waiting else ""
+    more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
     return replace(
         BUSY,
         message=f"The model is busy with {_requests(endpoints)}{more}",

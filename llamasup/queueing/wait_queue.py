@@ -21,8 +21,8 @@ from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 
 __all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
-MAX_WAITING: Final = 256  # S9; endpoint holds a connection and its body
-MAX_BYTES: Final = 256 << 20  # of bodies: a MiB endpoint, which is a long prompt with an image
+MAX_WAITING: Final = 256  # S9; each holds a connection and its body
+MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
 GRACE_S: Final = 0.5
 """How long a generation that broke a request is ejected. The exit of a child is noticed within 0.1 s (S1), so
 a generation that serves after this time was not dying."""

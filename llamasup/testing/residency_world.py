@@ -42,7 +42,7 @@ class PolicyViolation(AssertionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """``leave_s``: from its eviction until its memory is free. ``slots``: concurrent requests."""
+    """``unload_s``: from its eviction until its memory is free. ``slots``: concurrent requests."""
 
     id: str
     needs: DeviceBytes

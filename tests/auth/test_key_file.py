@@ -97,7 +97,7 @@ def test_unusual_keys_of_llama_server_work(key: str) -> None:
         ("KEY nmae=alice", 1, "unknown attribute nmae= (did you mean name?)", "rpm="),
         ("a\n\n# c\nKEY RPM=60", 4, "unknown attribute RPM= (did you mean rpm?)", "rpm="),
         ("KEY zzz=alice", 1, "word 2 is an unknown attribute", "rights="),
-        ("KEY name=a high", 1, "word 3 is not followed by =", "priority="),
+        ("KEY name=a high", 1, "word 3 has no =", "priority="),
         ("KEY name=a priority high", 1, "priority is not followed by =", "priority="),
         ("KEY name = alice", 1, "name is not followed by =", "without blanks"),
         ("name=alice KEY", 1, "it begins with name=", "key comes first"),

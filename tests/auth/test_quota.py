@@ -46,7 +46,9 @@ def test_abandoned_request_counts_until_the_server_ends_it() -> None:
     assert quota.enter(0.0) is None
     quota.hold(2)
     quota.leave(0, 0.0)
-    assert refused(quota.enter(0.0)).cause == "key_concurrent"
+    late = refused(quota.enter(0.0))
+    assert late.cause == "key_concurrent"
+    assert "limit of 1 job at the same time" in late.message
     quota.leave(0, 0.0, 2)
     assert quota.enter(0.0) is None
 

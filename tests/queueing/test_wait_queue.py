@@ -160,6 +160,14 @@ def test_one_timer_serves_the_whole_queue(rig: QueueRig) -> None:
     assert len(rig.clock.timers) == 1
 
 
+def test_rejection_of_a_full_queue_names_the_number_of_requests() -> None:
+    rig = QueueRig(max_waiting=1)
+    rig.enter("a")
+    why = rig.queue.enter(rig.request("b"))
+    assert why is not None
+    assert why.message == "Loading model; 1 request waits for it already"
+
+
 def test_number_of_requests_is_limited(rig: QueueRig) -> None:
     rig = QueueRig(max_waiting=2)
     rig.enter("a")

@@ -150,11 +150,11 @@ class Circuit:
         return outcome
 
     async def _rest(self) -> None:
-        is_settled = 0
-        while is_settled < _ROUNDS_AT_REST:
+        quiet_rounds = 0
+        while quiet_rounds < _ROUNDS_AT_REST:
             moved = self.moved
             await asyncio.sleep(0)
-            is_settled = is_settled + 1 if self.moved == moved else 0
+            quiet_rounds = quiet_rounds + 1 if self.moved == moved else 0
 
     def answer(self, request: Received, transport: asyncio.Transport) -> None:
         if request.target == b"/first":

@@ -88,7 +88,7 @@ _REASONS = {
     r"[Uu]rl|request target|Expected space after|fragment": "targets with bytes that no URL has, and no path",
     r"exactly one Host|Host header|is not a name of this server": "X2",
     r"web pages from|Origin header": "X3",
-    r"is closed$|in this spelling$": "X7",
+    r"is closed$|^unknown spelling of a path": "X7",
     r"only expectation": "expectations that nobody knows",
     r"Content-Length|Transfer-Encoding": "X9: lengths and codings that readers differ on",
     r"CRLF|CR |LF": "X9: bare LF and CR",

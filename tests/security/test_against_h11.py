@@ -90,6 +90,14 @@ def test_requests_that_are_nearly_right_are_read_as_h11_reads_them(circuit: Circ
     as_h11_reads(circuit, raw)
 
 
+@pytest.mark.check("X7", "refused with a reason that the comparison knows")
+@pytest.mark.parametrize("path", [b"/v1/%63ompletions", b"/tools", b"/%74ools"])
+def test_refusal_of_a_path_has_a_known_reason(circuit: Circuit, path: bytes) -> None:
+    as_h11_reads(circuit, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    (record,) = circuit.records
+    assert record.outcome == "refused"
+
+
 @pytest.mark.slow
 @pytest.mark.check("X9", "what is known is read as what is new: only the very same bytes are known")
 @_FEW

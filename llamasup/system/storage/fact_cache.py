@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -134,7 +135,8 @@ class FactCache(Generic[Value]):
             return
         self._pruned = True
         with os.scandir(folder) as entries:
-            names = [entry.path for entry in entries if entry.name.startswith(f"{self._kind}-")]
+            # An unfinished entry has a dot before its name (atomic_write).
+            names = [entry.path for entry in entries if re.match(rf"\.?{self._kind}-", entry.name)]
         if len(names) <= _MAX_ENTRIES:
             return
         by_age = sorted((os.lstat(name).st_mtime_ns, name) for name in names)

@@ -529,5 +529,5 @@ async def test_full_model_counts_requests_of_all_replicas() -> None:
     clients = [Client(served) for _ in range(4)]
     why = clients[3].why
     assert why is not None
-    assert why.message == "The model is busy with 2 requests, and 1 more wait"
+    assert why.message == "The model is busy with 2 requests, and 1 more waits"
     assert why.retry_after_s == 20.0  # the second in the queue, of two every 20 s

@@ -192,6 +192,21 @@ def test_a_full_cache_drops_its_oldest_entries_and_keeps_the_new_one(
     assert 0 not in kept
 
 
+def test_full_cache_drops_old_unfinished_entries(
+    folder: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_MAX_ENTRIES", 1)
+    cache_in(folder).put(FileIdentity.of(model), Fact("new"))
+    (entry,) = folder.iterdir()
+    unfinished = [folder / f".{entry.name}.{number}-0a1b2c3d.part" for number in range(2)]
+    for path in unfinished:
+        path.write_bytes(b"{")
+        os.utime(path, ns=(0, 0))
+    cache_in(folder).put(FileIdentity.of(model), Fact("newer"))
+    assert [path.exists() for path in (*unfinished, entry)].count(True) == 2
+    assert entry.exists()
+
+
 def test_a_missing_file_has_no_identity(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         FileIdentity.of(tmp_path / "absent.gguf")
