@@ -36,7 +36,7 @@ from llamasup.config.kinds import (
     Time,
     Url,
 )
-from llamasup.config.sizes import Size
+from llamasup.config.units import Size
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile
 from llamasup.llama_server.slots.policy import MAX_BYTES

@@ -11,7 +11,7 @@ import msgspec
 from llamasup.config.config_keys import Config
 from llamasup.config.kinds import FilePath, Key, Kind, Many, Name, Named, Section
 from llamasup.config.reading import keys_of
-from llamasup.config.sizes import Size, duration_text
+from llamasup.config.units import Size, duration_text
 
 __all__ = ["Row", "json_schema", "rows_of"]
 

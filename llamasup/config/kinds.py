@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from llamasup.config.sizes import Size, read_duration, read_size
+from llamasup.config.units import Size, read_duration, read_size
 from llamasup.errors import UsageInvalid
 from llamasup.http.address import (
     ANY_HOST,
@@ -224,7 +224,7 @@ class Time(_Kind):
         return None if self.zero_is_none and not seconds else seconds
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.sizes import DURATION
+        from llamasup.config.units import DURATION
 
         pattern = f"^(?:{DURATION}{'|never' if self.never else ''})$"
         return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
@@ -245,7 +245,7 @@ class SizeText(_Kind):
         return size
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.sizes import PERCENT, SIZE
+        from llamasup.config.units import PERCENT, SIZE
 
         return {"type": "string", "pattern": f"^(?:{SIZE}{f'|{PERCENT}' if self.percent else ''})$"}
 

@@ -13,7 +13,7 @@ from llamasup.llama_server.flags import ExtraArgs
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.ladder import admit
-from llamasup.planning.memory.context import ContextShape, kv_bytes
+from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.projectors import pairings_of
 from llamasup.planning.sizes import PlanSizes, choose_sizes
 from llamasup.system.hardware.facts import Hardware

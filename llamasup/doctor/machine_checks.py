@@ -1,4 +1,4 @@
-"""Checks of the machine: memory, processors, rights and limits."""
+"""Checks of the machine: memory, processors, rights and limits. ``report.py`` lists all checks."""
 
 from __future__ import annotations
 

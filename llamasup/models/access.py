@@ -11,7 +11,7 @@ from llamasup.http.heads import HttpError
 from llamasup.http.routes import Work
 from llamasup.models.names import pattern
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.memory.context import has_kv_cache
+from llamasup.planning.memory.kv_cache import has_kv_cache
 
 __all__ = [
     "ResolvedModel",

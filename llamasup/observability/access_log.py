@@ -1,6 +1,6 @@
 """Writes one line per finished request, in its own thread.
 
-The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
+``access_record.py`` formats the line. The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
 never wait for it.
 """
 

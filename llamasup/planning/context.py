@@ -14,7 +14,7 @@ from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.memory.context import ContextShape
+from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.profiles import Preferences
 
 __all__ = ["Context", "decide_context", "give_context"]

@@ -15,7 +15,7 @@ from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.memory.context import CACHE_TYPES, ContextShape
+from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
 
 __all__ = [
     "Drafter",

@@ -128,7 +128,7 @@ def step_down(
     *,
     steps_taken: int,
 ) -> Adjustment | None:
-    """What to try after a start of ``made`` failed; None where nothing smaller may be tried.
+    """What to try after a start of ``plan`` failed; None where nothing smaller may be tried.
 
     After out of memory one setting goes down far enough that the plan takes half of what it took besides its
     weights, or as far as it goes: three small steps would lead nowhere.

@@ -23,10 +23,10 @@ from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
 from llamasup.planning.drafting import give_drafter
-from llamasup.planning.kv_cache import give_kv_cache
+from llamasup.planning.kv_type import give_kv_cache
 from llamasup.planning.load_history import LoadHistory, runtime_id
-from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.memory.estimate import Correction, MemoryEstimate
+from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import give_gpu_layers
 from llamasup.planning.profiles import preferences
 from llamasup.planning.projectors import Pairing, give_projector, projector_loaded

@@ -8,7 +8,7 @@ from llamasup.errors import ModelInvalid, RuntimeMissing
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs
-from llamasup.planning.memory.context import has_kv_cache
+from llamasup.planning.memory.kv_cache import has_kv_cache
 
 __all__ = ["give_purpose", "refuse_unservable", "served_as"]
 

@@ -20,10 +20,10 @@ from llamasup.planning.drafting import (
     draft_shape,
     shape_with_drafts,
 )
-from llamasup.planning.kv_cache import KvCache, decide_kv_cache
+from llamasup.planning.kv_type import KvCache, decide_kv_cache
 from llamasup.planning.load_history import LoadHistory, correction_for
-from llamasup.planning.memory.context import ContextShape
 from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
+from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory
 from llamasup.planning.profiles import preferences
 from llamasup.planning.purpose import served_as

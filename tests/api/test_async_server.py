@@ -18,7 +18,7 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.config_keys import Auth, Http, Memory, ModelEntry
-from llamasup.config.sizes import Size
+from llamasup.config.units import Size
 from tests.api.in_loop import in_loop
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S

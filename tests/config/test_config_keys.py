@@ -10,7 +10,7 @@ from msgspec import structs
 
 from llamasup.config import load
 from llamasup.config.config_keys import Config, ModelKeys
-from llamasup.config.sizes import Size, duration_text, read_duration, read_size
+from llamasup.config.units import Size, duration_text, read_duration, read_size
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.rules import ModelRule

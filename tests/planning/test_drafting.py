@@ -14,7 +14,7 @@ from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import read_extra
 from llamasup.planning.drafting import Drafter, shape_with_drafts
-from llamasup.planning.memory.context import ContextShape
+from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
 from llamasup.testing import speculative
 from tests.planning.plans import (

@@ -23,7 +23,7 @@ from llamasup.planning.ladder import (
     largest_that_fits,
     step_down,
 )
-from llamasup.planning.memory.context import has_kv_cache
+from llamasup.planning.memory.kv_cache import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
 from llamasup.system.process.exit import Exit
 from tests.planning.plans import (

@@ -15,11 +15,11 @@ from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.admission import refusal
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.memory.context import CACHE_TYPES
+from llamasup.planning.memory.kv_cache import CACHE_TYPES
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.plan_json import plan_as_json
+from llamasup.planning.refusal import refusal
 from tests.planning.plans import (
     BUILDS,
     GIB,

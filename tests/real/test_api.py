@@ -13,7 +13,7 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.config_keys import Memory, ModelEntry
-from llamasup.config.sizes import Size
+from llamasup.config.units import Size
 from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop

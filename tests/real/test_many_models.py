@@ -21,7 +21,7 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.config.config_keys import Memory, ModelEntry
-from llamasup.config.sizes import Size
+from llamasup.config.units import Size
 from llamasup.gguf.demo import demo_model
 from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.testing import models

@@ -23,7 +23,7 @@ from llamasup.http.address import UnixAddress
 from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.memory.context import ContextShape, kv_bytes
+from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.system.hardware.probe import hardware
 

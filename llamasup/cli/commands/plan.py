@@ -96,7 +96,7 @@ def _reasons_table(reasons: Sequence[Reason], columns: int | None) -> str:
 
 
 def _memory(plan: LaunchPlan) -> str:
-    from llamasup.planning.admission import memory_rows
+    from llamasup.planning.refusal import memory_rows
 
     memory = plan.memory
     source = "measured at an earlier load" if memory.measured else "estimated"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from llamasup.gguf.facts import ModelFacts
-from llamasup.planning.memory.context import ContextShape, compute_bytes, kv_bytes_per_layer
+from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes_per_layer
 
 __all__ = ["ESTIMATED", "Correction", "FreeMemory", "Load", "MemoryEstimate", "Part", "estimate"]
 

@@ -1,28 +1,18 @@
-"""Chooses the replica for a request: the one that has its beginning in a cache, unless it is much busier.
-
-Estimates the content of prompt caches from earlier requests; never asks llama-server.
-"""
+"""Estimates what is in the prompt cache of a process from its earlier requests; never asks llama-server."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from llamasup.pool.replicas.conversation import Conversation
 
-__all__ = ["MAX_BUSIER", "MAX_MARKS", "MIN_FIT", "Candidate", "PromptMarks", "choose"]
+__all__ = ["MAX_MARKS", "PromptMarks"]
 
 MAX_MARKS: Final = 4096
 """Marks of one process, in half a megabyte: two hundred conversations of twenty messages. That is more than
 its caches hold (8 GiB by default, b11434: a GiB for 8,192 tokens of a model of 7 billion parameters).
 """
-MIN_FIT: Final = 0.1
-"""The least part of a prompt that makes a cache useful; llama-server itself reuses a slot from there on
-(--slot-prompt-similarity, b11434)."""
-MAX_BUSIER: Final = 0.5
-"""How much more of its permits the replica with the cache may use than the least busy (docs/replicas.md)."""
 
 
 class PromptMarks:
@@ -55,33 +45,3 @@ class PromptMarks:
             self._marks.move_to_end(mark)
         while len(self._marks) > MAX_MARKS:
             self._marks.popitem(last=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A process that can take the request. ``load``: the part of its permits that is taken."""
-
-    load: float
-    fit: float = 0.0
-    turn: int = 0
-
-
-def choose(candidates: Sequence[Candidate], most_busier: float = MAX_BUSIER) -> int:
-    """The index of the candidate with the longest match that is not much busier than the least busy.
-
-    Without a match the least busy, and of equal ones the least recently used: new conversations spread over
-    all caches.
-    """
-    least = min(candidate.load for candidate in candidates)
-    close = [
-        index
-        for index, candidate in enumerate(candidates)
-        if candidate.fit >= MIN_FIT and candidate.load - least <= most_busier
-    ]
-    if close:
-        return min(close, key=lambda index: (-candidates[index].fit, *_by_load(candidates[index])))
-    return min(range(len(candidates)), key=lambda index: _by_load(candidates[index]))
-
-
-def _by_load(candidate: Candidate) -> tuple[float, int]:
-    return candidate.load, candidate.turn

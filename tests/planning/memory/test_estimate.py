@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.planning.memory.context import ContextShape, compute_bytes, kv_bytes, kv_bytes_per_layer
 from llamasup.planning.memory.estimate import Correction, FreeMemory, Load, MemoryEstimate, Part, estimate
+from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, kv_bytes_per_layer
 from tests.planning.plans import GIB, model
 
 MIB = 1 << 20

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.pool.replicas.affinity import MAX_BUSIER, MAX_MARKS, MIN_FIT, Candidate, PromptMarks, choose
+from llamasup.pool.replicas.affinity import MAX_MARKS, PromptMarks
 from llamasup.pool.replicas.conversation import Conversation
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate, choose
 
 
 def conversation(*marks: int, size: int = 0) -> Conversation:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from llamasup.gguf.facts import Experts, Indexer, ModelClass, ModelFacts, RecurrentState
-from llamasup.planning.memory.context import (
+from llamasup.planning.memory.kv_cache import (
     ContextShape,
     compute_bytes,
     has_kv_cache,

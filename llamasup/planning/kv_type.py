@@ -10,7 +10,7 @@ from llamasup.llama_server.capabilities import Capabilities, Option
 from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
-from llamasup.planning.memory.context import CACHE_TYPES, has_kv_cache
+from llamasup.planning.memory.kv_cache import CACHE_TYPES, has_kv_cache
 from llamasup.planning.profiles import Preferences
 
 __all__ = ["KvCache", "decide_kv_cache", "give_kv_cache"]
