@@ -1,7 +1,7 @@
 """Writes one line per finished request, in its own thread.
 
-``access_record.py`` formats the line. The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
-never wait for it.
+The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
+never wait for it. ``access_record.py`` formats the line.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def decide_gpu_layers(
     *,
     drafts: bool,
 ) -> int | None:
-    """The layers on devices; None: as many as fit, as the build or llamasup counts them.
+    """The layers on devices; None: as many as fit, as the build or llamasup
+    (``memory/estimate.py``) counts them.
 
     llamasup's count ignores the memory of a draft model (``drafts``), so then all layers are placed there.
     """
