@@ -120,8 +120,7 @@ class SlotStore:
     def add(self, saved: SavedSet, number: int, tokens: int) -> SavedSet | None:
         """Add the slot whose file llama-server has just written; None if it exceeds the limit.
 
-        Raises OSError, or ValueError if it is not a regular file of this user. The file is removed in both
-        cases.
+        Raises OSError, also if it is not a regular file of this user. The file is removed in both cases.
         """
         name = file_name(saved.key, saved.token, number)
         try:
