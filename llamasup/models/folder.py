@@ -186,9 +186,10 @@ class _Walk:
         """The omissions, in a few lines."""
         shown = [f"{folder} was skipped: {why}" for folder, why in self.closed.items()][:_MAX_NOTES]
         more = len(self.closed) - _MAX_NOTES
+        were = "folder was" if more == 1 else "folders were"
         return (
             *shown,
-            *([f"{more} more folders were skipped"] if more > 0 else []),
+            *([f"{more} more {were} skipped"] if more > 0 else []),
             *([f"folders more than {self.deepest} levels down were skipped"] if self._too_deep else []),
             *filter(None, [self._stopped]),
         )

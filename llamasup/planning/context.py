@@ -77,11 +77,13 @@ def decide_context(
         total = (model.context_length or _FALLBACK_CONTEXT) * copies
     if total is None:
         tokens, why = _per_request(model, settings, prefers, bounds)
-        total, why_total = tokens * parallel, f"{tokens} tokens for each of {parallel} slots: {why}"
+        slots = "the only slot" if parallel == 1 else f"each of {parallel} slots"
+        total, why_total = tokens * parallel, f"{tokens} tokens for {slots}: {why}"
         if unified:
             why_total += "; a request can use what the others leave free"
     elif total < _MIN_TOKENS * parallel:
-        least = f"{_MIN_TOKENS * parallel} or more, since {parallel} slots share it"
+        share = f", since {parallel} slots share it" if parallel > 1 else ""
+        least = f"{_MIN_TOKENS * parallel} or more{share}"
         raise _bad("--ctx-size", total, f"{least}, or 0 for the model's own context")
     if total > _MAX_TOKENS:
         raise _bad("--ctx-size times --parallel", total, f"at most {_MAX_TOKENS}")

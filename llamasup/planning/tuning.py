@@ -69,10 +69,13 @@ def _own_threads(hardware: Hardware) -> tuple[int, str]:
         ), f"this process's share of {cores} cores, which {sharers} processes of the model use"
     if hardware.cpu_quota is not None and hardware.cpu_quota < cores:
         # Rounded down, because all threads wait at the next barrier for one that the quota has stopped.
-        return max(1, int(hardware.cpu_quota)), f"the cgroup has a quota of {hardware.cpu_quota:g} CPUs"
+        cpus = "CPU" if hardware.cpu_quota == 1 else "CPUs"
+        return max(1, int(hardware.cpu_quota)), f"the cgroup has a quota of {hardware.cpu_quota:g} {cpus}"
     if cores < hardware.cpus_allowed:
-        return cores, f"one thread for each of the {cores} cores; a second one on a core would slow both"
-    return cores, f"one thread for each of the {cores} CPUs that this process may use"
+        each = "the only core" if cores == 1 else f"each of the {cores} cores"
+        return cores, f"one thread for {each}; a second one on a core would slow both"
+    each = "the only CPU" if cores == 1 else f"each of the {cores} CPUs"
+    return cores, f"one thread for {each} that this process may use"
 
 
 def give_threads(line: CommandLine, settings: Settings, threads: Threads) -> None:

@@ -182,7 +182,7 @@ class ManagedModel:
         self.swapping = False  # the new spec replaces the old one
         self.rollout: asyncio.Task[LlamasupError | None] | None = None  # the last one, with its error
         self.reload_after = False  # the old processes stopped for the rollout; load the new ones
-        self.removed = False  # no longer configured; its processes are stopping
+        self.removed = False  # no longer served; its processes are stopping
         self.unloaded = False  # by a command, and not requested since: a reload does not preload it
         self.old_replicas: list[InstanceRunner] = []  # of the old spec; they finish their requests
         self.old_needs: Mapping[str, int] = {}

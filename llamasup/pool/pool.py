@@ -180,7 +180,7 @@ class Pool:
             raise _stopping()
         if managed.removed:
             raise ModelUnknown(
-                f"Model {managed.spec.id!r} is no longer configured.",
+                f"Model {managed.spec.id!r} is no longer served.",
                 remedy="List the models with `llamasup ps --all`.",
             )
         if managed.phase is Phase.RESIDENT:

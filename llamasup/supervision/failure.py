@@ -29,8 +29,12 @@ def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | G
             remedy=diagnosis.remedy,
             lines=diagnosis.lines,
         )
+    count = len(last.crashes)
+    crashes = (
+        "1 crash" if count == 1 else f"{count} crashes"
+    )  # earlier ones expire during half-open intervals
     return GaveUp(
-        f"Gave up after {len(last.crashes)} crashes of llama-server. The last one: {diagnosis.message}",
+        f"Gave up after {crashes} of llama-server. The last one: {diagnosis.message}",
         remedy=diagnosis.remedy,
         lines=diagnosis.lines,
     )

@@ -48,7 +48,7 @@ async def save_slots(prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, 
         raise
     problem = await asyncio.to_thread(_finish, store, saved, number) or problem
     if saved.slots:
-        _log_transfer("%s: %d slots with %d tokens (%d bytes) were saved in %.3f s.", model, saved, began_s)
+        _log_transfer("%s: slots saved: %d (tokens: %d, bytes: %d) in %.3f s.", model, saved, began_s)
     return problem
 
 
@@ -101,9 +101,7 @@ async def restore_slots(
     if problem is not None:
         return False, problem
     if saved.slots:
-        _log_transfer(
-            "%s: %d slots with %d tokens (%d bytes) were restored in %.3f s.", model, saved, began_s
-        )
+        _log_transfer("%s: slots restored: %d (tokens: %d, bytes: %d) in %.3f s.", model, saved, began_s)
     were = "was" if taken.damaged == 1 else "were"
     return True, f"{taken.damaged} of them {were} damaged" if taken.damaged else None
 

@@ -223,6 +223,7 @@ def test_context_is_given_over_all_slots_and_the_reason_shows_the_product() -> N
     assert value(made, "--ctx-size") == "15000"
     assert "5000 tokens for each of 3 slots" in reason(made, "--ctx-size")
     assert (made.ctx_size, made.parallel) == (5000, 3)
+    assert "5000 tokens for the only slot" in reason(planned(ctx_size=5000, parallel=1), "--ctx-size")
 
 
 def test_context_is_never_above_the_models_own_unless_asked() -> None:
@@ -476,6 +477,18 @@ def test_priority_is_left_out_with_the_reason(changes: dict[str, Any], because: 
 def test_threads_follow_cores_affinity_and_quota(changes: dict[str, Any], threads: str) -> None:
     made = planned(hardware=machine(**changes))
     assert value(made, "--threads") == value(made, "--threads-batch") == threads
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"cpus_allowed": 2, "physical_cores": 1}, "one thread for the only core; "),
+        ({"cpus_allowed": 1, "physical_cores": 1}, "one thread for the only CPU that "),
+        ({"cpu_quota": 1.0}, "a quota of 1 CPU"),
+    ],
+)
+def test_reason_of_one_thread_is_singular(changes: dict[str, Any], why: str) -> None:
+    assert why in reason(planned(hardware=machine(**changes)), "--threads")
 
 
 def in_address_space(size_bytes: int, **rest: Any) -> LaunchPlan:

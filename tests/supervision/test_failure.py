@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
@@ -27,6 +29,8 @@ def test_crash_loop_error_quotes_the_last_crash() -> None:
     error = failure_of(failed(deterministic=False))
     assert isinstance(error, GaveUp)
     assert error.message == "Gave up after 3 crashes of llama-server. The last one: It does not know --x."
+    error = failure_of(replace(failed(deterministic=False), crashes=(3.0,)))
+    assert error.message.startswith("Gave up after 1 crash of llama-server.")
 
 
 def test_failure_without_diagnosis_has_a_message() -> None:
