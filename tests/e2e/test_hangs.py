@@ -111,6 +111,25 @@ def test_one_stuck_stream_does_not_end_a_server_that_works(tiny_model: Path, fak
 
 
 @pytest.mark.slow
+def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
+    async def test() -> None:
+        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=QUICK) as it:
+            await it.reaches(State.READY, 1)
+            before = await decodes(it.runner.prober())
+            plain = asyncio.create_task(it.complete(n_predict=10))  # noqa: TID251
+            async with it.client.stream(
+                "POST", "/completion", json={"prompt": "Once", "n_predict": 12, "stream": True}
+            ) as stream:
+                text = (await stream.aread()).decode()
+            assert text.count('"content": " w') == 12
+            assert (await plain).json()["tokens_predicted"] == 10
+            assert await decodes(it.runner.prober()) == before + 22
+            assert it.runner.instance.generation == 1
+
+    run(test)
+
+
+@pytest.mark.slow
 def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(

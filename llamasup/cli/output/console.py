@@ -66,7 +66,7 @@ _UNLOAD_REASONS = {
     "ttl": "its TTL has expired",
     "asked": "on request",
     "changed": "its file or settings have changed",
-    "removed": "it is no longer configured",
+    "removed": "it is no longer served",
 }
 
 
