@@ -2,6 +2,8 @@
 
 Python and the imports take 0.35 s of CPU for each new process, a fork takes 0.03 s, and the tests run a
 thousand commands. A fork is a process of its own: signals, exit code and output are those of the command.
+What only a new interpreter shows, tests start with ``driver.command``: late imports and a signal during them,
+closed standard streams, and the end of the interpreter, which a fork skips. ``test_forked.py`` compares both.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -90,6 +93,8 @@ def _run(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
+    with Path(os.devnull).open("rb") as nothing:  # with pytest -s it would be the terminal
+        os.dup2(nothing.fileno(), 0)
     for number, pipe in ((1, stdout), (2, stderr)):
         os.dup2(pipe.fileno(), number)
         pipe.close()
@@ -99,4 +104,5 @@ def _run(
     try:
         main()
     finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # an interpreter waits for its threads first
         atexit._run_exitfuncs()
