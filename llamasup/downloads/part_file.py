@@ -365,8 +365,8 @@ def disk_errors(path: Path) -> Iterator[None]:
         if error.errno in _NO_ROOM:
             raise DiskFull(
                 f"{printable(str(path))} cannot be written: {reason}.",
-                remedy="Free disk space, or choose another folder with --folder; the same command "
-                "continues the download.",
+                remedy="Free disk space, then the same command continues the download; or choose another "
+                "folder with --folder.",
             ) from error
         if isinstance(error, PermissionError) or error.errno in (errno.EROFS, errno.ENOTDIR, errno.ELOOP):
             raise FolderUnusable(

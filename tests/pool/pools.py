@@ -242,7 +242,7 @@ async def pooled(
     fetch: Fetch | None = None,
     budget: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Pooled]:
-    """``room_for``: of how many models of the first one's size there is memory."""
+    """``capacity``: how many models of the size of the first one fit in memory."""
     path = server(folder) if runtime is None else runtime
     environ = dict(os.environ)
     here = next((spec for spec in specs if not spec.is_remote), None)
