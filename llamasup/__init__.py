@@ -3,7 +3,7 @@
     with llamasup.serve("model.gguf") as server:
         answer = server.client.post("/v1/chat/completions", json={…})
 
-docs/python.md says what a program can do with it.
+docs/python.md describes the Python API.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llamasup._version import __version__
     from llamasup.api import AsyncEvents, AsyncServer, Events, ModelArguments, Server, Serving, serve
     from llamasup.config import Config
-    from llamasup.core.errors import (
+    from llamasup.errors import (
         AccessDenied,
         BrokenRuntime,
         ConfigInvalid,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
         UsageInvalid,
     )
 
-__version__ = "0.1.0"
 
 __all__ = [
     "AccessDenied",
@@ -76,14 +76,17 @@ __all__ = [
 ]
 
 _API = ("AsyncEvents", "AsyncServer", "Events", "ModelArguments", "Server", "Serving", "serve")
-_HOMES = dict.fromkeys(_API, "llamasup.api") | {"Config": "llamasup.config"}
+_HOMES = dict.fromkeys(_API, "llamasup.api") | {
+    "Config": "llamasup.config",
+    "__version__": "llamasup._version",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Late: the command line imports this package, and what it needs itself comes in milliseconds."""
+    """Imports names lazily: the command line imports this package, and must start in milliseconds."""
     if name not in __all__:
         raise AttributeError(f"module 'llamasup' has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.core.errors")), name))
+    return globals().setdefault(name, getattr(import_module(_HOMES.get(name, "llamasup.errors")), name))
 
 
 def __dir__() -> list[str]:

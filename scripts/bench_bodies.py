@@ -22,9 +22,9 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from llamasup.core.address import UnixAddress
+from llamasup.http.address import UnixAddress
 from llamasup.proxy import Limits, Proxy, ProxyConfig, bind
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.rig import OneModel
 
 MIB = 1 << 20

@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from llamasup.core.demo_model import demo_keys, demo_tensors
-from llamasup.core.gguf_writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
-from llamasup.core.inspection import fits_here
-from llamasup.effects.hardware import hardware
-from llamasup.effects.model_file import read_model
-from llamasup.effects.model_folder import list_models
+from llamasup.doctor.inspection import fits_here
+from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.files import read_model
+from llamasup.gguf.writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
+from llamasup.models.folder import list_models
+from llamasup.system.hardware.probe import hardware
 
 VOCABULARY = 150_000
 PROMISED_MS = {

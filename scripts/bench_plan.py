@@ -297,7 +297,7 @@ def busy(count: int) -> Iterator[None]:
 
 def ratios(rounds: list[dict[str, dict[str, float]]], name: str, figure: str) -> list[float]:
     """A contender's figure by that of the bare defaults, round by round."""
-    return [each[name][figure] / each[BARE][figure] for each in rounds]
+    return [one_round[name][figure] / one_round[BARE][figure] for one_round in rounds]
 
 
 def table(rounds: list[dict[str, dict[str, float]]]) -> str:
@@ -307,7 +307,7 @@ def table(rounds: list[dict[str, dict[str, float]]]) -> str:
         f"|---|{'---:|' * len(names)}",
     ]
     for figure, label, more_is_better in FIGURES:
-        bare = statistics.median(each[BARE][figure] for each in rounds)
+        bare = statistics.median(one_round[BARE][figure] for one_round in rounds)
         cells = [f"{bare:,.0f}" if bare >= 100 else f"{bare:.1f}"]
         for name in names[1:]:
             all_rounds = ratios(rounds, name, figure)

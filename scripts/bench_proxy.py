@@ -66,14 +66,14 @@ LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not
 
 def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Path | None) -> None:
     """Run the proxy alone, with everything that P1 asks for switched on."""
-    from llamasup.core.address import UnixAddress
-    from llamasup.core.meant_model import MeantModel
-    from llamasup.effects.access_log import AccessLog
+    from llamasup.http.address import UnixAddress
+    from llamasup.models.access import ResolvedModel
+    from llamasup.observability.access_log import AccessLog
+    from llamasup.observability.access_record import access_line
     from llamasup.proxy import Proxy, ProxyConfig, bind
-    from llamasup.runtime.access_line import access_line
-    from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+    from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 
-    tiny = MeantModel(("tiny",))
+    tiny = ResolvedModel(("tiny",))
 
     class OneModel:
         def __init__(self) -> None:
@@ -87,7 +87,7 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
         def readiness(self) -> Unavailable | None:
             return None
 
-        def meant(self, model: str | None) -> MeantModel | None:
+        def resolve(self, model: str | None) -> ResolvedModel | None:
             return tiny if model == "tiny" else None
 
         def listing(self) -> None:

@@ -33,16 +33,16 @@ from time import perf_counter
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.settings import Settings  # noqa: E402
-from llamasup.effects.httpx_alone import httpx  # noqa: E402
-from llamasup.effects.runtimes import find_runtime  # noqa: E402
+from llamasup.http.httpx_import import httpx  # noqa: E402
+from llamasup.llama_server.inspect import find_runtime  # noqa: E402
+from llamasup.llama_server.settings import Settings  # noqa: E402
 from llamasup.proxy.bind import bind  # noqa: E402
-from llamasup.runtime.events import Bus  # noqa: E402
-from llamasup.service import RunOptions, Service  # noqa: E402
+from llamasup.service.run import RunOptions, Service  # noqa: E402
+from llamasup.supervision.events import Bus  # noqa: E402
 from llamasup.testing.models import write_large_decoder  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 
-logger = logging.getLogger("llamasup.runtime.slot_keeping")
+logger = logging.getLogger("llamasup.supervision.slot_transfer")
 logger.setLevel(logging.INFO)
 DOC = ROOT / "docs" / "slots.md"
 MARKS = "<!-- measured: scripts/bench_slots.py -->", "<!-- end of measured -->"

@@ -46,8 +46,8 @@ def main() -> None:
         if number:  # the first round fills the caches
             rounds.append(measured)
 
-    rows = {name: [each[name] for each in rounds] for name in rounds[0]}
-    rows["llamasup's share"] = [each["total"] - each["by hand"] for each in rounds]
+    rows = {name: [one_round[name] for one_round in rounds] for name in rounds[0]}
+    rows["llamasup's share"] = [one_round["total"] - one_round["by hand"] for one_round in rounds]
     print(f"{options.runs} runs, milliseconds:\n")
     print(f"| {'':52} | median | {'10 %':>6} | {'90 %':>6} |\n|{'-' * 54}|-------:|-------:|-------:|")
     for name, values in rows.items():

@@ -28,9 +28,9 @@ from typing import Any
 
 from pages import write_between
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 
-MOST_LOST_MS = 50.0
+MAX_LOST_MS = 50.0
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 MARKS = ("<!-- swap: scripts/bench_swap.py --write -->", "<!-- /swap -->")
 ROWS = {
@@ -58,14 +58,14 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as folder:
         rounds = list(_rounds(Path(folder), options.runtime, options.runs))
-    rows = {name: [each[name] for each in rounds] for name in rounds[0]}
+    rows = {name: [one_round[name] for one_round in rounds] for name in rounds[0]}
     for kind in ("cold", "swapped"):
-        rows[f"{kind} lost"] = [each[kind] - each[f"{kind} by hand"] for each in rounds]
+        rows[f"{kind} lost"] = [one_round[kind] - one_round[f"{kind} by hand"] for one_round in rounds]
     table = _table(rows)
     print(table)
     for kind in ("cold", "swapped"):
         lost = statistics.median(rows[f"{kind} lost"])
-        print(f"{kind}: {lost:.0f} ms lost, {'kept' if lost <= MOST_LOST_MS else 'MISSED'} (50 ms at most)")
+        print(f"{kind}: {lost:.0f} ms lost, {'kept' if lost <= MAX_LOST_MS else 'MISSED'} (50 ms at most)")
     if options.json:
         Path(options.json).write_text(json.dumps(rounds, indent=2))
     if options.write:
@@ -116,7 +116,7 @@ def _serving(config: Path, runtime: str | None) -> Iterator[tuple[int, str]]:
         for line in process.stdout:
             event: dict[str, Any] = json.loads(line)
             if event["event"] == "ready":
-                # Events that nobody reads would fill the pipe: what is told from here on is of no interest.
+                # Unread events would fill the pipe; the later ones are not needed.
                 os.set_blocking(process.stdout.fileno(), False)
                 yield process.pid, event["url"]
                 break
@@ -171,7 +171,7 @@ def _child_of(pid: int) -> Child:
         except OSError:
             continue
         if parent == pid and "--model" in argv:
-            environ = dict(each.split("=", 1) for each in variables if "=" in each)
+            environ = dict(variable.split("=", 1) for variable in variables if "=" in variable)
             return Child(argv, environ)
     raise SystemExit("llamasup has no llama-server")
 
@@ -191,7 +191,7 @@ def _by_hand(child: Child, folder: Path) -> dict[str, float]:
 def _start(child: Child, folder: Path, began_s: float | None = None) -> tuple[subprocess.Popen[bytes], float]:
     path = folder / "by-hand.sock"
     path.unlink(missing_ok=True)
-    argv = [str(path) if each.endswith(".sock") else each for each in child.argv]
+    argv = [str(path) if argument.endswith(".sock") else argument for argument in child.argv]
     began_s = time.monotonic() if began_s is None else began_s
     process = subprocess.Popen(
         argv,

@@ -14,10 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.config.keys import Section  # noqa: E402
+from llamasup.config.config_keys import Config, ModelEntry, ModelKeys  # noqa: E402
+from llamasup.config.json_schema import Row, rows_of  # noqa: E402
+from llamasup.config.kinds import Section  # noqa: E402
 from llamasup.config.reading import keys_of  # noqa: E402
-from llamasup.config.schema import Row, rows_of  # noqa: E402
-from llamasup.config.values import Config, ModelEntry, ModelKeys  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"
@@ -26,15 +26,13 @@ MARKS = "<!-- keys: scripts/config_tables.py -->", "<!-- end of keys -->"
 
 def tables() -> str:
     parts = [_table("At the top", "", rows_of(Config))]
-    for name, (_, said) in keys_of(Config).items():
+    for name, (_, key) in keys_of(Config).items():
         if name == "models":
-            about = f"{said.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
+            about = f"{key.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
             parts.append(_table("`models`", about, rows_of(ModelEntry, but=ModelKeys)))
-        elif isinstance(said.kind, Section):
+        elif isinstance(key.kind, Section):
             parts.append(
-                _table(
-                    f"`{name}`", (said.kind.keys.__doc__ or "").replace("``", "`"), rows_of(said.kind.keys)
-                )
+                _table(f"`{name}`", (key.kind.keys.__doc__ or "").replace("``", "`"), rows_of(key.kind.keys))
             )
     return "\n\n".join(parts)
 

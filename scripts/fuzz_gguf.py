@@ -19,19 +19,19 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["llamasup"]):
-    from llamasup.core import architectures
-    from llamasup.core.demo_model import demo_keys, demo_tensors
-    from llamasup.core.errors import ModelInvalid
-    from llamasup.core.gguf import ModelFacts, facts_of, read_container, split_of
-    from llamasup.core.gguf_container import Container, NeedMore
-    from llamasup.core.gguf_writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
-    from llamasup.core.hardware import Hardware
-    from llamasup.core.inspection import fits_here, model_as_json
+    from llamasup.doctor.inspection import fits_here, model_as_json
+    from llamasup.errors import ModelInvalid
+    from llamasup.gguf import architectures
+    from llamasup.gguf.container import Container, NeedMore
+    from llamasup.gguf.demo import demo_keys, demo_tensors
+    from llamasup.gguf.header import ModelFacts, facts_of, read_container, split_of
+    from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
+    from llamasup.system.hardware.facts import Hardware
     from llamasup.testing import models
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.
 _LARGE_FILE_BYTES = 1 << 34
-_MOST_SEED_BYTES = 16 * 1024
+_MAX_SEED_BYTES = 16 * 1024
 # Sizes, ids of types, and where numbers of 8, 16, 32 and 64 bits end.
 _NUMBERS = (
     *range(34),
@@ -124,7 +124,7 @@ def seeds() -> Iterator[bytes]:
         models.vocabulary_only,
         models.big_endian_decoder,
     ):
-        yield make()[:_MOST_SEED_BYTES] + b"\xff"
+        yield make()[:_MAX_SEED_BYTES] + b"\xff"
     keys: dict[str, KeyValue] = {**demo_keys(["a"]), "split.no": U16(0), "split.count": U16(2)}
     yield write_gguf_header(keys, [plan for plan, _ in demo_tensors(["a"])]) + b"\xff"
     for architecture in sorted(architectures.KNOWN):

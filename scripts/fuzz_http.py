@@ -3,7 +3,7 @@
 It goes on for as long as it is told. Run it by scripts/fuzz.
 
 Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammars
-and the comparisons are those of tests/security/test_against_h11.py and of tests/core/test_body_scan.py. The
+and the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. The
 input of a finding is made as small as it gets and printed; the exit code is 1.
 """
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.proxy import ProxyConfig
 from tests.bodies import LABELS, bodies
-from tests.core.test_body_scan import counted_as_the_oracle_counts
+from tests.http.test_body_scan import counted_as_the_oracle_counts
 from tests.security import test_against_h11 as comparisons
 from tests.security.circuit import Circuit
 from tests.security.grammar import (
@@ -122,7 +122,7 @@ class Fuzzer:
             circuit = self._circuits[check]
             check(circuit, data)
             self.executions += 1
-            self.became[check.__name__].update(each.outcome for each in circuit.records)
+            self.became[check.__name__].update(record.outcome for record in circuit.records)
 
         fuzz()
 
@@ -130,8 +130,8 @@ class Fuzzer:
 def run(seconds: float, first_seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         folders = [Path(folder, name) for name in ("open", "limited")]
-        for each in folders:
-            each.mkdir()
+        for one_folder in folders:
+            one_folder.mkdir()
         circuit, limited = Circuit(folders[0], ProxyConfig()), circuit_of_a_used_up_key(folders[1])
         fuzzer = Fuzzer(circuit, limited, seconds)
         batch_seed = first_seed

@@ -19,12 +19,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core import instance as core  # noqa: E402
-from llamasup.core.backoff import RestartPolicy  # noqa: E402
-from llamasup.core.bounds import Adjustment, Bounds  # noqa: E402
-from llamasup.core.diagnosis import Diagnosis  # noqa: E402
-from llamasup.core.instance import Event, Instance, Policy, State  # noqa: E402
-from llamasup.core.lifecycle import TABLE, advance  # noqa: E402
+from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
+from llamasup.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
+from llamasup.supervision import states  # noqa: E402
+from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
+from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
+from llamasup.supervision.table import TABLE, advance  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"
@@ -34,25 +34,31 @@ CRASH = Diagnosis("killed", "", "", (), deterministic=False, exit_code=75)
 VERDICTS = (
     CRASH,
     replace(CRASH, deterministic=True),
-    replace(CRASH, adjustment=Adjustment(1, 3, (), Bounds())),
+    replace(CRASH, adjustment=Adjustment(1, 3, (), PlanLimits())),
 )
 POLICIES = tuple(
     Policy(warm_up=warm_up, restart=RestartPolicy(half_open_s=half_open_s))
     for warm_up in (True, False)
     for half_open_s in (None, 300.0)
 )
-ASKED = (core.StartAsked, core.StopAsked, core.KillAsked, core.RestartAsked)
-WITH_VERDICT = (core.SpawnFailed, core.WarmupFailed, core.Doomed, core.Hung, core.Exited)
+ASKED = (states.StartRequested, states.StopRequested, states.KillRequested, states.RestartRequested)
+WITH_VERDICT = (
+    states.SpawnFailed,
+    states.WarmupFailed,
+    states.StartupFailureLogged,
+    states.LivenessFailed,
+    states.Exited,
+)
 
 
 def events_at(instance: Instance) -> Iterator[Event]:
     for kind in TABLE[instance.state]:
         if kind in ASKED:
             yield kind()
-        elif kind is core.Woke:
-            yield core.Woke(instance.ticket)
-        elif kind is core.Spawned:
-            yield from (core.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
+        elif kind is states.TimerFired:
+            yield states.TimerFired(instance.timer_id)
+        elif kind is states.Spawned:
+            yield from (states.Spawned(instance.generation, 1, keeps_slots=keeps) for keeps in (False, True))
         elif kind in WITH_VERDICT:
             yield from (kind(instance.generation, verdict) for verdict in VERDICTS)
         else:
@@ -62,7 +68,7 @@ def events_at(instance: Instance) -> Iterator[Event]:
 def alike(instance: Instance) -> Instance:
     """The same as far as what may follow goes."""
     crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # more make no difference
-    return replace(instance, generation=1, ticket=1, restarts=0, last=None, crashes=crashes)
+    return replace(instance, generation=1, timer_id=1, restarts=0, last=None, crashes=crashes)
 
 
 def edges() -> dict[tuple[State, State], set[str]]:

@@ -24,7 +24,7 @@ PROMISES = {
     "X2": "the Host header",
     "X3": "web pages",
     "X4": "keys",
-    "X5": "the child's door",
+    "X5": "access to the child",
     "X6": "the child's environment",
     "X7": "closed paths, and URLs in bodies",
     "X8": "limits",
@@ -63,7 +63,7 @@ def checks_in(path: Path) -> list[Check]:
     found: list[Check] = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
-            calls = [each for each in node.decorator_list if isinstance(each, ast.Call)]
+            calls = [decorator for decorator in node.decorator_list if isinstance(decorator, ast.Call)]
             cases = next((tables.get(name, ()) for call in calls if (name := _ids(call))), ())
             for call in calls:
                 if ast.unparse(call.func) == "pytest.mark.check":
@@ -76,7 +76,11 @@ def checks_in(path: Path) -> list[Check]:
 def _ids(call: ast.Call) -> str:
     """The table that names a parametrization's cases."""
     return next(
-        (each.value.id for each in call.keywords if each.arg == "ids" and isinstance(each.value, ast.Name)),
+        (
+            keyword.value.id
+            for keyword in call.keywords
+            if keyword.arg == "ids" and isinstance(keyword.value, ast.Name)
+        ),
         "",
     )
 

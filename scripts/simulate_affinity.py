@@ -20,8 +20,9 @@ from statistics import fmean
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.affinity import MOST_BUSIER, AskedBefore, Candidate, choose  # noqa: E402
-from llamasup.core.conversation import Conversation  # noqa: E402
+from llamasup.pool.replicas.affinity import PromptMarks  # noqa: E402
+from llamasup.pool.replicas.conversation import Conversation  # noqa: E402
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, Candidate, choose  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "replicas.md"
@@ -85,7 +86,7 @@ class Process:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.asks: list[Ask] = []
-        self.asked = AskedBefore()
+        self.asked = PromptMarks()
         self.cache: OrderedDict[int, int] = OrderedDict()  # conversation: tokens
         self.at_s = 0.0
 
@@ -157,7 +158,7 @@ def play(
 
     def serve() -> None:
         nonlocal count
-        while queue and (free := [each for each in servers if len(each.asks) < SLOTS]):
+        while queue and (free := [one_server for one_server in servers if len(one_server.asks) < SLOTS]):
             ask = queue.popleft()
             conversation = ask.talk.conversation()
             known = most_busier != NONE
@@ -174,7 +175,7 @@ def play(
             seen.prompt += conversation.size
 
     while len(seen.whole_s) < turns:
-        now_s = min(due[0][0] if due else float("inf"), *(each.next_s() for each in servers))
+        now_s = min(due[0][0] if due else float("inf"), *(one_server.next_s() for one_server in servers))
         for server in servers:
             for ask in server.move(now_s):
                 seen.first_s.append(ask.first_s - ask.asked_s)
@@ -207,12 +208,12 @@ def table(*, turns: int, seeds: Sequence[int]) -> str:
         for clients in machine.clients:
             for name, value in rules:
                 runs = [play(machine, clients, value, turns=turns, seed=seed) for seed in seeds]
-                whole_s = sorted(each for run in runs for each in run.whole_s)
-                shown = f"**{name}**" if value == MOST_BUSIER else name
+                whole_s = sorted(seconds for run in runs for seconds in run.whole_s)
+                shown = f"**{name}**" if value == MAX_BUSIER else name
                 rows.append(
                     f"| {machine.name} | {clients} | {shown} "
                     f"| {sum(run.cached for run in runs) / sum(run.prompt for run in runs):.0%} "
-                    f"| {fmean(each for run in runs for each in run.first_s):.2f} s "
+                    f"| {fmean(seconds for run in runs for seconds in run.first_s):.2f} s "
                     f"| {fmean(whole_s):.1f} s | {whole_s[int(0.95 * len(whole_s))]:.1f} s |"
                 )
     return "\n".join(rows)

@@ -21,17 +21,17 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.residency import (  # noqa: E402
+from llamasup.pool.cheapest_set import UNUSED  # noqa: E402
+from llamasup.pool.eviction_policy import (  # noqa: E402
+    Action,
     Evict,
     Load,
+    ModelSnapshot,
     Phase,
     ResidencyPolicy,
-    Tenant,
-    Verdict,
-    World,
+    Snapshot,
     decide,
 )
-from llamasup.core.residency_use import UNUSED  # noqa: E402
 from llamasup.testing.residency_sim import Call, Simulation, simulate  # noqa: E402
 from llamasup.testing.residency_world import Decide, Model, ModelWorld  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
@@ -67,7 +67,7 @@ class Workload:
                 id=id_,
                 needs={DEVICE: round(size * 1e9)},
                 load_s=LOAD_BASE_S + size / LOAD_GB_PER_S,
-                leave_s=0.2,
+                unload_s=0.2,
             )
             for id_, size in self.sizes_gb.items()
         ]
@@ -114,38 +114,38 @@ class Future:
         return later[nth] - now if nth < len(later) else float("inf")
 
 
-def one_by_one(first: Callable[[Tenant], tuple[float, ...]]) -> Decide:
+def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
     """The usual cache: until it fits, the idle one goes that is first in this order."""
 
-    def decided(world: World) -> tuple[Verdict, ...]:
-        return tuple(_one_by_one(world, first))
+    def decided(snapshot: Snapshot) -> tuple[Action, ...]:
+        return tuple(_one_by_one(snapshot, first))
 
     return decided
 
 
-def _one_by_one(world: World, first: Callable[[Tenant], tuple[float, ...]]) -> Iterator[Verdict]:
-    tenants = world.tenants.values()
-    claims = [each for each in tenants if each.phase is Phase.ABSENT and each.waiting]
-    if not claims:
+def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
+    models = snapshot.models.values()
+    wanted = [each for each in models if each.phase is Phase.ABSENT and each.waiting]
+    if not wanted:
         return
-    claim = min(claims, key=lambda each: each.waiting_since_s)
-    holding = [each for each in tenants if each.phase not in (Phase.ABSENT, Phase.FAILED)]
-    lack = claim.needs[DEVICE] - world.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
+    model = min(wanted, key=lambda each: each.waiting_since_s)
+    holding = [each for each in models if each.phase not in (Phase.ABSENT, Phase.FAILED)]
+    lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
     if lack <= 0:
-        yield Load(claim.id)
+        yield Load(model.id)
         return
-    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.LEAVING)
+    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.UNLOADING)
     idle = [each for each in holding if each.phase is Phase.RESIDENT and not each.in_flight + each.waiting]
     for victim in sorted(idle, key=first):
         if lack <= 0:
             return
-        yield Evict(victim.id, "memory", claim.id)
+        yield Evict(victim.id, "memory", model.id)
         lack -= victim.needs[DEVICE]
 
 
-def without_counts(world: World) -> tuple[Verdict, ...]:
-    tenants = {id_: replace(each, use=UNUSED) for id_, each in world.tenants.items()}
-    return decide(replace(world, tenants=tenants))
+def without_counts(snapshot: Snapshot) -> tuple[Action, ...]:
+    models = {id_: replace(each, use=UNUSED) for id_, each in snapshot.models.items()}
+    return decide(replace(snapshot, models=models))
 
 
 def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, tuple[float, float]]:
@@ -155,21 +155,21 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
     uses = dict.fromkeys(workload.sizes_gb, 0)
     asked = -1
 
-    def least_often(tenant: Tenant) -> tuple[float, ...]:
+    def least_often(model: ModelSnapshot) -> tuple[float, ...]:
         nonlocal asked
         assert future.simulation is not None
         for call in calls[asked + 1 : future.simulation.issued]:
             uses[call.model] += 1
         asked = future.simulation.issued - 1
-        return uses[tenant.id], tenant.used_s
+        return uses[model.id], model.used_s
 
-    def knowing(world: World) -> tuple[Verdict, ...]:
+    def knowing(snapshot: Snapshot) -> tuple[Action, ...]:
         """The policy itself, told the time to the next use for the time since the last one."""
-        tenants = {
-            id_: replace(each, use=UNUSED, used_s=world.now_s - min(future.until_next(id_) + 1, 1e9))
-            for id_, each in world.tenants.items()
+        models = {
+            id_: replace(each, use=UNUSED, used_s=snapshot.now_s - min(future.until_next(id_) + 1, 1e9))
+            for id_, each in snapshot.models.items()
         }
-        return decide(replace(world, tenants=tenants, policy=replace(world.policy, linger=0.0)))
+        return decide(replace(snapshot, models=models, policy=replace(snapshot.policy, idle_grace=0.0)))
 
     policies: dict[str, Decide] = {
         "least recently used (LRU)": one_by_one(lambda each: (each.used_s,)),
@@ -269,14 +269,14 @@ def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
 
 def turns_table(*, seeds: int, requests: int) -> str:
     """Room for two of four models that all are wanted all the time."""
-    models = [replace(each, slots=4) for each in WORKLOADS[0].models()]
+    models = [replace(model, slots=4) for model in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
         "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
-        "no lingering (`linger` 0)": (ResidencyPolicy(linger=0.0), decide),
-        "**llamasup** (`turn_s` 5, `linger` 0.1)": (ResidencyPolicy(), decide),
-        "`linger` 0.3": (ResidencyPolicy(linger=0.3), decide),
-        "`turn_s` 1": (ResidencyPolicy(turn_s=1.0), decide),
-        "`turn_s` 20": (ResidencyPolicy(turn_s=20.0), decide),
+        "no idle grace (`idle_grace` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
+        "**llamasup** (`time_slice_s` 5, `idle_grace` 0.1)": (ResidencyPolicy(), decide),
+        "`idle_grace` 0.3": (ResidencyPolicy(idle_grace=0.3), decide),
+        "`time_slice_s` 1": (ResidencyPolicy(time_slice_s=1.0), decide),
+        "`time_slice_s` 20": (ResidencyPolicy(time_slice_s=20.0), decide),
     }
     rows = []
     for clients in (4, 8):
@@ -287,7 +287,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
         ]
         for name, (policy, variant) in variants.items():
             programs = [busy(seed, clients=clients, requests=requests) for seed in range(seeds)]
-            runs = [simulate(models, each, {DEVICE: 17 * 10**9}, policy, variant) for each in programs]
+            runs = [simulate(models, program, {DEVICE: 17 * 10**9}, policy, variant) for program in programs]
             answered = sum(run.answered for run in runs)
             rows.append(
                 f"| {name} | {answered / sum(run.ended_s for run in runs):.2f} "
@@ -300,7 +300,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
 
 
 def text(*, seeds: int, requests: int) -> str:
-    tables = [policies_table(each, seeds=seeds, requests=requests) for each in WORKLOADS]
+    tables = [policies_table(workload, seeds=seeds, requests=requests) for workload in WORKLOADS]
     return "\n\n".join([*tables, turns_table(seeds=seeds, requests=requests // 10)])
 
 

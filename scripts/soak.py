@@ -2,7 +2,7 @@
 """Half an hour of mixed load on a real server, with crashes, hangs and restarts in between.
 
 Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
-Each answer is judged by whoever asked. Exit code 1 if a request was lost (neither answered rightly nor told
+Each client checks its own answers. Exit code 1 if a request was lost (neither answered rightly nor told
 that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows,
 or if it leaves anything behind.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.demo_model import demo_model  # noqa: E402
+from llamasup.gguf.demo import demo_model  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
@@ -49,8 +49,8 @@ def main() -> int:
     heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
     text = "\n".join((heading, "", *report.table()))
     print(text)
-    for each in report.off:
-        print(f"OFF: {each}")
+    for violation in report.off:
+        print(f"OFF: {violation}")
     if given.docs and not report.off:
         write_between(given.docs, MARKS, text)
     return 1 if report.off else 0

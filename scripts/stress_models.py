@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.core.demo_model import demo_model  # noqa: E402
+from llamasup.gguf.demo import demo_model  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
@@ -49,8 +49,8 @@ def main() -> int:
         sections.append("\n".join((heading, "", *report.table())))
         reports.append(report)
         print(sections[-1], flush=True)
-        for each in report.off:
-            print(f"OFF: {each}")
+        for violation in report.off:
+            print(f"OFF: {violation}")
     failed = any(report.off for report in reports)
     if given.docs and not failed:
         write_between(given.docs, MARKS, "\n\n".join(sections))

@@ -19,7 +19,7 @@ class NewChildren:
         self._before = set(psutil.Process().children())
 
     def __call__(self) -> list[psutil.Process]:
-        return [each for each in psutil.Process().children() if each not in self._before]
+        return [child for child in psutil.Process().children() if child not in self._before]
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
@@ -32,9 +32,9 @@ def end_all(process: subprocess.Popen[bytes]) -> None:
     """Kill it with all that it has started, reap it, and close our ends of its pipes."""
     if process.returncode is None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            for each in psutil.Process(process.pid).children(recursive=True):
+            for child in psutil.Process(process.pid).children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+                    child.kill()
         process.kill()
         process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):

@@ -107,11 +107,11 @@ class Hub:
         return None
 
     def paths(self, server: str = "hub") -> list[str]:
-        return [each.path for each in self.asked if each.server == server]
+        return [request.path for request in self.asked if request.server == server]
 
     def parts(self) -> list[str]:
         """The ranges that were asked for, the looks left out."""
-        return [each.range for each in self.asked if each.range not in (None, "bytes=0-0")]
+        return [request.range for request in self.asked if request.range not in (None, "bytes=0-0")]
 
 
 @lru_cache(maxsize=64)

@@ -6,14 +6,13 @@
     with llamasup.serve("model.gguf") as server:
         answer = server.client.post("/v1/chat/completions", json={…})
 
-What it serves, it serves as ``llamasup serve`` does: with the same proxy, supervision and residency, at an
-address of its own, in this process (``with``: in a thread of its own). No signal is touched. docs/python.md
-has examples.
+It serves like ``llamasup serve``, with the same proxy, supervision and eviction, at its own address and in
+this process (``with``: in its own thread). Signal handlers are not changed. docs/python.md has examples.
 """
 
 from llamasup.api.async_server import AsyncServer
 from llamasup.api.events import AsyncEvents, Events
-from llamasup.api.given import ModelArguments
+from llamasup.api.inputs import ModelArguments
 from llamasup.api.server import Server
 from llamasup.api.serving import Serving, serve
 

@@ -1,4 +1,4 @@
-"""How the program that serves asks what it serves: httpx clients for one address."""
+"""httpx clients for the program that serves."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llamasup.core.address import Address, UnixAddress
-from llamasup.effects.httpx_alone import httpx
+from llamasup.http.address import Address, UnixAddress
+from llamasup.http.httpx_import import httpx
 
 __all__ = ["Access"]
 
-# A request may wait for a load, and a long prompt says nothing for minutes.
+# A request may wait for a load, and a long prompt sends nothing for minutes.
 _TIMEOUT = httpx.Timeout(None, connect=10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``certificate``: the chain that is served, where it is served over TLS."""
+    """``certificate``: the served certificate chain, with TLS."""
 
     address: Address
     api_key: str | None = field(default=None, repr=False)
     certificate: Path | None = None
 
     def client(self) -> httpx.Client:
-        return httpx.Client(transport=httpx.HTTPTransport(**self._way()), **self._options())
+        return httpx.Client(transport=httpx.HTTPTransport(**self._transport_options()), **self._options())
 
     def async_client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(**self._way()), **self._options())
+        return httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(**self._transport_options()), **self._options()
+        )
 
     def _options(self) -> dict[str, Any]:
         headers = {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
         return {"base_url": self.address.url, "headers": headers, "timeout": _TIMEOUT, "trust_env": False}
 
-    def _way(self) -> dict[str, Any]:
+    def _transport_options(self) -> dict[str, Any]:
         path = str(Path(self.address.path).absolute()) if isinstance(self.address, UnixAddress) else None
         return {"uds": path, "verify": self._trust()}
 
     def _trust(self) -> ssl.SSLContext | bool:
-        """This very certificate, whatever name is in it: it is our own server that is asked, at an address
-        that no certificate may have.
-        """
+        """Trust exactly this certificate, whatever its name: the address is our own and may not be in it."""
         if self.certificate is None:
-            return False  # plain HTTP; and looking for certificates would take 20 ms
+            return False  # plain HTTP; loading certificates would take 20 ms
         trust = ssl.create_default_context(cafile=self.certificate)
         trust.check_hostname = False
         trust.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN

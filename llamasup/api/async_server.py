@@ -1,4 +1,4 @@
-"""A running llamasup, for the event loop that began it."""
+"""A running llamasup, for the event loop that started it."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any, Unpack
 
 from llamasup.api.access import Access
 from llamasup.api.events import AsyncEvents, Feed, Reader
-from llamasup.api.given import Given, ModelArguments, entry_of, successor
-from llamasup.core.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
-from llamasup.effects.httpx_alone import httpx
-from llamasup.hosted_models import HostedModels
-from llamasup.runtime.events import Bus, Notice, Ready
-from llamasup.serving import ServeOptions, ServeService
+from llamasup.api.inputs import ConfigInputs, ModelArguments, entry_of, successor
+from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
+from llamasup.http.httpx_import import httpx
+from llamasup.service.many_models import HostedModels
+from llamasup.service.serve import ServeOptions, ServeService
+from llamasup.supervision.events import Bus, PublishedEvent, Ready
 
 __all__ = ["AsyncServer", "begin", "ended"]
 
 
 class AsyncServer:
-    """What ``async with llamasup.serve(…)`` gives. All of it is for the loop that began it.
+    """The result of ``async with llamasup.serve(…)``. Use it only in the loop that started it.
 
-    ``model`` is any name of a model; without one the only model is meant, or the config's default. What
-    cannot be done raises a ``LlamasupError``; after the end that is NotRunning.
+    ``model`` is any name of a model; the default is the config's default model, or the only one. Methods
+    raise a ``LlamasupError`` if they fail, and NotRunning after the end.
     """
 
-    def __init__(self, service: ServeService, bus: Bus, given: Given, name: str | None) -> None:
-        """Not to be called: ``serve`` makes it."""
+    def __init__(self, service: ServeService, bus: Bus, given: ConfigInputs, name: str | None) -> None:
+        """Use ``serve`` to create one."""
         self._given = given
         self._name = name
         self._service = service
         self._feed = Feed()
         self._loop = asyncio.get_running_loop()
         self._ready: Ready | None = None
-        self._began = asyncio.Event()  # or has ended
+        self._started = asyncio.Event()  # is ready, or has ended
         self._ended = asyncio.Event()
         self._switching = asyncio.Lock()
-        self._told = False
+        self._reported = False
         self._client: httpx.AsyncClient | None = None
         bus.listen(self._notice)
         # No task group: a fixture enters in one task and leaves in another.
         self._running = self._loop.create_task(_run(service), name="llamasup")
-        self._running.add_done_callback(self._over)
+        self._running.add_done_callback(self._on_done)
 
     def __repr__(self) -> str:
         return f"<llamasup.AsyncServer at {self.url}{' (ended)' if self._feed.ended else ''}>"
 
-    # --- how it is asked --------------------------------------------------------------------------------
+    # --- access ---------------------------------------------------------------------------------------
 
     @property
     def url(self) -> str:
@@ -57,84 +57,83 @@ class AsyncServer:
 
     @property
     def client(self) -> httpx.AsyncClient:
-        """Bound to ``url``, with the key; an answer may take as long as it takes."""
+        """A client for ``url`` with the API key and without a read timeout."""
         if self._client is None or self._feed.ended:
             raise ended()
         return self._client
 
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of docs/design.md."""
-        return self._hosted.controlled.status()
+        return self._hosted.control_target.status()
 
     def events(self) -> AsyncEvents:
-        """What happens from now on, as ``--events jsonl`` tells it; ends with ``{"event": "stopped"}``.
+        """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.
 
-        A reader that is too far behind gets ``{"event": "missed", "count": N}`` in the place of the oldest.
+        A reader that is too slow gets ``{"event": "missed", "count": N}`` in place of the oldest events.
         """
         return self._read(AsyncEvents())
 
-    # --- what it does -----------------------------------------------------------------------------------
+    # --- commands ---------------------------------------------------------------------------------------
 
     async def load(self, model: str | None = None) -> None:
-        """Until it serves. Raises ModelUnknown, ModelMissing, ModelInvalid, DoesNotFit, ServerFailed, …"""
-        hosted = self._here()
-        await hosted.controlled.load(self._meant(model))
+        """Load the model, and wait until it serves. Raises ModelUnknown, DoesNotFit, ServerFailed, …"""
+        hosted = self._hosted_here()
+        await hosted.control_target.load(self._name_of(model))
 
     async def unload(self, model: str | None = None) -> None:
-        """Until its memory is free. Requests in flight have their time to finish; the next one loads it."""
-        hosted = self._here()
-        await hosted.controlled.unload(self._meant(model))
+        """Unload the model once its requests end, and wait for its memory. The next request loads it."""
+        hosted = self._hosted_here()
+        await hosted.control_target.unload(self._name_of(model))
 
     async def restart(self, model: str | None = None) -> None:
-        """Until it serves again."""
-        hosted = self._here()
-        await hosted.controlled.restart(self._meant(model))
+        """Restart the model, and wait until it serves again."""
+        hosted = self._hosted_here()
+        await hosted.control_target.restart(self._name_of(model))
 
     async def reload(self) -> Mapping[str, Any]:
-        """Read the config and the folders again: ids of models that were ``added``, ``removed``, ``changed``,
-        ``retouched`` or are ``unchanged``. Raises ConfigInvalid; then all is as before.
+        """Read the config and the folders again. Returns ids of models that are ``added``, ``removed``,
+        ``changed``, ``retouched`` or ``unchanged``. Raises ConfigInvalid; the previous config then stays.
         """
-        hosted = self._here()
-        return await hosted.controlled.reload()
+        hosted = self._hosted_here()
+        return await hosted.control_target.reload()
 
     async def switch(
         self, model: str | Path, *, name: str | None = None, **options: Unpack[ModelArguments]
     ) -> None:
-        """Serve ``model`` under the name of the one that is served, and lose no request: those in flight are
-        finished by the old one, those that wait are answered by the new one. Until that is so.
+        """Serve ``model`` under an existing name, and wait until it does. No request is lost: the old model
+        finishes running requests, the new one answers waiting ones.
 
-        The new one is started beside the old one where both fit, else after it. How it is started is what
-        ``options`` say and nothing else; its aliases, and how long it stays and who may wait for it, are as
-        they were where ``options`` do not say otherwise. One that is not loaded stays so. A file that another
-        model of this server has, and that can be started as both say, is served by one process for both: its
-        id is the first one's, the other is an alias.
+        The new model starts next to the old one if both fit, else after it. It starts with ``options`` only;
+        aliases, ``ttl_s``, queue limits and the like stay as they were unless ``options`` has them. A model
+        that is not loaded stays unloaded. If another model of this server has the same file and compatible
+        options, one process serves both: the first one's id stays, the other becomes an alias.
 
-        Raises what keeps the new one from serving, ModelMissing, ModelInvalid, DoesNotFit, ServerFailed and
-        the like; all is as it was then. Cancelled, it is taken back. Several are done in their turn.
+        Raises the error of the new model, such as ModelMissing, DoesNotFit or ServerFailed; then, or if
+        cancelled, the old model is served again. Concurrent switches run one after another.
         """
-        hosted = self._here()
+        hosted = self._hosted_here()
         entry = entry_of(model, options)
         async with self._switching:
             before = self._given.models
             config = await asyncio.to_thread(self._given)
-            id_ = self._meant(name)
-            if id_ not in config.models:  # an alias, or one that was found
+            id_ = self._name_of(name)
+            if id_ not in config.models:  # an alias, or a found model
                 id_ = hosted.backend.known(id_).spec.id
             served = hosted.backend.known(id_)
-            was_loaded = served.holds
+            was_loaded = served.holds_memory
             models = {**before, id_: successor(entry, config.models.get(id_), options)}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
             self._given.models = models
             try:
                 await hosted.reload()
                 await hosted.settled(id_)
-                self._refuse_if_stopping()  # what was to be changed ended instead
+                self._refuse_if_stopping()  # the server is ending instead
                 if was_loaded and hosted.backend.known(id_) is not served:
-                    await hosted.controlled.load(id_)
+                    await hosted.control_target.load(id_)
             except LlamasupError:
                 self._given.models = before
                 if not self._service.stops_asked:
-                    await _put_back(hosted, id_ if was_loaded else None)
+                    await _restore(hosted, id_ if was_loaded else None)
                 raise
             except BaseException:
                 self._given.models = before
@@ -142,8 +141,8 @@ class AsyncServer:
                 raise
 
     async def stop(self, *, now: bool = False) -> None:
-        """End it: requests in flight may finish (``now``: may not). Leaving the block does the same, and
-        leaving it by an exception does it now. May be repeated.
+        """Stop the server after its running requests (``now``: at once). Leaving the block does the same, and
+        an exception does it at once. May be repeated.
         """
         self._refuse_other_loops()
         self._ask_stop(now=now)
@@ -157,18 +156,18 @@ class AsyncServer:
 
     @property
     def _access(self) -> Access:
-        """Once it is ready."""
+        """Only after it is ready."""
         assert self._ready is not None
         options = self._service.options
-        key = options.api_keys[-1] if options.api_keys else None  # its own
+        key = options.api_keys[-1] if options.api_keys else None  # the client's own key
         return Access(self._ready.address, key, options.tls_cert)
 
     async def _until_ready(self) -> None:
-        """Raises what it ended with instead."""
-        await self._began.wait()
+        """Raises the error of a failed start."""
+        await self._started.wait()
         if self._ready is None:
             await self._until_ended(quiet=False)
-            raise NotRunning("It was stopped before it was ready.")
+            raise NotRunning("llamasup was stopped before it was ready.")
         self._client = self._access.async_client()
 
     def _ask_stop(self, *, now: bool) -> None:
@@ -176,9 +175,9 @@ class AsyncServer:
             self._service.ask_stop()
 
     async def _until_ended(self, *, quiet: bool) -> None:
-        """Raises what it ended with, once; not if ``quiet``.
+        """Raises the error of the server, once; not if ``quiet``.
 
-        Whoever is cancelled meanwhile has it end now, and waits for that: nothing is left behind.
+        If the caller is cancelled, the server stops at once, and the caller waits for its end.
         """
         cancelled: asyncio.CancelledError | None = None
         while not self._ended.is_set():
@@ -191,31 +190,31 @@ class AsyncServer:
             await self._client.aclose()
         if cancelled is not None:
             raise cancelled
-        if not (quiet or self._told or self._running.cancelled()):
-            self._told = True
+        if not (quiet or self._reported or self._running.cancelled()):
+            self._reported = True
             self._running.result()
 
-    def _over(self, running: asyncio.Task[None]) -> None:
+    def _on_done(self, running: asyncio.Task[None]) -> None:
         if not running.cancelled():
-            running.exception()  # somebody may ask for it, or not
+            running.exception()  # marks the error as retrieved
         self._feed.end()
-        self._began.set()
+        self._started.set()
         self._ended.set()
 
-    def _notice(self, notice: Notice) -> None:
+    def _notice(self, notice: PublishedEvent) -> None:
         if isinstance(notice, Ready):
             self._ready = notice
-            self._began.set()
+            self._started.set()
         self._feed.notice(notice)
 
-    # --- within -----------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------
 
     def _read(self, reader: Reader) -> Reader:
         if not self._feed.add(reader):
             raise ended()
         return reader
 
-    def _here(self) -> HostedModels:
+    def _hosted_here(self) -> HostedModels:
         self._refuse_other_loops()
         return self._hosted
 
@@ -223,12 +222,12 @@ class AsyncServer:
         if asyncio.get_running_loop() is not self._loop:
             raise UsageInvalid(
                 "This server belongs to another event loop.",
-                remedy="Ask it in the loop that began it; a Server (with llamasup.serve(…)) has none.",
+                remedy="Use it in the loop that started it, or use a Server (`with llamasup.serve(…)`).",
             )
 
     def _refuse_if_stopping(self) -> None:
         if self._service.stops_asked:
-            raise Stopping("llamasup is stopping.", remedy="Begin another with llamasup.serve().")
+            raise Stopping("llamasup is stopping.", remedy="Start another one with llamasup.serve().")
 
     @property
     def _hosted(self) -> HostedModels:
@@ -237,17 +236,19 @@ class AsyncServer:
             raise ended()
         return hosted
 
-    def _meant(self, name: str | None) -> str:
+    def _name_of(self, name: str | None) -> str:
         name = name or self._name or self._hosted.registry.default
         if name is None:
-            raise UsageInvalid("Which model? Several are served.", remedy="Give its name.")
+            raise UsageInvalid(
+                "Several models are served, and no name was given.", remedy="Give the name of the model."
+            )
         return name
 
 
 async def begin(
-    given: Given, options: Callable[[Given], ServeOptions], name: str | None = None
+    given: ConfigInputs, options: Callable[[ConfigInputs], ServeOptions], name: str | None = None
 ) -> AsyncServer:
-    """Serve until it is ready. Raises why it cannot be; then nothing is left of it."""
+    """Start a server, and wait until it is ready. Raises the error of a failed start."""
     bus = Bus()
     service = await asyncio.to_thread(lambda: ServeService(options(given), bus, given.environ))
     server = AsyncServer(service, bus, given, name)
@@ -260,20 +261,20 @@ async def begin(
     return server
 
 
-async def _put_back(hosted: HostedModels, loaded: str | None) -> None:
-    """Take over what is said now, in the place of what could not be; cancelled, without waiting for it."""
+async def _restore(hosted: HostedModels, loaded: str | None) -> None:
+    """Apply the previous settings again; if cancelled, without waiting for it."""
     try:
-        with contextlib.suppress(LlamasupError):  # why it could not be switched counts more
+        with contextlib.suppress(LlamasupError):  # the error of the switch matters more
             await hosted.reload()
             if loaded is not None:
-                await hosted.controlled.load(loaded)
+                await hosted.control_target.load(loaded)
     except BaseException:
         hosted.ask_reload()
         raise
 
 
 async def _run(service: ServeService) -> None:
-    """Of a group of errors the one that is meant for people."""
+    """Run the service; raises the user's error in place of a group."""
     try:
         await service.run()
     except BaseExceptionGroup as group:
@@ -286,4 +287,4 @@ async def _run(service: ServeService) -> None:
 
 
 def ended() -> NotRunning:
-    return NotRunning("This llamasup has ended.", remedy="Begin another with llamasup.serve().")
+    return NotRunning("This llamasup has stopped.", remedy="Start another one with llamasup.serve().")

@@ -1,6 +1,5 @@
-"""What happens, for whoever goes on reading: ``AsyncEvents`` in the loop, ``Events`` in any thread.
-
-Each reader has a bounded queue: one that stops reading costs no more than that.
+"""Events of a server: ``AsyncEvents`` for the loop, ``Events`` for any thread. Each reader has a bounded
+queue.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, TypeVar
 from weakref import WeakSet
 
-from llamasup.api.interruptible import nap_s
-from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.api.interruptible import poll_interval_s
+from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 
 __all__ = ["AsyncEvents", "Events", "Feed", "Reader"]
 
-MOST_WAITING = 1000  # a load is half a dozen: more than a hundred of them that nobody has looked at
+MAX_WAITING = 1000  # a load has about six events
 
 Event = Mapping[str, Any]
 
 
 class _Queue:
-    """What one reader has not read. The oldest go first where there is no room: the newest are nearer to how
-    things are.
-    """
+    """The unread events of one reader. If it is full, the oldest are dropped."""
 
     def __init__(self) -> None:
         self.over = False
@@ -33,7 +30,7 @@ class _Queue:
         self._missed = 0
 
     def put(self, event: Event) -> None:
-        if len(self._waiting) == MOST_WAITING:
+        if len(self._waiting) == MAX_WAITING:
             self._waiting.popleft()
             self._missed += 1
         self._waiting.append(event)
@@ -51,8 +48,8 @@ class _Queue:
 
 
 class AsyncEvents(AsyncIterator[Event]):
-    """Everything from its making on, until the server has ended. Several tasks that read the same one share
-    what comes. Dropped or closed, it costs nothing any more.
+    """All events from its creation until the server has ended. Tasks that read the same object share the
+    events. A dropped or closed reader costs nothing.
     """
 
     def __init__(self) -> None:
@@ -68,7 +65,7 @@ class AsyncEvents(AsyncIterator[Event]):
         return event
 
     def close(self) -> None:
-        """Whoever reads it is at its end. May be repeated."""
+        """End the iteration. May be repeated."""
         self._queue.drop()
         self._arrived.set()
 
@@ -76,8 +73,8 @@ class AsyncEvents(AsyncIterator[Event]):
         """For ``contextlib.aclosing``."""
         self.close()
 
-    def _hear(self, event: Event | None) -> None:
-        """None: nothing follows. In the loop's thread."""
+    def _deliver(self, event: Event | None) -> None:
+        """None ends the events. In the loop's thread."""
         if event is None:
             self._queue.over = True
         elif not self._queue.over:
@@ -86,9 +83,7 @@ class AsyncEvents(AsyncIterator[Event]):
 
 
 class Events(Iterator[Event]):
-    """Everything from its making on, until the server has ended; then what was not read yet can still be.
-    May be read in any thread, and closed in another.
-    """
+    """All events from its creation until the server has ended; unread ones stay. For any thread."""
 
     def __init__(self) -> None:
         self._queue = _Queue()
@@ -99,17 +94,17 @@ class Events(Iterator[Event]):
             while (event := self._queue.take()) is None:
                 if self._queue.over:
                     raise StopIteration
-                self._changed.wait(nap_s())
+                self._changed.wait(poll_interval_s())
             return event
 
     def close(self) -> None:
-        """Whoever reads it is at its end. May be repeated."""
+        """End the iteration. May be repeated."""
         with self._changed:
             self._queue.drop()
             self._changed.notify_all()
 
-    def _hear(self, event: Event | None) -> None:
-        """None: nothing follows. In the thread of the loop."""
+    def _deliver(self, event: Event | None) -> None:
+        """None ends the events. In the loop's thread."""
         with self._changed:
             if event is None:
                 self._queue.over = True
@@ -122,7 +117,7 @@ Reader = TypeVar("Reader", AsyncEvents, Events)
 
 
 class Feed:
-    """Hands what happens to all readers that there are. ``notice`` and ``end`` are for the loop's thread."""
+    """Delivers events to all readers. ``notice`` and ``end`` are for the loop's thread."""
 
     def __init__(self) -> None:
         self._readers: WeakSet[AsyncEvents | Events] = WeakSet()
@@ -130,17 +125,17 @@ class Feed:
         self.ended = False
 
     def add(self, reader: AsyncEvents | Events) -> bool:
-        """From any thread. False: nothing will happen any more."""
+        """From any thread. False: the server has ended."""
         with self._lock:
             if not self.ended:
                 self._readers.add(reader)
             return not self.ended
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, notice: PublishedEvent) -> None:
         event: Event | None = None
         for reader in self._present():
             event = event or as_json(notice)
-            reader._hear(event)
+            reader._deliver(event)
         if isinstance(notice, Stopped):
             self.end()
 
@@ -149,7 +144,7 @@ class Feed:
         with self._lock:
             self.ended = True
         for reader in self._present():
-            reader._hear(None)
+            reader._deliver(None)
 
     def _present(self) -> list[AsyncEvents | Events]:
         with self._lock:

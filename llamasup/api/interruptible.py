@@ -1,8 +1,8 @@
-"""Waiting in a thread so that Ctrl-C ends it, always.
+"""Waits in a thread that Ctrl-C always ends.
 
-A signal that comes just before the main thread falls asleep on a lock has run its handler in C and not yet in
-Python (CPython 3.11): nobody wakes the thread for it, and the interrupt is seen with the next signal only. On
-two busy cores this was so in about one of twenty tries. So the main thread looks up now and then.
+If a signal arrives just before the main thread blocks on a lock, its Python handler does not run until the
+next signal (CPython 3.11). On two busy cores that happened in about one of twenty tries, so the main thread
+polls.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import threading
 from concurrent.futures import Future
 from typing import TypeVar
 
-__all__ = ["await_event", "nap_s", "result_of"]
+__all__ = ["await_event", "poll_interval_s", "result_of"]
 
 T = TypeVar("T")
 
-_NAP_S = 0.2  # nobody notices a Ctrl-C that takes so long, nor what waking up five times a second takes
+_POLL_INTERVAL_S = 0.2
 
 
-def nap_s() -> float | None:
-    """How long a thread may sleep before it looks up; None: until it is woken."""
-    return _NAP_S if threading.current_thread() is threading.main_thread() else None
+def poll_interval_s() -> float | None:
+    """The longest wait of this thread; None: no limit."""
+    return _POLL_INTERVAL_S if threading.current_thread() is threading.main_thread() else None
 
 
 def await_event(event: threading.Event) -> None:
-    limit_s = nap_s()
+    limit_s = poll_interval_s()
     while not event.wait(limit_s):
         pass
 
 
 def result_of(future: Future[T]) -> T:
-    limit_s = nap_s()
+    limit_s = poll_interval_s()
     while True:
         try:
             return future.result(limit_s)
         except TimeoutError:
-            if future.done():  # it is the result, or became one just now
+            if future.done():  # the result itself is a TimeoutError, or has just arrived
                 return future.result()

@@ -1,9 +1,9 @@
-"""A running llamasup, for programs without an event loop of their own: it has one, in a thread."""
+"""A running llamasup in a thread, for programs without an event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures.thread  # noqa: F401 - what it does at exit has to come after ours: _AtExit
+import concurrent.futures.thread  # noqa: F401 - registers its exit handler before _AtExit does
 import os
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -14,11 +14,11 @@ from weakref import WeakSet
 
 from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
-from llamasup.api.given import ModelArguments
+from llamasup.api.inputs import ModelArguments
 from llamasup.api.interruptible import await_event, result_of
-from llamasup.core.errors import NotRunning, UsageInvalid
-from llamasup.effects.event_loop import loop_factory
-from llamasup.effects.httpx_alone import httpx
+from llamasup.errors import NotRunning, UsageInvalid
+from llamasup.http.httpx_import import httpx
+from llamasup.system.process.platform import loop_factory
 
 __all__ = ["LoopThread", "Server"]
 
@@ -26,13 +26,13 @@ T = TypeVar("T")
 
 
 class Server:
-    """What ``with llamasup.serve(…)`` gives: an ``AsyncServer``, of which each method waits until it is done.
+    """The result of ``with llamasup.serve(…)``: an ``AsyncServer`` with blocking methods.
 
-    For all threads of the process that began it. Ctrl-C ends a waiting, and not what is waited for.
+    For all threads of the process that started it. Ctrl-C ends the wait, not the operation.
     """
 
     def __init__(self, thread: LoopThread, server: AsyncServer) -> None:
-        """Not to be called: ``serve`` makes it."""
+        """Use ``serve`` to create one."""
         self._thread = thread
         self._server = server
         self._client = server._access.client()
@@ -47,7 +47,7 @@ class Server:
 
     @property
     def client(self) -> httpx.Client:
-        """Bound to ``url``, with the key; an answer may take as long as it takes. For all threads."""
+        """A client for ``url`` with the API key and without a read timeout. For all threads."""
         self._thread.refuse_others()
         if self._has_ended:
             raise ended()
@@ -62,7 +62,7 @@ class Server:
         return self._thread.do(ask())
 
     def events(self) -> Events:
-        """What happens from now on, as ``AsyncServer.events``."""
+        """As ``AsyncServer.events``."""
         self._thread.refuse_others()
         return self._server._read(Events())
 
@@ -89,7 +89,7 @@ class Server:
         self._thread.do(self._server.switch(model, name=name, **options))
 
     def stop(self, *, now: bool = False) -> None:
-        """End it, as ``AsyncServer.stop``. Ctrl-C meanwhile has it end now."""
+        """As ``AsyncServer.stop``. Ctrl-C during the wait stops it at once."""
         self._end(now=now, quiet=False)
 
     @property
@@ -114,7 +114,7 @@ class LoopThread:
         self._over = threading.Event()
         self._error: BaseException | None = None
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None  # while something may be given to it
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it accepts work
         self._stop_asked = False
         self._serving: asyncio.Task[None] | None = None
         self._server: AsyncServer | None = None
@@ -124,7 +124,7 @@ class LoopThread:
         return self._over.is_set()
 
     def start(self) -> Server:
-        """Raises why it cannot be served, and whatever comes between; then nothing is left of it."""
+        """Start the thread, and wait until it serves. Raises the error of a failed start."""
         self._thread.start()
         try:
             _AT_EXIT.add(self)
@@ -135,7 +135,7 @@ class LoopThread:
             raise
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """In the loop, and wait for it. Whoever is interrupted asks no longer."""
+        """Run ``work`` in the loop, and wait for it. An interrupt cancels it."""
         try:
             self.refuse_others()
             future = self._give(work)
@@ -150,9 +150,9 @@ class LoopThread:
             future.cancel()
 
     def end(self, *, now: bool, quiet: bool) -> None:
-        """Give it up if it has not begun. Raises what it ended with, once; not if ``quiet``."""
+        """Stop the server, or its start. Raises the error of the server, once; not if ``quiet``."""
         if os.getpid() != self._pid:
-            return  # it is the other process's
+            return  # it belongs to the parent process
         try:
             self._ask_stop(now=now)
             await_event(self._over)
@@ -169,13 +169,15 @@ class LoopThread:
         """Raises UsageInvalid in a forked process, which has the object and not the thread."""
         if os.getpid() != self._pid:
             raise UsageInvalid(
-                f"This server was begun by process {self._pid}, and this is another one.",
-                remedy="Give it the url, and let it ask there.",
+                f"This server belongs to process {self._pid} and cannot be used after fork.",
+                remedy="Pass its URL to the child process instead.",
             )
         if threading.current_thread() is self._thread:
-            raise UsageInvalid("This would wait for itself.", remedy="Ask in another thread.")
+            raise UsageInvalid(
+                "A call in the server's own thread would wait for itself.", remedy="Use another thread."
+            )
 
-    # --- within -----------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------
 
     def _give(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         with self._lock:
@@ -183,7 +185,7 @@ class LoopThread:
                 raise ended()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _tell(self, what: Callable[[], object]) -> None:
+    def _call_soon(self, what: Callable[[], object]) -> None:
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(what)
@@ -195,8 +197,8 @@ class LoopThread:
             elif self._serving is not None:
                 self._serving.cancel()
 
-        self._stop_asked = True  # first: there may be no loop yet that could be told
-        self._tell(ask)
+        self._stop_asked = True  # first, since the loop may not exist yet
+        self._call_soon(ask)
 
     # --- in the thread ----------------------------------------------------------------------------------
 
@@ -214,7 +216,7 @@ class LoopThread:
     def _why_not_begun(self) -> BaseException:
         error = self._error
         if error is None or (self._stop_asked and isinstance(error, asyncio.CancelledError)):
-            return NotRunning("It was stopped before it was ready.")
+            return NotRunning("llamasup was stopped before it was ready.")
         return error
 
     async def _serve(self) -> None:
@@ -228,14 +230,13 @@ class LoopThread:
         finally:
             with self._lock:
                 self._loop = None
-            # What was given before has become tasks after this, and those are cancelled with the loop.
+            # Let pending calls become tasks, which the end of the loop cancels.
             await asyncio.sleep(0)
 
 
 class _AtExit:
-    """Ends what nobody has ended before the interpreter takes away what an orderly end needs: it lets no
-    thread of an executor begin any more, and freezes ours. Where Python has no such hook, the servers end by
-    the death of the process.
+    """Stops running servers before the interpreter stops executors and daemon threads. Without this hook of
+    Python, the servers end with the process.
     """
 
     def __init__(self) -> None:
@@ -247,7 +248,7 @@ class _AtExit:
         with self._lock:
             self._threads.add(thread)
             if not self._registered:
-                register = getattr(threading, "_register_atexit", None)  # what concurrent.futures has, too
+                register = getattr(threading, "_register_atexit", None)  # concurrent.futures uses it too
                 if register is not None:
                     register(self._end_all)
                 self._registered = True

@@ -1,4 +1,4 @@
-"""The command line: parse, call, render. The only place that prints and exits."""
+"""The command line: parses, calls and prints. Only this room prints and exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["main"]
 def main() -> None:
     """The ``llamasup`` command."""
     began_s = time.monotonic()
-    from llamasup.cli.process import STOP_SIGNALS, Interrupted, ensure_standard_streams
+    from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted, ensure_standard_streams
 
     ensure_standard_streams()
     try:
@@ -20,5 +20,5 @@ def main() -> None:
 
         app(prog_name="llamasup", obj=began_s)
     except Interrupted as interrupted:
-        # A server that was asked to stop before it could start has done what it was asked.
+        # For a server, a stop before its start is a success.
         sys.exit(0 if sys.argv[1:2] in (["run"], ["wrap"]) else 128 + interrupted.signal_number)

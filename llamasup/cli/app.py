@@ -1,44 +1,88 @@
-"""The commands and their options. What a command does is imported when it runs: ``--help`` must be quick."""
+"""The table of commands. A command's module is imported when the command runs or shows its help.
+
+A command returns its exit code.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
 
 import typer
 
-from llamasup import __version__
-from llamasup.cli import options as o
-from llamasup.cli.config_commands import config
-from llamasup.cli.control_commands import add_control_commands
-from llamasup.cli.key_commands import key
-from llamasup.cli.model_options import WithExtra
-from llamasup.cli.option_groups import takes_groups
-from llamasup.cli.pull_commands import pull, rm
-from llamasup.cli.service_commands import service
+from llamasup._version import __version__
+from llamasup.cli.command_group import LazyCommand, LazyGroup
 
-__all__ = ["app"]
+__all__ = ["COMMANDS", "app"]
+
+
+def _command(name: str, summary: str, *, module: str | None = None) -> LazyCommand:
+    return LazyCommand(name, f"llamasup.cli.commands.{module or name}", summary)
+
+
+def _control(name: str, summary: str) -> LazyCommand:
+    return _command(name, summary, module="control")
+
+
+COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
+    "Commands to serve models": (
+        _command("run", "Serve one model in the foreground."),
+        _command("serve", "Serve many models, from a config or from folders."),
+        _command("wrap", "Supervise an existing llama-server command line, unchanged."),
+    ),
+    "Commands to manage models": (
+        _command("pull", "Download models from Hugging Face or from an https URL."),
+        _command("rm", "Delete models from the models folder."),
+        _command("list", "List the models on this machine by name."),
+        _command("inspect", "Show facts about a model, and whether it fits in memory."),
+    ),
+    "Commands for a running llamasup": (
+        _control("status", "Show the state of a running llamasup and its models."),
+        _control("ps", "List the models of a running llamasup."),
+        _control("load", "Load a model, and wait until it is ready."),
+        _control("unload", "Unload a model, and wait until its memory is free."),
+        _control("restart", "Restart one model, or all loaded models one by one."),
+        _control("reload", "Read the configuration again."),
+        _control("stop", "Stop a running llamasup."),
+        _control("logs", "Show the llama-server log of a model."),
+    ),
+    "Commands to explain and diagnose": (
+        _command("plan", "Show the llama-server command line for a model, with reasons."),
+        _command("doctor", "Check this machine for problems, and show a remedy for each."),
+    ),
+    "Commands for services, keys and configuration": (
+        _command("service", "Run llamasup as a systemd service."),
+        _command("key", "Create, list and revoke API keys."),
+        _command("config", "Write and check the configuration file of serve."),
+    ),
+}
+"""By the sections of ``llamasup --help``."""
+
+
+class _Root(LazyGroup):
+    table = COMMANDS
+
+
+def _exit(exit_code: int, version: bool) -> None:
+    sys.exit(exit_code)
+
 
 app = typer.Typer(
+    cls=_Root,
+    result_callback=_exit,
     name="llamasup",
-    help="Keeps llama.cpp's llama-server running: right flags, proven start, honest end.",
+    help="Supervise llama.cpp's llama-server: choose its flags, check its start, restart it after a crash.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # rich takes longer to import than everything else that --help needs
+    rich_markup_mode=None,  # the import of rich takes longer than the rest of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
-app.add_typer(service)
-app.add_typer(key)
-app.command()(pull)
-app.command()(rm)
-app.add_typer(config)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"llamasup {__version__}")
         raise typer.Exit
 
@@ -50,133 +94,3 @@ def _root(
     ] = False,
 ) -> None:
     pass
-
-
-@app.command(cls=WithExtra)
-@takes_groups
-def run(
-    ctx: typer.Context,
-    model: o.Model,
-    *,
-    listening: o.Listening,
-    runtime: o.RuntimeOption = None,
-    settings: o.ModelSettings,
-    serving: o.Serving,
-    foreground: o.Foreground,
-    attached: o.Attached,
-    logging: o.Logging,
-) -> None:
-    """Serve one model in the foreground."""
-    from llamasup.cli.run import OutputOptions, run_command
-
-    if attached["sidecar"] and not o.was_given(ctx, "port"):
-        listening["port"] = 0
-    output = OutputOptions(**attached, **logging)
-    sys.exit(
-        run_command(
-            model, settings, output, began_s=ctx.obj, runtime=runtime, **listening, **serving, **foreground
-        )
-    )
-
-
-@app.command(context_settings={"allow_interspersed_args": False})
-@takes_groups
-def wrap(
-    ctx: typer.Context,
-    command: o.Command,
-    *,
-    strict: o.Strict = False,
-    serving: o.Serving,
-    foreground: o.Foreground,
-    attached: o.Attached,
-    logging: o.Logging,
-    server_log: o.ServerLog = "stderr",
-) -> None:
-    """Supervise an existing llama-server command line, unchanged.
-
-    Its address, its keys and TLS are llama-server's own flags: --host, --api-key-file, --ssl-cert-file.
-    """
-    from llamasup.cli.run import OutputOptions
-    from llamasup.cli.wrap import wrap_command
-
-    sys.exit(
-        wrap_command(
-            command,
-            OutputOptions(**attached, **logging, server_log=server_log),
-            began_s=ctx.obj,
-            strict=strict,
-            waits_for_first_load=o.was_given(ctx, "wait_timeout_s"),
-            **serving,
-            **foreground,
-        )
-    )
-
-
-@app.command()
-@takes_groups
-def serve(
-    ctx: typer.Context,
-    *,
-    config: o.ConfigFile = None,
-    watch: o.Watch = False,
-    beside: o.BesideConfig,
-    runtime: o.RuntimeOption = None,
-    attached: o.Attached,
-    logging: o.Logging,
-) -> None:
-    """Serve many models: those of a config, and those that lie in folders."""
-    from llamasup.cli.run import OutputOptions
-    from llamasup.cli.serve import serve_models
-
-    output = OutputOptions(**attached, **logging)
-    if attached["sidecar"] and beside["port"] is None:
-        beside["port"] = 0
-    sys.exit(serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **beside))
-
-
-@app.command(cls=WithExtra)
-@takes_groups
-def plan(
-    ctx: typer.Context,
-    model: o.Model,
-    settings: o.ModelSettings,
-    runtime: o.RuntimeOption = None,
-    json: o.Json = False,
-) -> None:
-    """Show the command line that run would start, with a reason for every flag; start nothing."""
-    from llamasup.cli.plan import plan_command
-
-    sys.exit(plan_command(model, settings, runtime=runtime, json=json))
-
-
-@app.command()
-def inspect(models: o.ModelsOrFolders, json: o.Json = False) -> None:
-    """Show what a model is, what it takes and whether it fits here; of a folder, every model in it."""
-    from llamasup.cli.inspect import inspect_command
-
-    sys.exit(inspect_command(models, json=json))
-
-
-@app.command("list")
-def list_models(folders: o.Folders = None, json: o.Json = False) -> None:
-    """List the models that are here, by name; without folders, those that were downloaded."""
-    from llamasup.cli.list import list_command
-
-    sys.exit(list_command(folders or [], json=json))
-
-
-@app.command()
-def doctor(
-    model: o.ModelToCheck = None,
-    runtime: o.RuntimeOption = None,
-    port: o.Port = 8080,
-    tls_cert: o.CertificateToCheck = None,
-    json: o.Json = False,
-) -> None:
-    """Look at runtime, devices, memory, limits and folders, and say what hurts and what to do about it."""
-    from llamasup.cli.doctor import doctor_command
-
-    sys.exit(doctor_command(model, runtime=runtime, port=port, json=json, tls_cert=tls_cert))
-
-
-add_control_commands(app)

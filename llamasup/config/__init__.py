@@ -1,6 +1,6 @@
 """The configuration: YAML in, checked values out. What is wrong is said all at once."""
 
+from llamasup.config.config_keys import Config
 from llamasup.config.reading import load
-from llamasup.config.values import Config
 
 __all__ = ["Config", "load"]

@@ -1,127 +1,127 @@
-"""What is wrong between keys that are right each by itself.
-
-What a key has that could not be read is not judged again: one mistake is one line.
-"""
+"""Errors between keys whose values are valid alone. Values that could not be read are not reported again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.config.mistakes import MOST_PATTERNS, Mistake, Place, mistake_at, place_text, shown
-from llamasup.config.values import Config, ModelKeys
-from llamasup.core.address import TcpAddress, UnixAddress
-from llamasup.core.model_names import is_pattern, pattern
-from llamasup.core.model_rules import wrong_rules
+from llamasup.config.config_keys import Config, ModelKeys
+from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.models.names import is_pattern, pattern
+from llamasup.models.rules import wrong_rules
 
 __all__ = ["inconsistencies"]
 
 _SOURCES = ("path", "repo", "url")
 
 
-def inconsistencies(config: Config, *, models_are_known: bool) -> list[Mistake]:
-    """``models_are_known``: none was refused and none comes from elsewhere, so that a name which is not there
-    is a mistake.
+def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
+    """``models_are_known``: all entries of ``models`` are valid, and there are no other models, so an
+    unknown name is an error.
     """
     lines = config.lines
-    found = (
-        *_of_listening(config),
-        *_of_models(config, lines),
-        *_of_groups(config, models_are_known=models_are_known and not _can_find_more(lines)),
-        *_of_downloads(config),
-    )
-    if models_are_known and not _can_find_more(lines):
-        found += tuple(_without_models(config, lines))
-    return [mistake_at(place, what, lines) for place, what in found]
+    models_are_known = models_are_known and not _can_find_more(lines)
+    found = [
+        *_listen_issues(config),
+        *_model_issues(config, lines),
+        *_group_issues(config, models_are_known=models_are_known),
+        *_download_issues(config),
+    ]
+    if models_are_known:
+        found += _unserved_issues(config, lines)
+    return [issue_at(place, what, lines) for place, what in found]
 
 
 _Found = Iterator[tuple[Place, str]]
 
 
 def _can_find_more(lines: Mapping[Place, int]) -> bool:
-    """Whether there may be models besides those with a place of their own."""
+    """Whether llamasup may serve models that the config does not name."""
     return any(key in lines for key in (("models_dir",), ("caches",), ("downloads", "on_demand")))
 
 
-def _of_listening(config: Config) -> _Found:
+def _listen_issues(config: Config) -> _Found:
     ports: dict[int, str] = {}
     seen: set[TcpAddress | UnixAddress] = set()
     for number, address in enumerate(config.listen):
         key: Place = ("listen", number)
+        text = address.path if isinstance(address, UnixAddress) else address.authority
         if address in seen:
-            yield key, f"{shown(_written(address))} is there already; keep one of them"
+            yield key, f"duplicate address {shown(text)}; keep one of them"
         elif isinstance(address, TcpAddress):
-            ports.setdefault(address.port, _written(address))
+            ports.setdefault(address.port, text)
             if len(ports) > 1:
                 first = next(iter(ports))
-                yield key, f"port {address.port}, and {ports[first]} has {first}; all share one port"
+                what = f"port {address.port} differs from port {first} of {ports[first]}"
+                yield key, f"{what}; use one port for all addresses"
         seen.add(address)
     if not config.listen:
-        yield ("listen",), "no address; leave the key out for 127.0.0.1:8080"
+        yield ("listen",), "the list is empty; add an address, or remove the key for 127.0.0.1:8080"
     http = config.http
     if (http.tls_cert is None) != (http.tls_key is None):
-        given, missing = ("tls_key", "tls_cert") if http.tls_cert is None else ("tls_cert", "tls_key")
-        yield ("http", given), f"without {missing}; TLS takes both files"
-    elif http.tls_cert is not None and any(isinstance(each, UnixAddress) for each in config.listen):
-        yield (
-            ("http", "tls_cert"),
-            "TLS on a Unix socket protects nothing; listen on an address, or leave it out",
+        present, missing = ("tls_key", "tls_cert") if http.tls_cert is None else ("tls_cert", "tls_key")
+        yield ("http", present), f"{missing} is missing; TLS needs both files"
+    elif http.tls_cert is not None and any(isinstance(address, UnixAddress) for address in config.listen):
+        what = (
+            "TLS is not supported on a Unix socket; use HOST:PORT in listen, or remove tls_cert and tls_key"
         )
-
-
-def _written(address: TcpAddress | UnixAddress) -> str:
-    return address.path if isinstance(address, UnixAddress) else address.authority
+        yield ("http", "tls_cert"), what
 
 
 # --- models ------------------------------------------------------------------------------------------
 
 
-def _of_models(config: Config, lines: Mapping[Place, int]) -> _Found:
+def _model_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
     for rule, what in wrong_rules(config.rules):
         yield ("models", rule.name), what
-    yield from _staying(config.defaults, ("defaults",))
+    yield from _pin_issues(config.defaults, ("defaults",))
     for name, entry in config.models.items():
         key: Place = ("models", name)
-        yield from _staying(entry, key)
-        given = [each for each in _SOURCES if (*key, each) in lines]
-        if len(given) > 1:
-            yield key, f"{' and '.join(given)}; a model is in one place, keep one of them"
+        yield from _pin_issues(entry, key)
+        sources = [source for source in _SOURCES if (*key, source) in lines]
+        if len(sources) > 1:
+            yield key, f"{' and '.join(sources)} exclude each other; keep one of them"
         seen = {name}
         for number, alias in enumerate(entry.aliases):
             if alias in seen:
-                what = "its own name" if alias == name else "given twice"
-                yield (*key, "aliases", number), f"{shown(alias)} is {what}; leave it out"
+                what = "is the model's own name" if alias == name else "occurs twice"
+                yield (*key, "aliases", number), f"alias {shown(alias)} {what}; remove it"
             seen.add(alias)
     pinned = [name for name, entry in config.models.items() if entry.pin and not is_pattern(name)]
     if config.max_loaded is not None and len(pinned) > config.max_loaded:
-        names = ", ".join(pinned[:5])
-        yield ("max_loaded",), f"{config.max_loaded}, and {len(pinned)} models are pinned: {names}"
+        what = f"{config.max_loaded} is less than the {len(pinned)} pinned models ({', '.join(pinned[:5])})"
+        yield ("max_loaded",), f"{what}; raise it, or pin fewer models"
 
 
-def _staying(keys: ModelKeys, key: Place) -> _Found:
+def _pin_issues(keys: ModelKeys, key: Place) -> _Found:
     if keys.pin and keys.ttl_s is not None and keys.ttl_s != float("inf"):
-        yield (*key, "ttl"), "of a model that is pinned, and never unloaded; keep ttl or pin"
+        yield (*key, "ttl"), "a pinned model is never unloaded; remove ttl or pin"
 
 
-def _without_models(config: Config, lines: Mapping[Place, int]) -> _Found:
-    """What asks for models that are found, where none is looked for."""
+def _unserved_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
+    """Names without a model, when the config has all models."""
     named = {name: entry for name, entry in config.models.items() if not is_pattern(name)}
     if not named:
-        yield (), "there is nothing to serve; give models_dir, models, caches, or downloads.on_demand"
+        yield (), "no models to serve; add models_dir, models, caches or downloads.on_demand"
         return
     for name in named:
         key: Place = ("models", name)
-        if not any((*key, each) in lines for each in _SOURCES):
-            yield key, "it takes path, repo or url: there is no models_dir or cache where it could be found"
+        if not any((*key, source) in lines for source in _SOURCES):
+            yield key, "no model file; add path, repo or url, or add models_dir or caches to find the model"
     known = {*named, *(alias for entry in named.values() for alias in entry.aliases)}
     if config.default_model is not None and config.default_model not in known:
-        yield ("default_model",), f"{shown(config.default_model)} is no model of this config"
+        yield ("default_model",), _unknown_model(config.default_model)
+
+
+def _unknown_model(name: str) -> str:
+    return f"unknown model {shown(name)}; add it to models, or correct the name"
 
 
 # --- groups ------------------------------------------------------------------------------------------
 
 
-def _of_groups(config: Config, *, models_are_known: bool) -> _Found:
-    """A model in two groups would have to make room in both: that is one group."""
+def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
+    """A model in two groups would evict members of both; that is one group."""
     named = [name for name in config.models if not is_pattern(name)]
     owner = {alias: name for name in named for alias in config.models[name].aliases}
     owner |= {name: name for name in named}
@@ -132,27 +132,28 @@ def _of_groups(config: Config, *, models_are_known: bool) -> _Found:
             key: Place = ("groups", group, number)
             if is_pattern(member):
                 patterns += 1
-                if patterns > MOST_PATTERNS:
-                    yield key, f"more than {MOST_PATTERNS} names with * or ?"
+                if patterns > MAX_PATTERNS:
+                    yield key, f"more than {MAX_PATTERNS} names with * or ?; groups have at most that many"
                     return
                 matches = pattern(member).fullmatch
-                means = [name for name in named if matches(name)]
+                names = [name for name in named if matches(name)]
             else:
-                means = [owner.get(member, member)]
-                if models_are_known and means[0] not in owner:
-                    yield key, f"{shown(member)} is no model of this config"
-            for name in means:
+                names = [owner.get(member, member)]
+                if models_are_known and names[0] not in owner:
+                    yield key, _unknown_model(member)
+            for name in names:
                 before = first.setdefault(name, key)
                 if before != key:
-                    yield key, f"{shown(name)} is in {place_text(before)} too; a model is in one group, once"
+                    what = f"model {shown(name)} is already in {place_text(before)}"
+                    yield key, f"{what}; keep a model in one group, once"
 
 
-def _of_downloads(config: Config) -> _Found:
+def _download_issues(config: Config) -> _Found:
     if config.downloads.private_addresses:
         return
-    allowed = "https alone is allowed, unless downloads.private_addresses is true"
+    what = "http is refused; use https, or set downloads.private_addresses to true"
     for name, entry in config.models.items():
         if entry.url is not None and entry.url.startswith("http:"):
-            yield ("models", name, "url"), f"it is http; {allowed}"
+            yield ("models", name, "url"), what
     if config.downloads.endpoint is not None and config.downloads.endpoint.startswith("http:"):
-        yield ("downloads", "endpoint"), f"it is http; {allowed}"
+        yield ("downloads", "endpoint"), what

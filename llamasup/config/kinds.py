@@ -1,7 +1,7 @@
-"""The kinds of values that a key may have: how each is read, and how JSON Schema describes it.
+"""The declaration of a config key, and the kinds of values: parsing, and description in JSON Schema.
 
-A kind gets the text as it is written. What it means is decided by its key and never by how it looks, so
-that YAML's own guesses (``no``, ``080``, ``1:30``, ``2026-01-01``) mean nothing here.
+A kind gets the raw text. The key decides the type, not the look of the value, so YAML's own guesses (``no``,
+``080``, ``1:30``, ``2026-01-01``) do not apply.
 """
 
 from __future__ import annotations
@@ -11,45 +11,61 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from llamasup.config.sizes import Size, read_duration, read_size
-from llamasup.core.address import Address, TcpAddress, UnixAddress, why_no_host
-from llamasup.core.allowed import ANYWHERE, allowed_host, allowed_media_host, allowed_origin
-from llamasup.core.errors import UsageInvalid
-from llamasup.core.model_names import is_pattern, why_not_a_name
+import msgspec
+
+from llamasup.config.units import Size, read_duration, read_size
+from llamasup.errors import UsageInvalid
+from llamasup.http.address import (
+    ANY_HOST,
+    Address,
+    TcpAddress,
+    UnixAddress,
+    allowed_host,
+    allowed_media_host,
+    allowed_origin,
+    invalid_host_remedy,
+)
+from llamasup.models.names import is_pattern, why_not_a_name
 
 __all__ = [
     "NAME",
+    "Boolean",
     "Endpoint",
+    "FilePath",
     "HostName",
+    "Integer",
+    "IntegerOr",
+    "InvalidValue",
+    "Key",
+    "Kind",
     "Listen",
+    "Many",
     "MediaHost",
     "Name",
+    "Named",
     "OneOf",
     "Origin",
-    "Refused",
     "Repo",
     "RuntimeName",
     "ScalarKind",
+    "Section",
     "SizeText",
-    "Switch",
     "Text",
     "Time",
     "Url",
-    "Whole",
-    "WholeOr",
 ]
 
 NAME = r"[A-Za-z0-9._/:@+-]+"
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
-_MOST_NAME = 256
+_MAX_NAME = 256
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
-_MOST_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
+_MAX_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
 _HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})")
 _REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-9._-]+)?"
 
 
-class Refused(Exception):
-    """The text cannot be meant. ``why``: what is wrong with it, where more can be said than that."""
+class InvalidValue(Exception):
+    """The text is not of this kind. ``why``: the reason, if there is more to say."""
 
     def __init__(self, why: str = "") -> None:
         super().__init__(why)
@@ -57,7 +73,9 @@ class Refused(Exception):
 
 
 class ScalarKind(Protocol):
-    """``needs_plain``: quotes make text of it, which is refused. ``hidden``: errors show no value."""
+    """``allowed`` describes valid values. ``needs_plain``: a quoted value is text, and refused. ``hidden``:
+    errors do not show the value.
+    """
 
     @property
     def allowed(self) -> str: ...
@@ -67,7 +85,7 @@ class ScalarKind(Protocol):
     def hidden(self) -> bool: ...
 
     def parse(self, text: str) -> Any:
-        """Raises Refused."""
+        """Raises InvalidValue."""
         ...
 
     def schema(self) -> Mapping[str, Any]: ...
@@ -91,7 +109,7 @@ class Text(_Kind):
 
     def parse(self, text: str) -> str:
         if not text or "\0" in text or (self.pattern and not re.fullmatch(self.pattern, text)):
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -101,7 +119,7 @@ class Text(_Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Switch(_Kind):
+class Boolean(_Kind):
     @property
     def allowed(self) -> str:
         return "true or false"
@@ -112,7 +130,7 @@ class Switch(_Kind):
 
     def parse(self, text: str) -> bool:
         if text not in ("true", "True", "TRUE", "false", "False", "FALSE"):
-            raise Refused
+            raise InvalidValue
         return text.lower() == "true"
 
     def schema(self) -> Mapping[str, Any]:
@@ -120,15 +138,15 @@ class Switch(_Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole(_Kind):
-    least: int = 0
-    most: int = 1 << 31  # llama-server's own numbers are 32 bits
+class Integer(_Kind):
+    minimum: int = 0
+    maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
 
     @property
     def allowed(self) -> str:
-        if self.most == 1 << 31:
-            return f"a whole number, {self.least} or more"
-        return f"a whole number from {self.least} to {self.most}"
+        if self.maximum == 1 << 31:
+            return f"a whole number, {self.minimum} or more"
+        return f"a whole number from {self.minimum} to {self.maximum}"
 
     @property
     def needs_plain(self) -> bool:
@@ -137,80 +155,76 @@ class Whole(_Kind):
     def parse(self, text: str) -> int:
         if not _WHOLE.fullmatch(text):
             if text.isascii() and text.isdigit():
-                raise Refused("YAML takes a number that begins with 0 for an octal one")
-            raise Refused
-        if len(text) > _MOST_DIGITS or not self.least <= int(text) <= self.most:
-            raise Refused
+                raise InvalidValue("YAML reads a number with a leading 0 as octal")
+            raise InvalidValue
+        if len(text) > _MAX_DIGITS or not self.minimum <= int(text) <= self.maximum:
+            raise InvalidValue
         return int(text)
 
     def schema(self) -> Mapping[str, Any]:
-        return {"type": "integer", "minimum": self.least} | (
-            {} if self.most == 1 << 31 else {"maximum": self.most}
+        return {"type": "integer", "minimum": self.minimum} | (
+            {} if self.maximum == 1 << 31 else {"maximum": self.maximum}
         )
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf(_Kind):
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        *others, last = self.words
+        *others, last = self.choices
         return f"{', '.join(others)} or {last}" if others else last
 
     def parse(self, text: str) -> str:
-        if text not in self.words:
-            raise Refused
+        if text not in self.choices:
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
-        # Editors that still read YAML 1.1 take on and off for truth values.
-        truths = [truth for word, truth in (("on", True), ("off", False)) if word in self.words]
-        return {"enum": [*self.words, *truths]}
+        # Editors that still read YAML 1.1 parse on and off as booleans.
+        booleans = [value for name, value in (("on", True), ("off", False)) if name in self.choices]
+        return {"enum": [*self.choices, *booleans]}
 
 
 @dataclass(frozen=True, slots=True)
-class WholeOr(_Kind):
-    least: int
-    words: tuple[str, ...]
+class IntegerOr(_Kind):
+    minimum: int
+    choices: tuple[str, ...]
 
     @property
     def allowed(self) -> str:
-        return f"{Whole(self.least).allowed}, or {' or '.join(self.words)}"
+        return f"{Integer(self.minimum).allowed}, or {' or '.join(self.choices)}"
 
     def parse(self, text: str) -> int | str:
-        return text if text in self.words else Whole(self.least).parse(text)
+        return text if text in self.choices else Integer(self.minimum).parse(text)
 
     def schema(self) -> Mapping[str, Any]:
-        return {"anyOf": [Whole(self.least).schema(), {"enum": list(self.words)}]}
+        return {"anyOf": [Integer(self.minimum).schema(), {"enum": list(self.choices)}]}
 
 
 @dataclass(frozen=True, slots=True)
 class Time(_Kind):
-    """Seconds. ``never``: what that word means; ``zero``: what 0 means."""
+    """Seconds. ``never``: the word is allowed, for infinity; ``zero_is_none``: 0 means no limit."""
 
     never: bool = False
     zero_is_none: bool = False
 
     @property
     def allowed(self) -> str:
-        words = (
-            "a time such as 90s, 10m or 1h30m",
-            "never" if self.never else "",
-            "0 for no limit" if self.zero_is_none else "",
-        )
-        return ", or ".join(filter(None, words))
+        never = ", or never" if self.never else ""
+        return f"a time such as 90s, 10m or 1h30m{never}{', or 0 for no limit' if self.zero_is_none else ''}"
 
     def parse(self, text: str) -> float | None:
         if self.never and text == "never":
             return float("inf")
         seconds = read_duration(text)
         if seconds is None:
-            raise Refused
+            raise InvalidValue
         return None if self.zero_is_none and not seconds else seconds
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.sizes import DURATION
+        from llamasup.config.units import DURATION
 
         pattern = f"^(?:{DURATION}{'|never' if self.never else ''})$"
         return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
@@ -227,11 +241,11 @@ class SizeText(_Kind):
     def parse(self, text: str) -> Size:
         size, why = read_size(text)
         if size is None or (size.percent is not None and not self.percent):
-            raise Refused(why)
+            raise InvalidValue(why)
         return size
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.sizes import PERCENT, SIZE
+        from llamasup.config.units import PERCENT, SIZE
 
         return {"type": "string", "pattern": f"^(?:{SIZE}{f'|{PERCENT}' if self.percent else ''})$"}
 
@@ -241,27 +255,25 @@ class SizeText(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Name(_Kind):
-    """A model's name; ``pattern``: it may have wildcards."""
+    """A model's name; ``pattern``: wildcards are allowed."""
 
     pattern: bool = False
 
     @property
     def allowed(self) -> str:
-        return "a name of letters, digits and . _ / : @ + -" + (
-            ", and * and ? for a rule" if self.pattern else ""
-        )
+        wildcards = " (* and ? match other characters)" if self.pattern else ""
+        return f"a name of letters, digits and . _ / : @ + -{wildcards}"
 
     def parse(self, text: str) -> str:
         why = why_not_a_name(text.replace("*", "x").replace("?", "x") if self.pattern else text)
         if why:
-            # What is allowed is said by whoever catches it.
-            said = why.partition(";")[0]
-            raise Refused("it is a pattern, and has to be a name" if is_pattern(text) else f"it {said}")
+            reason = why.partition(";")[0]  # the rest describes valid names, as ``allowed`` does
+            raise InvalidValue("* and ? are allowed only in patterns" if is_pattern(text) else f"it {reason}")
         return text
 
     def schema(self) -> Mapping[str, Any]:
         letters = _PATTERN if self.pattern else NAME
-        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MOST_NAME}
+        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MAX_NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +284,7 @@ class Repo(_Kind):
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(_REPO, text) or ".." in text:
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -281,7 +293,7 @@ class Repo(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Url(_Kind):
-    """``http`` too: whether it is allowed depends on another key."""
+    """``http`` is accepted here; ``consistency`` refuses it unless another key allows it."""
 
     allowed: str = "an https URL of a .gguf file"
     pattern: str = r"https?://[^\s/?#@]+(?:/\S*)?"
@@ -292,7 +304,7 @@ class Url(_Kind):
 
     def parse(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
-            raise Refused
+            raise InvalidValue
         return text
 
     def schema(self) -> Mapping[str, Any]:
@@ -310,7 +322,7 @@ class Endpoint(Url):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeName(_Kind):
-    """None for ``auto``. Where it is a path the reader makes it absolute."""
+    """None for ``auto``. The reader makes a path absolute."""
 
     @property
     def allowed(self) -> str:
@@ -318,7 +330,7 @@ class RuntimeName(_Kind):
 
     def parse(self, text: str) -> str | None:
         if not text or "\0" in text:
-            raise Refused
+            raise InvalidValue
         return None if text == "auto" else text
 
     def schema(self) -> Mapping[str, Any]:
@@ -330,7 +342,7 @@ class RuntimeName(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class Listen(_Kind):
-    """Where to listen. The path of a socket may still be relative."""
+    """An address to listen on. The reader makes the path of a socket absolute."""
 
     @property
     def allowed(self) -> str:
@@ -341,26 +353,26 @@ class Listen(_Kind):
             return UnixAddress(text)
         parts = _HOST_PORT.fullmatch(text)
         if parts is None:
-            raise Refused(_why_no_address(text))
+            raise InvalidValue(_why_not_an_address(text))
         host, port = parts["host"], int(parts["port"])
         if not host:
-            raise Refused("it names no address; every address of this machine is 0.0.0.0 or [::]")
+            raise InvalidValue("the host is missing; use 0.0.0.0 or [::] for all addresses of this machine")
         host = host.removeprefix("[").removesuffix("]")
         if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
-            raise Refused
+            raise InvalidValue
         if port > 65535:
-            raise Refused("a port is at most 65535")
+            raise InvalidValue("the port is above 65535")
         return TcpAddress(host, port)
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
 
 
-def _why_no_address(text: str) -> str:
+def _why_not_an_address(text: str) -> str:
     if text.count(":") > 1 and "[" not in text and "/" not in text:
-        return "an IPv6 address stands in brackets"
+        return "an IPv6 address needs brackets"
     bare = text.removeprefix("[").removesuffix("]")
-    return "" if not bare or bare.isdigit() or why_no_host(bare) else "it has no port"
+    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +403,7 @@ class Origin(_Kind):
 
 @dataclass(frozen=True, slots=True)
 class MediaHost(_Kind):
-    """``true``: every host. ``false``: no host; it becomes an empty string, which ``serve_options`` drops."""
+    """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
 
     @property
     def allowed(self) -> str:
@@ -399,7 +411,7 @@ class MediaHost(_Kind):
 
     def parse(self, text: str) -> str:
         if text.lower() in ("true", "false"):
-            return ANYWHERE if text.lower() == "true" else ""
+            return ANY_HOST if text.lower() == "true" else ""
         return _checked(allowed_media_host, text)
 
     def schema(self) -> Mapping[str, Any]:
@@ -410,4 +422,60 @@ def _checked(check: Any, text: str) -> str:
     try:
         return str(check(text))
     except UsageInvalid as error:
-        raise Refused(error.message.removeprefix(f"{text!r} ").rstrip(".")) from None
+        raise InvalidValue(f"it {error.message.removeprefix(f'{text!r} ').rstrip('.')}") from None
+
+
+# --- paths, lists, sections, and the declaration of a key --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A path, absolute once it is read; relative paths start at the config's folder.
+
+    ``literal``: words that are not paths. ``hidden``: errors do not show the value, which may be a key pasted
+    here instead of the path of its file.
+    """
+
+    allowed: str = "a path"
+    literal: tuple[str, ...] = ()
+    hidden: bool = False
+    as_text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """A list of one kind. ``or_one``: a single value is a list of one."""
+
+    kind: ScalarKind | FilePath
+    or_one: bool = True
+
+    @property
+    def allowed(self) -> str:
+        return f"a list, each {self.kind.allowed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with the keys of a Struct."""
+
+    keys: type[msgspec.Struct]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A mapping with names that the file chooses. ``pattern``: the names may have wildcards."""
+
+    of: Section | Many
+    pattern: bool = False
+
+
+Kind = ScalarKind | FilePath | Many | Section | Named
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The kind of a key's value, and its help text. ``default``: text for a default that is not a value."""
+
+    kind: Kind
+    about: str
+    default: str = ""

@@ -1,39 +1,41 @@
-"""YAML text → a tree of nodes that know their lines, within bounds. Nothing is interpreted: ``080`` is text.
+"""YAML text → a tree of nodes with line numbers, within bounds. Scalars stay text: ``080`` is not a number.
 
-From the parser's events, not from its trees: depth and size are bounded while they grow, and what is not
-wanted is refused where it stands. Aliases (``*name``) are refused altogether: a few lines of them can mean
-billions of values, and what models share has its place in ``defaults`` and in rules.
+The tree is built from the parser's events, so that depth and size are checked while the tree grows. Aliases
+(``*name``) are refused: a few lines of them can expand to billions of values, and ``defaults`` and rules hold
+the settings that models share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import yaml
 
-from llamasup.config.mistakes import ConfigMistakes, Mistake, Place, place_text, shown
+from llamasup.config.issues import ConfigIssues, Issue, Place, place_text, shown
 
-__all__ = ["MOST_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
+__all__ = ["MAX_BYTES", "Entry", "Items", "Node", "Scalar", "Table", "parse"]
 
-# 1,000 models with every key that a model can have take 600 kB, and ten times this is no config any more.
-MOST_BYTES = 1 << 20
-_MOST_NODES = 100_000  # the same 1,000 models have 50,000
-_MOST_KEY = 512  # a model's name has 256 letters at most
-_MOST_DEPTH = 16  # the deepest value that means anything is at 4
+# 1,000 models that use every key of a model take 600 kB and 50,000 values.
+MAX_BYTES = 1 << 20
+_MAX_NODES = 100_000
+_MAX_KEY = 512  # a model's name has at most 256 characters
+_MAX_DEPTH = 16  # the deepest valid value is at level 4
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """``plain``: without quotes, so that it may mean a number, a truth value or nothing."""
+    """``plain``: without quotes, so that it can be a number, a boolean or null."""
 
     line: int
     text: str
     plain: bool
 
     @property
-    def is_nothing(self) -> bool:
+    def is_null(self) -> bool:
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
@@ -52,7 +54,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """No key is in it twice."""
+    """A mapping; each key occurs once."""
 
     line: int
     entries: list[Entry] = field(default_factory=list)
@@ -61,40 +63,40 @@ class Table:
 Node = Scalar | Items | Table
 
 
-def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Mistake]]:
-    """The root of the one document (None: there is none), and the keys that are given twice.
+def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list[Issue]]:
+    """The root of the one document (None: the file is empty), and the keys that occur twice.
 
-    ``size_bytes``: of all of it; of more than ``MOST_BYTES`` nothing is looked at. Raises ConfigMistakes for
-    what is no YAML, or more than is taken.
+    ``size_bytes``: the size of the file. If it is above ``MAX_BYTES``, nothing is parsed. Raises ConfigIssues
+    if the file is not YAML or exceeds a bound.
     """
-    if size_bytes > MOST_BYTES:
-        raise _refused(file, 0, f"it has {size_bytes} bytes, and a config may have {MOST_BYTES}")
+    if size_bytes > MAX_BYTES:
+        raise _refused(file, 0, f"the file has {size_bytes} bytes; a config has at most {MAX_BYTES}")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = content[error.start]
         raise _refused(file, line, f"the byte 0x{byte:02x} is not UTF-8; save the file as UTF-8") from None
-    builder = _Builder(file)
+    parser = _Parser(yaml.parse(text, Loader=_LOADER), file)
     try:
-        for event in yaml.parse(text, Loader=_LOADER):
-            builder.take(event)
+        return parser.document(), parser.issues
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(filter(None, (error.problem, error.context)))
-        raise _refused(
-            file, mark.line + 1 if mark else 0, f"this is no YAML: {what}{_tab(text, mark)}"
-        ) from None
+        raise _refused(file, _line(mark), f"invalid YAML: {what}{_tab(text, mark)}") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise _refused(file, line, f"this is no YAML: {error.reason}") from None
+        raise _refused(file, line, f"invalid YAML: {error.reason}") from None
     except (ValueError, OverflowError) as error:  # \U00110000 in PyYAML's own parser
-        raise _refused(file, 0, f"this is no YAML: {error}") from None
-    return builder.root, builder.mistakes
+        raise _refused(file, 0, f"invalid YAML: {error}") from None
 
 
-def _refused(file: str, line: int, what: str) -> ConfigMistakes:
-    return ConfigMistakes(file, (Mistake(line, "", what),))
+def _refused(file: str, line: int, what: str, place: Place = ()) -> ConfigIssues:
+    return ConfigIssues(file, (Issue(line, place_text(place), what),))
+
+
+def _line(mark: Any) -> int:
+    return mark.line + 1 if mark is not None else 0
 
 
 def _tab(text: str, mark: yaml.Mark | None) -> str:
@@ -105,100 +107,68 @@ def _tab(text: str, mark: yaml.Mark | None) -> str:
     return ""
 
 
-@dataclass(slots=True)
-class _Open:
-    """A list or a mapping whose end has not come yet; ``key`` waits for its value."""
-
-    node: Items | Table
-    place: Place
-    key: tuple[str, int] | None = None
-    lines: dict[str, int] = field(default_factory=dict)
-
-
-class _Builder:
-    def __init__(self, file: str) -> None:
+class _Parser:
+    def __init__(self, events: Iterator[yaml.Event], file: str) -> None:
+        self._events = events
         self._file = file
-        self.root: Node | None = None
-        self.mistakes: list[Mistake] = []
-        self._open: list[_Open] = []
         self._count = 0
-        self._documents = 0
+        self.issues: list[Issue] = []
 
-    def take(self, event: yaml.Event) -> None:
-        mark = event.start_mark
-        line = mark.line + 1 if mark is not None else 0
-        match event:
-            case yaml.DocumentStartEvent():
-                self._documents += 1
-                if self._documents > 1:
-                    raise _refused(self._file, line, "a second document begins here; a config is one")
-            case yaml.AliasEvent():
-                raise _refused(
-                    self._file,
-                    line,
-                    f"{self._where()}the alias *{event.anchor} stands for what is said elsewhere, which a "
-                    "config cannot; what models share belongs into defaults, or into a rule such as 'qwen*'",
-                )
-            case yaml.ScalarEvent():
-                self._refuse_tag(event, line)
-                self._add(Scalar(line, event.value, plain=event.style in (None, "")), line)
-            case yaml.SequenceStartEvent() | yaml.MappingStartEvent():
-                self._refuse_tag(event, line)
-                node = Items(line) if isinstance(event, yaml.SequenceStartEvent) else Table(line)
-                place = self._place()
-                self._add(node, line)
-                self._open.append(_Open(node, place))
-                if len(self._open) > _MOST_DEPTH:
-                    raise _refused(self._file, line, f"more than {_MOST_DEPTH} levels in one another")
-            case yaml.SequenceEndEvent() | yaml.MappingEndEvent():
-                self._open.pop()
-            case _:
-                pass
+    def document(self) -> Node | None:
+        root: Node | None = None
+        documents = 0
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                documents += 1
+                if documents > 1:
+                    raise self._refused(event, (), "a second document begins here; a config has one")
+            elif isinstance(event, yaml.NodeEvent):
+                root = self._node(event, ())
+        return root
 
-    def _add(self, node: Node, line: int) -> None:
-        self._count += 1
-        if self._count > _MOST_NODES:
-            raise _refused(
-                self._file, line, f"more than {_MOST_NODES} values, and a config may have that many"
-            )
-        if not self._open:
-            self.root = node
-            return
-        top = self._open[-1]
-        if isinstance(top.node, Items):
-            top.node.items.append(node)
-        elif top.key is None:
-            if not isinstance(node, Scalar):
-                raise _refused(
-                    self._file, line, f"{self._where()}a key has to be text, not a list or a mapping"
-                )
-            if len(node.text) > _MOST_KEY:
-                what = f"{self._where()}a key has {len(node.text)} letters, and at most {_MOST_KEY}"
-                raise _refused(self._file, line, what)
-            top.key = (node.text, line)
-        else:
-            (key, key_line), top.key = top.key, None
-            first = top.lines.get(key)
-            if first is None:
-                top.lines[key] = key_line
-                top.node.entries.append(Entry(key, key_line, node))
-            else:
-                twice = f"is given twice, first in line {first}; keep one of them"
-                self.mistakes.append(Mistake(key_line, place_text((*top.place, key)), twice))
-
-    def _refuse_tag(self, event: yaml.ScalarEvent | yaml.CollectionStartEvent, line: int) -> None:
+    def _node(self, event: Any, place: Place) -> Node:
+        line = _line(event.start_mark)
+        if isinstance(event, yaml.AliasEvent):
+            what = f"invalid alias *{event.anchor}: aliases are not supported"
+            remedy = "put settings that models share into defaults, or into a rule such as 'qwen*'"
+            raise self._refused(event, place, f"{what}; {remedy}")
         if event.tag is not None and event.tag != "!":
-            raise _refused(self._file, line, f"{self._where()}the tag {shown(event.tag)}; a config has none")
+            what = f"invalid tag {shown(event.tag)}: tags are not supported; remove it"
+            raise self._refused(event, place, what)
+        self._count += 1
+        if self._count > _MAX_NODES:
+            raise self._refused(event, (), f"more than {_MAX_NODES} values; a config has at most that many")
+        if isinstance(event, yaml.ScalarEvent):
+            return Scalar(line, event.value, plain=event.style in (None, ""))
+        if len(place) >= _MAX_DEPTH:
+            raise self._refused(event, (), f"more than {_MAX_DEPTH} nested levels")
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = Items(line)
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                items.items.append(self._node(item, (*place, len(items.items))))
+            return items
+        return self._table(line, place)
 
-    def _place(self) -> Place:
-        """Of the value that comes next."""
-        if not self._open:
-            return ()
-        top = self._open[-1]
-        if isinstance(top.node, Items):
-            return (*top.place, len(top.node.items))
-        return (*top.place, top.key[0]) if top.key else top.place
+    def _table(self, line: int, place: Place) -> Table:
+        table = Table(line)
+        lines: dict[str, int] = {}
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                raise self._refused(event, place, "invalid key: expected text, found a list or a mapping")
+            key = self._node(event, place)
+            assert isinstance(key, Scalar)  # aliases are refused
+            if len(key.text) > _MAX_KEY:
+                what = f"invalid key of {len(key.text)} characters; a key has at most {_MAX_KEY}"
+                raise self._refused(event, place, what)
+            at = (*place, key.text)
+            value = self._node(next(self._events), at)
+            if key.text in lines:
+                what = f"duplicate key, first in line {lines[key.text]}; keep one of them"
+                self.issues.append(Issue(key.line, place_text(at), what))
+            else:
+                lines[key.text] = key.line
+                table.entries.append(Entry(key.text, key.line, value))
+        return table
 
-    def _where(self) -> str:
-        place = place_text(self._place())
-        return f"{place}: " if place else ""
+    def _refused(self, event: yaml.Event, place: Place, what: str) -> ConfigIssues:
+        return _refused(self._file, _line(event.start_mark), what, place)

@@ -1,8 +1,7 @@
-"""A config file → Config. Reads the file, and the environment that it is given; nothing else."""
+"""A config file and the given environment → Config."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Mapping, Set
@@ -12,40 +11,51 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
+from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.consistency import inconsistencies
-from llamasup.config.environment import Unset, expanded
-from llamasup.config.keys import FilePath, Key, Kind, Many, Named, Section
-from llamasup.config.kinds import Name, Refused, RuntimeName, ScalarKind
-from llamasup.config.mistakes import (
-    MOST_PATTERNS,
-    MOST_TOLD,
+from llamasup.config.issues import (
+    MAX_LISTED,
+    MAX_PATTERNS,
     NOT_SHOWN,
-    ConfigMistakes,
-    Mistake,
+    ConfigIssues,
+    Issue,
     Place,
     place_text,
     shown,
 )
-from llamasup.config.nodes import MOST_BYTES, Items, Node, Scalar, Table, parse
-from llamasup.config.values import Config, ModelEntry
-from llamasup.core.address import UnixAddress
-from llamasup.core.errors import ConfigInvalid
-from llamasup.core.model_names import is_pattern
-from llamasup.effects.files import read_bounded
+from llamasup.config.kinds import (
+    FilePath,
+    InvalidValue,
+    Key,
+    Kind,
+    Many,
+    Name,
+    Named,
+    RuntimeName,
+    ScalarKind,
+    Section,
+)
+from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse
+from llamasup.config.sources import InvalidReference, expanded
+from llamasup.errors import ConfigInvalid
+from llamasup.http.address import UnixAddress
+from llamasup.models.names import is_pattern
+from llamasup.system.storage.folders import read_bounded
+from llamasup.system.text import did_you_mean
 
 __all__ = ["Reading", "keys_of", "load", "read", "read_text"]
 
-_WRONG: Any = object()
+_INVALID: Any = object()
 _QUOTED = re.compile("'([^']*)'")
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is wrong has its default in ``config``.
+    """``config`` has the default for each invalid value.
 
-    ``written``: what stands in the file for each value that is partly the environment's; ``hidden`` are those
-    that may be secrets, pasted where the path of one belongs.
+    ``written``: each value that contains an environment variable → its text in the file. ``hidden``: values
+    that may be secrets, pasted in place of a path.
     """
 
     config: Config
@@ -53,8 +63,8 @@ class Reading:
     hidden: Set[Place]
 
     def as_written(self, what: str) -> str:
-        """``what`` with the names of variables where it quotes what they hold, or begins with a file of
-        theirs: that may be a secret.
+        """The message ``what`` with the names of environment variables in place of their values, which may be
+        secrets. Values are replaced in quotes and at the start.
         """
         path, colon, rest = what.partition(": ")
         if colon and path in self.written:
@@ -63,34 +73,30 @@ class Reading:
 
 
 def load(path: Path, environ: Mapping[str, str], *, more_models: bool = False) -> Config:
-    """Raises ConfigInvalid: one that cannot be read, or ConfigMistakes with everything that is wrong."""
-    reading, mistakes = read(path, environ, more_models=more_models)
-    if mistakes:
-        raise ConfigMistakes(str(path), mistakes)
+    """Raises ConfigInvalid if the file cannot be read, ConfigIssues with all of its errors."""
+    reading, issues = read(path, environ, more_models=more_models)
+    if issues:
+        raise ConfigIssues(str(path), issues)
     return reading.config
 
 
 def read(
     path: Path, environ: Mapping[str, str], *, more_models: bool = False
-) -> tuple[Reading, tuple[Mistake, ...]]:
-    """What could be read of a file, and what is wrong with it. ``more_models``: there are some besides, so it
-    need not say what is served. Raises ConfigInvalid where it is no YAML.
+) -> tuple[Reading, tuple[Issue, ...]]:
+    """The valid part of a file, and its errors. Raises ConfigInvalid if the file is not YAML.
+
+    ``more_models``: other models are served too, so the config need not name any.
     """
     try:
-        content, status = read_bounded(path, MOST_BYTES + 1)
+        content, status = read_bounded(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         raise ConfigInvalid(
             f"The config {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
-            remedy="Give the path of a YAML file; llamasup config init makes one.",
+            remedy="Give the path of a YAML file; `llamasup config init` writes one.",
         ) from None
-    return read_text(
-        content,
-        str(path),
-        path.absolute().parent,
-        environ,
-        size_bytes=status.st_size,
-        more_models=more_models,
-    )
+    size_bytes = status.st_size
+    folder = path.absolute().parent
+    return read_text(content, str(path), folder, environ, size_bytes=size_bytes, more_models=more_models)
 
 
 def read_text(
@@ -101,94 +107,91 @@ def read_text(
     *,
     size_bytes: int = 0,
     more_models: bool = False,
-) -> tuple[Reading, tuple[Mistake, ...]]:
-    """``content`` as if it were in ``file``, whose paths begin at ``folder``.
+) -> tuple[Reading, tuple[Issue, ...]]:
+    """``content`` as the text of ``file``; relative paths start at ``folder``.
 
-    ``size_bytes``: of all of it, where that is more than ``content``. Raises ConfigMistakes for no YAML.
+    ``size_bytes``: the size of the file, if ``content`` is only its start. Raises ConfigIssues if not YAML.
     """
-    root, mistakes = parse(content, file, max(size_bytes, len(content)))
-    reader = _Reader(file, folder, environ, mistakes)
-    config = msgspec.structs.replace(reader.whole(root), lines=reader.lines)
+    root, issues = parse(content, file, max(size_bytes, len(content)))
+    reader = _Reader(file, folder, environ, issues)
+    config = msgspec.structs.replace(reader.config(root), lines=reader.lines)
     reading = Reading(config, reader.written, reader.hidden)
-    if all(each.key for each in mistakes):
-        sections = {re.split(r"[.\[]", each.key)[0] for each in mistakes}
+    if all(issue.key for issue in issues):
+        sections = {re.split(r"[.\[]", issue.key)[0] for issue in issues}
         is_sure = "models" not in sections and sections <= keys_of(Config).keys()
         models_are_known = is_sure and not more_models
         found = inconsistencies(config, models_are_known=models_are_known)
-        mistakes += [replace(each, what=reading.as_written(each.what)) for each in found]
-    return reading, tuple(mistakes)
+        issues += [replace(issue, what=reading.as_written(issue.what)) for issue in found]
+    return reading, tuple(issues)
 
 
 def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
-    """The YAML keys of a section: the field of each, and what it takes."""
+    """The YAML keys of a section: the field and the declaration of each."""
     hints = get_type_hints(struct, include_extras=True)
     return {
-        each.encode_name: (each.name, said)
-        for each in msgspec.structs.fields(struct)
-        for said in getattr(hints[each.name], "__metadata__", ())
-        if isinstance(said, Key)
+        field.encode_name: (field.name, key)
+        for field in msgspec.structs.fields(struct)
+        for key in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(key, Key)
     }
 
 
 class _Reader:
-    """Collects what is wrong instead of stopping at it; what is wrong has its default meanwhile."""
+    """Collects all errors; an invalid value is replaced by its default."""
 
-    def __init__(self, file: str, folder: Path, environ: Mapping[str, str], mistakes: list[Mistake]) -> None:
+    def __init__(self, file: str, folder: Path, environ: Mapping[str, str], issues: list[Issue]) -> None:
         self._file = file
         self._folder = folder
         self._environ = environ
-        self._mistakes = mistakes
+        self._issues = issues
         self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Key]]] = {}
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
         self.hidden: set[Place] = set()
 
-    def whole(self, root: Node | None) -> Config:
+    def config(self, root: Node | None) -> Config:
         match root:
             case Table():
                 return cast("Config", self._section(root, (), Config))
-            case None | Scalar(is_nothing=True):
-                line, what = 0, "it is empty; a config says at least what is served"
-            case Items(line):
-                what = "a list; a config has keys"
-            case Scalar(line, text):
-                what = f"{shown(text)}; a config has keys"
-        self._refuse(line, (), f"{what}, as in models_dir: ~/models (llamasup config init writes one)")
+            case None | Scalar(is_null=True):
+                line, seen = 0, "the file is empty"
+            case _:
+                line, seen = root.line, _seen(root)
+        remedy = "`llamasup config init` writes a config"
+        self._refuse(line, (), f"{seen}; expected keys such as models_dir: ~/models ({remedy})")
         return Config()
 
     def _refuse(self, line: int, place: Place, what: str) -> None:
-        self._mistakes.append(Mistake(line, place_text(place), what))
+        self._issues.append(Issue(line, place_text(place), what))
 
     def _section(self, node: Node, at: Place, struct: type[msgspec.Struct]) -> msgspec.Struct:
         if struct not in self._keys:
             self._keys[struct] = keys_of(struct)
         known = self._keys[struct]
-        given: dict[str, Any] = {}
-        for name, line, value in self._entries(node, at, f"keys such as {', '.join(list(known)[:3])}"):
-            place = (*at, name)
-            if name not in known:
-                self._refuse(line, place, self._unknown(name, known))
+        fields: dict[str, Any] = {}
+        for entry in self._entries(node, at, f"keys such as {', '.join(list(known)[:3])}"):
+            place = (*at, entry.key)
+            if entry.key not in known:
+                self._refuse(entry.line, place, self._unknown(entry.key, known))
                 continue
-            self.lines[place] = line
-            field, said = known[name]
-            read = self._value(value, place, said.kind)
-            if read is not _WRONG:
-                given[field] = read
-        return struct(**given)
+            self.lines[place] = entry.line
+            field, key = known[entry.key]
+            value = self._value(entry.node, place, key.kind)
+            if value is not _INVALID:
+                fields[field] = value
+        return struct(**fields)
 
-    def _entries(self, node: Node, at: Place, allowed: str) -> Iterable[tuple[str, int, Node]]:
+    def _entries(self, node: Node, at: Place, allowed: str) -> Iterable[Entry]:
         if isinstance(node, Table):
-            return [(each.key, each.line, each.node) for each in node.entries]
-        if not (isinstance(node, Scalar) and node.is_nothing):  # all below it is commented out
-            self._refuse(node.line, at, f"{_seen(node)}; it takes {allowed}")
+            return node.entries
+        if not (isinstance(node, Scalar) and node.is_null):  # null: all keys below are comments
+            self._refuse(node.line, at, f"{_seen(node)}; expected {allowed}")
         return ()
 
     def _unknown(self, name: str, known: Iterable[str]) -> str:
-        if len(self._mistakes) < MOST_TOLD:  # a comparison takes a millisecond, and nobody sees later ones
-            near = difflib.get_close_matches(name[:64], known, n=1)
-            if near:
-                return f"there is no such key; the nearest is {near[0]}"
-        return f"there is no such key; it takes {', '.join(known)}"
+        # A comparison takes a millisecond, and later errors are not listed.
+        similar = did_you_mean(name, known) if len(self._issues) < MAX_LISTED else ""
+        return f"unknown key; {similar}" if similar else f"unknown key; valid keys: {', '.join(known)}"
 
     def _value(self, node: Node, at: Place, kind: Kind) -> Any:
         match kind:
@@ -204,70 +207,71 @@ class _Reader:
     def _named(self, node: Node, at: Place, kind: Named) -> dict[str, Any]:
         values: dict[str, Any] = {}
         patterns = 0
-        for name, line, value in self._entries(node, at, "names, and below each what is said of it"):
-            place = (*at, name)
+        for entry in self._entries(node, at, "names, each with keys or values"):
+            name, line = entry.key, entry.line
             try:
                 Name(kind.pattern).parse(name)
-            except Refused as refused:
+            except InvalidValue as invalid:
                 allowed = Name(kind.pattern).allowed
-                self._refuse(line, at, f"{shown(name)}: {refused.why}; it takes {allowed}")
+                self._refuse(line, at, f"invalid name {shown(name)}: {invalid.why}; expected {allowed}")
                 continue
             patterns += is_pattern(name)
-            if patterns == MOST_PATTERNS + 1:
-                self._refuse(line, at, f"more than {MOST_PATTERNS} rules with * or ?")
+            if patterns == MAX_PATTERNS + 1:
+                self._refuse(line, at, f"more than {MAX_PATTERNS} rules with * or ?; remove some")
+            place = (*at, name)
             self.lines[place] = line
-            read = self._value(value, place, kind.of)
-            if read is not _WRONG:
-                where = f"{self._file}:{line}"
-                values[name] = (
-                    msgspec.structs.replace(read, where=where) if isinstance(read, ModelEntry) else read
-                )
+            value = self._value(entry.node, place, kind.of)
+            if isinstance(value, ModelEntry):
+                value = msgspec.structs.replace(value, where=f"{self._file}:{line}")
+            if value is not _INVALID:
+                values[name] = value
         return values
 
     def _many(self, node: Node, at: Place, kind: Many) -> Any:
-        if isinstance(node, Scalar) and node.is_nothing:
+        if isinstance(node, Scalar) and node.is_null:
             return ()
         if isinstance(node, Scalar) and kind.or_one:
-            read = self._scalar(node, at, kind.kind)
-            return _WRONG if read is _WRONG else (read,)
+            value = self._scalar(node, at, kind.kind)
+            return _INVALID if value is _INVALID else (value,)
         if not isinstance(node, Items):
-            self._refuse(node.line, at, f"{_seen(node)}; it takes a list, each {_allowed(kind.kind)}")
-            return _WRONG
+            self._refuse(node.line, at, f"{_seen(node)}; expected {kind.allowed}")
+            return _INVALID
         values = []
         for number, item in enumerate(node.items):
             place = (*at, number)
             self.lines[place] = item.line
             values.append(self._scalar(item, place, kind.kind))
-        return _WRONG if any(each is _WRONG for each in values) else tuple(values)
+        return _INVALID if any(value is _INVALID for value in values) else tuple(values)
 
     def _scalar(self, node: Node, at: Place, kind: ScalarKind | FilePath) -> Any:
-        takes = f"it takes {_allowed(kind)}"
-        if not isinstance(node, Scalar) or node.is_nothing:
-            self._refuse(node.line, at, f"{_seen(node)}; {takes}")
-            return _WRONG
+        expected = f"expected {kind.allowed}"
+        if not isinstance(node, Scalar) or node.is_null:
+            self._refuse(node.line, at, f"{_seen(node)}; {expected}")
+            return _INVALID
         try:
             text = expanded(node.text, self._environ)
-        except Unset as error:
+        except InvalidReference as error:
             self._refuse(node.line, at, str(error))
-            return _WRONG
+            return _INVALID
         hidden = kind.hidden and not (isinstance(kind, FilePath) and _looks_like_path(node.text))
-        seen = NOT_SHOWN if hidden else shown(node.text)
+        seen = f"invalid value {NOT_SHOWN}" if hidden else _seen(node)
         if hidden:
             self.hidden.add(at)
-        is_environments = "${" in node.text and text != node.text
-        if is_environments:
+        has_variable = "${" in node.text and text != node.text
+        if has_variable:
             self._note(text, node.text)
-            seen += " with its value from the environment"
+            seen += " after expansion"
         elif not isinstance(kind, FilePath) and kind.needs_plain and not node.plain:
-            self._refuse(node.line, at, f"{seen} in quotes is text; {takes}, without quotes")
-            return _WRONG
+            self._refuse(node.line, at, f"{seen}: quotes make it text; {expected}, without quotes")
+            return _INVALID
         try:
             value = self._path(text, kind) if isinstance(kind, FilePath) else self._parsed(text, kind)
-        except Refused as refused:
-            tells = refused.why and text not in self.written
-            self._refuse(node.line, at, f"{seen}{f': {refused.why}' if tells else ''}; {takes}")
-            return _WRONG
-        if is_environments:
+        except InvalidValue as invalid:
+            # The reason may quote the value of a variable.
+            why = f": {invalid.why}" if invalid.why and text not in self.written else ""
+            self._refuse(node.line, at, f"{seen}{why}; {expected}")
+            return _INVALID
+        if has_variable:
             self._note_path(value, node.text)
         return value
 
@@ -295,33 +299,29 @@ class _Reader:
         return str(path) if kind.as_text else path
 
     def _absolute(self, text: str) -> Path:
-        """Without symlinks resolved: a folder of models may be one, and be turned to another later."""
+        """Symlinks are not resolved: a link to a folder of models may change its target later."""
         if not text or "\0" in text:
-            raise Refused
+            raise InvalidValue
         if _BARE_VARIABLE.match(text):
-            raise Refused("a variable is written in braces, as in ${HOME}")
+            raise InvalidValue("a variable needs braces, as in ${HOME}")
         home = self._environ.get("HOME")
         if home and (text == "~" or text.startswith("~/")):
             text = home + text[1:]
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise Refused(f"there is no user {text.split('/')[0].removeprefix('~')!r}") from None
+            raise InvalidValue(f"unknown user {text.split('/')[0].removeprefix('~')!r}") from None
         return Path(os.path.normpath(self._folder / path))
-
-
-def _allowed(kind: ScalarKind | FilePath) -> str:
-    return kind.what if isinstance(kind, FilePath) else kind.allowed
 
 
 def _seen(node: Node) -> str:
     match node:
         case Items():
-            return "a list"
+            return "found a list"
         case Table():
-            return "keys and values"
+            return "found a mapping"
         case _:
-            return "nothing" if node.is_nothing else shown(node.text)
+            return "found no value" if node.is_null else f"invalid value {shown(node.text)}"
 
 
 def _looks_like_path(text: str) -> bool:

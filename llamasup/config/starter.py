@@ -1,4 +1,4 @@
-"""The config that ``llamasup config init`` writes: what this machine has, and a word on everything (pure)."""
+"""The text of the config that ``llamasup config init`` writes, for the models and devices of this machine."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llamasup.core.units import memory_text
+from llamasup.system.text import memory_text
 
-__all__ = ["Surroundings", "starter_text"]
+__all__ = ["StarterFacts", "starter_text"]
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What was found. ``models_dirs`` and ``key_file`` are paths as they are to be written; ``devices`` the
-    names and descriptions of the runtime's.
+class StarterFacts:
+    """The findings on this machine. ``models_dirs`` and ``key_file`` are paths as the config writes them;
+    ``devices`` are names and descriptions.
     """
 
     ram_bytes: int
@@ -26,12 +26,12 @@ class Surroundings:
     key_file: str | None = None
 
 
-def starter_text(found: Surroundings) -> str:
-    """A config that ``check`` accepts as it is."""
+def starter_text(found: StarterFacts) -> str:
+    """A config that ``llamasup config check`` accepts."""
     return "\n".join(
         (
-            "# Configuration of llamasup: docs/configuration.md says what there is.",
-            "# After a change: llamasup config check, then llamasup reload.",
+            "# Configuration of llamasup. docs/configuration.md describes all keys.",
+            "# After a change, run `llamasup config check`, then `llamasup reload`.",
             *_listening(found),
             *_models(found),
             *_memory(found),
@@ -41,39 +41,39 @@ def starter_text(found: Surroundings) -> str:
     )
 
 
-def _listening(found: Surroundings) -> tuple[str, ...]:
+def _listening(found: StarterFacts) -> tuple[str, ...]:
     key_file = found.key_file or "~/.config/llamasup/keys"
     used = "" if found.key_file else "#"
-    make = "" if found.key_file else "  # make it first: llamasup key new NAME"
+    create = "" if found.key_file else "  # create it first: llamasup key new NAME"
     return (
         "",
-        "# Where clients come in. Another address than loopback needs a file of keys below.",
+        "# The address for clients. An address that other machines can reach needs the key file below.",
         "listen: 127.0.0.1:8080",
-        f"{used}auth: {{api_key_file: {_text(key_file)}}}{make}",
+        f"{used}auth: {{api_key_file: {_text(key_file)}}}{create}",
         "",
         f"# The llama-server to use; auto found {found.runtime}."
         if found.runtime
-        else "# No llama-server was found.",
+        else "# The llama-server to use; auto found none.",
         "runtime: auto",
     )
 
 
-def _models(found: Surroundings) -> tuple[str, ...]:
-    lines = ["", "# Every model below these folders is served, under the name of its file."]
+def _models(found: StarterFacts) -> tuple[str, ...]:
+    lines = ["", "# All models in these folders are served, each under the name of its file."]
     if found.models_dirs:
         lines += ["models_dir:", *(f"  - {_text(folder)}" for folder in found.models_dirs)]
     else:
         lines += ["#models_dir: ~/models"]
     known = "huggingface, llama.cpp"
     if found.caches:
-        lines += ["# Models that other programs have downloaded.", f"caches: [{', '.join(found.caches)}]"]
+        lines += ["# Models that other programs downloaded.", f"caches: [{', '.join(found.caches)}]"]
     else:
-        lines += [f"#caches: [{known}]  # models that other programs have downloaded"]
-    lines += ["", "# Models with settings of their own; a name with * or ? is a rule for all that match it."]
+        lines += [f"#caches: [{known}]  # models that other programs downloaded"]
+    lines += ["", "# Models with their own settings. A name with * or ? is a rule for all matching models."]
     if found.models_dirs or found.caches:
         lines += ["models:", '  "*embed*": {ttl: never}']
     else:
-        lines += ["models:", "  demo: {path: demo}  # small and without sense: to see whether all works"]
+        lines += ["models:", "  demo: {path: demo}  # a tiny model with random output, for a first test"]
     return (
         *lines,
         "#  qwen:",
@@ -83,28 +83,28 @@ def _models(found: Surroundings) -> tuple[str, ...]:
     )
 
 
-def _memory(found: Surroundings) -> tuple[str, ...]:
+def _memory(found: StarterFacts) -> tuple[str, ...]:
     devices = ", ".join(f"{name} ({description})" for name, description in found.devices)
     return (
         "",
-        f"# How much of it all models together may take. There are {memory_text(found.ram_bytes)} of memory,",
-        f"# and {devices or 'no GPU that this runtime can use'}.",
+        "# The most memory that all models together may use. This machine has",
+        f"# {memory_text(found.ram_bytes)} of memory and {devices or 'no GPU that the runtime can use'}.",
         f"memory: {{ram: 80%{', vram: 90%' if found.devices else ''}}}",
     )
 
 
-def _defaults(found: Surroundings) -> tuple[str, ...]:
+def _defaults(found: StarterFacts) -> tuple[str, ...]:
     return (
         "",
-        f"# What is said of no model in particular. Threads and all else are planned ({found.cores} cores).",
+        f"# Settings for all models. llamasup plans the others, such as threads for the {found.cores} cores.",
         "defaults:",
-        "  ttl: 10m  # unload what was idle for so long; never: only when its memory is needed",
-        "#  ctx_size: 8192  # tokens of one request",
+        "  ttl: 10m  # unload a model after this time without requests; never: only if memory is needed",
+        "#  ctx_size: 8192  # tokens for one request",
     )
 
 
 def _text(path: str) -> str:
-    """A path as YAML, which takes JSON's strings; without quotes where nobody needs them."""
+    """A path as YAML; in quotes, as JSON, if needed."""
     plain = path.isascii() and all(letter.isalnum() or letter in "/._-" for letter in path.removeprefix("~"))
     return (
         path

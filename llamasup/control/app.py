@@ -1,7 +1,6 @@
-"""The control application's server: on a private Unix socket, loaded when somebody comes.
+"""Serves the control application on a private Unix socket, with Starlette on uvicorn.
 
-Starlette on uvicorn. They cost 0.2 s to import, so nothing of the application is loaded before the first
-connection.
+They take 0.2 s to import, so the application is loaded at the first connection.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.core.address import UnixAddress
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.http.address import UnixAddress
+from llamasup.queueing.endpoint import Endpoint
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.control.controlled import Controlled
+    from llamasup.control.interface import ControlTarget
     from llamasup.control.routes import Application
-    from llamasup.runtime.metrics import Metrics
+    from llamasup.observability.metrics import Metrics
 
 __all__ = ["ControlServer"]
 
 BACKLOG = 64
 CLOSE_TIMEOUT_S = 1.0
-LAST_WORDS_S = 0.005
+SHUTDOWN_POLL_S = 0.005
 
 _log = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Listens at once, loads the application when somebody comes."""
+    """Listens at once, and loads the application at the first connection."""
 
-    def __init__(self, socket_path: Path, controlled: Controlled, metrics: Metrics) -> None:
+    def __init__(self, socket_path: Path, control_target: ControlTarget, metrics: Metrics) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
-        self._controlled = controlled
+        self._control_target = control_target
         self._metrics = metrics
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
@@ -59,7 +58,7 @@ class ControlServer:
         loop.add_reader(self._listener, first_connection)
 
     async def aclose(self) -> None:
-        """Answer those who wait, end the streams, take nobody any more."""
+        """Accept no more connections, end the streams, and answer the pending requests."""
         if self._task is None:
             asyncio.get_running_loop().remove_reader(self._listener)
         else:
@@ -70,21 +69,21 @@ class ControlServer:
                 self._application.end()
                 self._end.set()
             await asyncio.wait([self._task], timeout=CLOSE_TIMEOUT_S)
-            if server is not None:  # somebody does not read
-                for left in server.server_state.tasks:
-                    left.cancel()
+            if server is not None:  # clients that do not read
+                for task in server.server_state.tasks:
+                    task.cancel()
             self._task.cancel()
         self._listener.close()
         self.endpoint.close("llamasup is stopping")
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         try:
-            # In a thread: importing these takes 0.2 s, and requests are being served meanwhile.
+            # In a thread: importing these takes 0.2 s, while the proxy serves requests.
             server, self._application = await asyncio.to_thread(self._load, tasks)
             self._server = server
             await server.serve(sockets=[self._listener])
         except Exception:
-            # Nobody's model is to go because the metrics are broken: from now on the proxy answers 502.
+            # A broken control application must not end the models: the proxy now answers 502 for it.
             _log.exception("the control application failed")
             self._listener.close()
 
@@ -94,11 +93,13 @@ class ControlServer:
         from llamasup.control.routes import Application
 
         class Server(uvicorn.Server):
-            """Without its clock, which wakes up ten times a second to set the date and look for the end."""
+            """Without uvicorn's clock, which wakes up ten times a second to set the date and check for the
+            end.
+            """
 
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
-                """Signals are the supervisor's."""
+                """The supervisor handles signals."""
                 yield
 
             async def main_loop(self) -> None:
@@ -109,11 +110,11 @@ class ControlServer:
                     server.close()
                 for connection in list(self.server_state.connections):
                     connection.shutdown()
-                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - they tell nobody
-                    await asyncio.sleep(LAST_WORDS_S)
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - no event to wait for
+                    await asyncio.sleep(SHUTDOWN_POLL_S)
 
         end = self._end
-        application = Application(self._controlled, self._metrics, tasks)
+        application = Application(self._control_target, self._metrics, tasks)
         config = uvicorn.Config(
             application.asgi,
             lifespan="off",

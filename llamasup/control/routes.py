@@ -1,6 +1,6 @@
-"""The control API: what can be asked of a running llamasup, as HTTP (docs/control.md).
+"""The HTTP routes of the control API (docs/control.md).
 
-Who may ask is decided before: by the permission of the private socket, or at the proxy's door.
+Access is checked before: by the permissions of the private socket, or by the proxy.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.controlled import Controlled
-from llamasup.control.metrics import CONTENT_TYPE, exposition
+from llamasup.control.interface import ControlTarget
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
-from llamasup.core.error_object import error_object, type_of
-from llamasup.core.errors import LlamasupError, UsageInvalid
-from llamasup.core.json_text import json_text
-from llamasup.effects.log_tail import MOST_LINES
-from llamasup.effects.nvml import vram_by_process
-from llamasup.runtime.metrics import Metrics
+from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.http.errors import error_object, type_of
+from llamasup.observability.metrics import Metrics
+from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.system.hardware.nvml import vram_by_process
+from llamasup.system.process.log_tail import MAX_LINES
+from llamasup.system.text import json_text
 
 __all__ = ["Application"]
 
@@ -37,15 +37,15 @@ _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
 class Application:
-    """``tasks`` owns what goes on when nobody waits for it."""
+    """``tasks`` owns the changes that continue after their response (``wait=0``)."""
 
-    def __init__(self, controlled: Controlled, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
-        self._controlled = controlled
+    def __init__(self, control_target: ControlTarget, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
+        self._control_target = control_target
         self._metrics = metrics
         self._tasks = tasks
         self._streams = Streams()
-        self._left_alone: set[asyncio.Task[LlamasupError | None]] = set()
-        model = PREFIX + "/models/{model:path}"  # with slashes in it, written %2F or not
+        self._background: set[asyncio.Task[LlamasupError | None]] = set()
+        model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
         self.asgi = Starlette(
             routes=[
                 _get("/metrics", self._show_metrics),
@@ -60,38 +60,38 @@ class Application:
             ],
             exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
         )
-        self.asgi.router.redirect_slashes = False  # a name may end in one
+        self.asgi.router.redirect_slashes = False  # a name may end with a slash
 
     def end(self) -> None:
-        """The streams come to their ends, and what nobody waits for does not go on."""
+        """End the streams, and cancel the changes in the background."""
         self._streams.end()
-        for task in self._left_alone:
+        for task in self._background:
             task.cancel()
 
     # --- reading
 
     async def _show_metrics(self, request: Request) -> Response:
-        scraped = await self._controlled.scrape()
-        text = exposition(self._metrics, self._controlled.gauges(), scraped)
+        scraped = await self._control_target.scrape()
+        text = exposition(self._metrics, self._control_target.gauges(), scraped)
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _show_status(self, request: Request) -> Response:
-        status = self._controlled.status()
+        status = self._control_target.status()
         if any(model["pid"] is not None for model in status["models"]):
-            # In a thread: the driver takes its time.
+            # In a thread: the driver is slow.
             vram = await asyncio.to_thread(vram_by_process)
             status = {**status, "models": [_with_vram(model, vram) for model in status["models"]]}
         return _json(status)
 
     async def _show_events(self, request: Request) -> Response:
         self._streams.enter()
-        return Stream(self._streams, event_stream(self._controlled, self._streams), "text/event-stream")
+        return Stream(self._streams, event_stream(self._control_target, self._streams), "text/event-stream")
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]
-        lines = _number(request, "lines", USUAL_LINES, MOST_LINES)
+        lines = _number(request, "lines", USUAL_LINES, MAX_LINES)
         follow = _number(request, "follow", 0, 1) == 1
-        log = await open_log(self._controlled.log_path(model), model, lines)
+        log = await open_log(self._control_target.log_path(model), model, lines)
         try:
             self._streams.enter()
         except LlamasupError:
@@ -103,17 +103,17 @@ class Application:
     # --- changing
 
     async def _load(self, request: Request) -> Response:
-        return await self._change(request, self._controlled.load)
+        return await self._change(request, self._control_target.load)
 
     async def _unload(self, request: Request) -> Response:
-        return await self._change(request, self._controlled.unload)
+        return await self._change(request, self._control_target.unload)
 
     async def _restart(self, request: Request) -> Response:
-        return await self._change(request, self._controlled.restart)
+        return await self._change(request, self._control_target.restart)
 
     async def _change(self, request: Request, change: Callable[[str], Coroutine[Any, Any, None]]) -> Response:
         model = request.path_params["model"]
-        done = await self._carry_out(request, lambda: change(model), while_awaited=True)
+        done = await self._execute(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
 
     async def _reload(self, request: Request) -> Response:
@@ -121,46 +121,47 @@ class Application:
 
         async def reload() -> None:
             nonlocal changes
-            changes = await self._controlled.reload()
+            changes = await self._control_target.reload()
 
-        done = await self._carry_out(request, reload)
+        done = await self._execute(request, reload)
         return _json(changes, 200 if done else 202)
 
     async def _shutdown(self, request: Request) -> Response:
-        status = self._controlled.status()
-        self._controlled.shutdown(now=_number(request, "now", 0, 1) == 1)
+        status = self._control_target.status()
+        self._control_target.shutdown(now=_number(request, "now", 0, 1) == 1)
         in_flight = sum(model["in_flight"] for model in status["models"])
         return _json({"pid": status["pid"], "in_flight": in_flight}, 202)
 
-    async def _carry_out(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
-        """Whether it is done: with ``wait=0`` it may go on alone. What is refused at once is told at once.
+    async def _execute(self, request: Request, work: _Work, *, while_awaited: bool = False) -> bool:
+        """Whether ``work`` is done: with ``wait=0`` it may continue in the background. Raises its early
+        errors.
 
-        ``while_awaited``: it is given up when a client that waits for it has gone.
+        ``while_awaited``: cancel it if a client that waits for it disconnects.
         """
         if _number(request, "wait", 1, 1) == 1:
             await (_while_awaited(request, work) if while_awaited else work())
             return True
         task = self._tasks.create_task(_caught(work), name=f"control{request.url.path}")
-        self._left_alone.add(task)
-        task.add_done_callback(self._left_alone.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
         await asyncio.sleep(0)
         if task.done():
             if (error := task.result()) is not None:
                 raise error
             return True
-        task.add_done_callback(_tell_failure)
+        task.add_done_callback(_log_failure)
         return False
 
     def _status_of(self, name: str) -> Mapping[str, Any]:
-        for model in self._controlled.status()["models"]:
+        for model in self._control_target.status()["models"]:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
-        return {"id": name}  # it has gone meanwhile
+        return {"id": name}  # removed in the meantime
 
 
 async def _while_awaited(request: Request, work: _Work) -> None:
-    """Raises what it raises. Given up when its client has gone: nothing makes room for a model that nobody
-    waits for.
+    """Run ``work`` and raise its error. Cancel it if the client disconnects, so that no model is evicted for
+    a load without a client.
     """
     failure: Exception | None = None
 
@@ -183,23 +184,23 @@ async def _while_awaited(request: Request, work: _Work) -> None:
 
 async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
-        pass  # its body is not read
+        pass  # the body is not used
 
 
 async def _caught(work: _Work) -> LlamasupError | None:
-    """What it raised. No failure of what is asked for here ends llamasup."""
+    """The error of ``work``, which must not end llamasup."""
     try:
         await work()
     except LlamasupError as error:
         return error
     except Exception:
-        _log.exception("what the control API was asked for failed")
+        _log.exception("a request of the control API failed")
     return None
 
 
-def _tell_failure(task: asyncio.Task[LlamasupError | None]) -> None:
+def _log_failure(task: asyncio.Task[LlamasupError | None]) -> None:
     if not task.cancelled() and (error := task.result()) is not None:
-        _log.warning("What was asked for has failed: %s", error.message)
+        _log.warning("A request of the control API failed: %s", error.message)
 
 
 # --- requests and answers ----------------------------------------------------------------------------
@@ -221,18 +222,18 @@ def _number(request: Request, name: str, default: int, most: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) <= most):
-        raise UsageInvalid(f"{name}={text[:40]!r} is not allowed here.", remedy=f"Give 0 to {most}.")
+        raise UsageInvalid(f"{name}={text[:40]!r} is not a valid value.", remedy=f"Use 0 to {most}.")
     return int(text)
 
 
 def _json(shown: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    # What is true now need not be so a second later.
+    # The state may change at any time.
     fresh = {"cache-control": "no-store", **(headers or {})}
     return Response(json_text(shown), status, fresh, media_type="application/json")
 
 
 def _with_vram(model: Mapping[str, Any], vram: Mapping[int, int]) -> Mapping[str, Any]:
-    pids = [each["pid"] for each in model.get("replicas", (model,))]
+    pids = [replica["pid"] for replica in model.get("replicas", (model,))]
     known = [vram[pid] for pid in pids if pid in vram]
     if not known:
         return model
@@ -245,25 +246,21 @@ async def _own_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Of the router's: no such path, or not with this method."""
+    """Answers the router's errors: unknown path, or wrong method."""
     assert isinstance(error, HTTPException)
-    what = f"{request.method} {request.url.path[:200]}"
-    message = (
-        f"{what}: this path takes another method" if error.status_code == 405 else f"{what}: no such path"
-    )
+    problem = "this path needs another method" if error.status_code == 405 else "no such path"
+    message = f"{request.method} {request.url.path[:200]}: {problem}"
     shown = {
         "message": message,
         "type": type_of(error.status_code),
         "code": error.status_code,
         "cause": "no_such_route",
-        "remedy": "docs/control.md lists what there is",
+        "remedy": "docs/control.md lists all paths",
     }
     return _json({"error": shown}, error.status_code, error.headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """The traceback goes to the log; it is raised again behind this answer."""
-    ours = LlamasupError(
-        f"Something went wrong inside llamasup: {type(error).__name__}.", remedy="See its log."
-    )
+    """Starlette raises the error again after this answer, which logs the traceback."""
+    ours = LlamasupError(f"Internal error in llamasup: {type(error).__name__}.", remedy="See its log.")
     return _json(error_object(ours), ours.http_status)

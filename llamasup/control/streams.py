@@ -1,7 +1,7 @@
-"""Answers without an end: what happens, and what llama-server says, to whoever goes on reading.
+"""Responses without an end: the event stream and followed logs.
 
-Each has a bounded queue, or reads from a file at its reader's pace: whoever stops reading costs no more than
-that. They end when llamasup does.
+A stream has a bounded queue, or reads a file as fast as its client does, so a client that stops reading costs
+no more than that. Streams end with llamasup.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from typing import Any
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from llamasup.control.controlled import Controlled
-from llamasup.core.errors import Conflict, LogMissing
-from llamasup.core.json_text import json_text
-from llamasup.effects.log_tail import LogTail
-from llamasup.runtime.events import PROTOCOL, Notice, Stopped, as_json
+from llamasup.control.interface import ControlTarget
+from llamasup.errors import Conflict, LogMissing
+from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
+from llamasup.system.process.log_tail import LogTail
+from llamasup.system.text import json_text
 
-__all__ = ["MOST_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
+__all__ = ["MAX_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
 
-# A start is half a dozen notices: forty models that start at once, or one that crashed forty times.
-MOST_WAITING = 256
-# Each is a connection and a queue; whoever needs more is forgetting to close them.
-MOST_STREAMS = 64
-# Half of what proxies and load balancers allow a silent connection, mostly.
+# A start has about six events: forty models that start at once, or one that crashed forty times.
+MAX_WAITING = 256
+# Each is a connection and a queue; a client that needs more forgets to close them.
+MAX_STREAMS = 64
+# Half of the usual idle limit of proxies and load balancers.
 KEEPALIVE_S = 15.0
-# A file says nothing when it grows. A stat() each, and only while somebody follows.
+# For new lines of a followed log; one stat() each.
 POLL_S = 0.2
 
 
 class TooManyStreams(Conflict):
-    """As many as there may be are open."""
+    """The maximum number of streams is open."""
 
     http_status = 429
     cause = "too_many_streams"
 
 
 class Streams:
-    """All that are open."""
+    """All open streams."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -50,17 +50,17 @@ class Streams:
         self._wakes: set[asyncio.Event] = set()
 
     def end(self) -> None:
-        """Let each of them come to its end."""
+        """End all streams."""
         self.ended = True
         for wake in self._wakes:
             wake.set()
 
     def enter(self) -> None:
-        """Raises TooManyStreams. A ``Stream`` leaves by itself."""
-        if self._open >= MOST_STREAMS:
+        """Raises TooManyStreams. ``Stream`` calls ``leave``."""
+        if self._open >= MAX_STREAMS:
             raise TooManyStreams(
-                f"{MOST_STREAMS} streams of events and logs are open, which is all that there may be.",
-                remedy="Close those that nobody reads.",
+                f"{MAX_STREAMS} streams of events and logs are open, which is the maximum.",
+                remedy="Close unused ones.",
             )
         self._open += 1
 
@@ -69,7 +69,7 @@ class Streams:
 
     @contextmanager
     def waking(self) -> Iterator[asyncio.Event]:
-        """What is set when they end."""
+        """An event that is set when the streams end."""
         wake = asyncio.Event()
         self._wakes.add(wake)
         try:
@@ -79,7 +79,7 @@ class Streams:
 
 
 class Stream(StreamingResponse):
-    """Of one reader who has entered ``streams``. ``release``, which may block, is called at its end."""
+    """The response of one stream of ``streams``. ``release`` is called at its end, in a thread."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Stream(StreamingResponse):
         media_type: str,
         release: Callable[[], None] | None = None,
     ) -> None:
-        # Nothing on the way may keep it: a cache, or nginx's buffer.
+        # No cache and no buffer (nginx) may hold it back.
         headers = {
             "cache-control": "no-store",
             "x-accel-buffering": "no",
@@ -101,13 +101,13 @@ class Stream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if scope["method"] == "HEAD":  # over with its head: the connection is to serve who comes next
+            if scope["method"] == "HEAD":  # ends after the head, so the connection can be reused
                 await Response(headers=dict(self.headers))(scope, receive, send)
             else:
                 await super().__call__(scope, receive, send)
         finally:
             self._streams.leave()
-            await self._pieces.aclose()  # at once, and not whenever it is collected
+            await self._pieces.aclose()  # now, and not at garbage collection
             if self._release is not None:
                 await asyncio.to_thread(self._release)
 
@@ -116,31 +116,31 @@ class Stream(StreamingResponse):
 
 
 async def event_stream(
-    controlled: Controlled, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
+    control_target: ControlTarget, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events: the state of each model, then every notice of the bus as its contract object."""
-    waiting: deque[Notice] = deque()
+    """Server-sent events: the state of each model, then every event of the bus."""
+    queue: deque[PublishedEvent] = deque()
     missed = 0
     with streams.waking() as wake:
 
-        def hear(notice: Notice) -> None:
+        def on_event(event: PublishedEvent) -> None:
             nonlocal missed
-            if missed or len(waiting) >= MOST_WAITING:
+            if missed or len(queue) >= MAX_WAITING:
                 missed += 1
             else:
-                waiting.append(notice)
+                queue.append(event)
             wake.set()
 
-        controlled.bus.listen(hear)
+        control_target.bus.listen(on_event)
         try:
-            for model in controlled.status()["models"]:
+            for model in control_target.status()["models"]:
                 yield _event("state", model=model["id"], state=model["state"], generation=model["generation"])
             while True:
                 wake.clear()
-                while waiting:
-                    yield _frame(as_json(waiting.popleft()))
+                while queue:
+                    yield _frame(as_json(queue.popleft()))
                 if missed:
-                    # With a hole in it the story is worth less than its beginning anew.
+                    # The client connects again, as a stream with missing events is useless.
                     yield _event("missed", count=missed)
                     return
                 if streams.ended:
@@ -152,7 +152,7 @@ async def event_stream(
                 except TimeoutError:
                     yield b": keepalive\n\n"
         finally:
-            controlled.bus.forget(hear)
+            control_target.bus.unsubscribe(on_event)
 
 
 def _event(event: str, **fields: Any) -> bytes:
@@ -167,28 +167,26 @@ def _frame(shown: Any) -> bytes:
 
 
 async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
-    """Raises LogMissing where there is none."""
+    """Raises LogMissing."""
     if path is None:
         raise LogMissing(
             f"The output of {model}'s llama-server is not kept.",
-            remedy="The state folder cannot be used: llamasup said why when it started.",
+            remedy="The state folder cannot be used: see the warning at the start of llamasup.",
         )
     try:
         return await asyncio.to_thread(LogTail, path, lines)
     except FileNotFoundError:
-        raise LogMissing(
-            f"{model} has no log yet.", remedy="It is written from its first start on."
-        ) from None
+        raise LogMissing(f"{model} has no log yet.", remedy="Its first start creates it.") from None
     except OSError as error:
         raise LogMissing(f"The log of {model} cannot be read: {error.strerror or error}.") from error
 
 
 async def log_stream(log: LogTail, streams: Streams, *, follow: bool) -> AsyncGenerator[bytes]:
-    """The lines as llama-server wrote them, whatever bytes they hold; with ``follow`` those to come, too."""
+    """The unchanged bytes of llama-server's lines; with ``follow`` also of the lines to come."""
     with streams.waking() as wake:
         while True:
-            is_last = not follow or streams.ended  # before the reading: what was written till then counts
-            # In a thread: the disk may be slow, and requests are being served meanwhile.
+            is_last = not follow or streams.ended  # checked before reading, to send all lines before the end
+            # In a thread: the disk may be slow.
             if chunk := await asyncio.to_thread(log.read):
                 yield chunk
             elif is_last:

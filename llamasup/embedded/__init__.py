@@ -1,8 +1,7 @@
-"""A runtime without a binary: llama-server's command line over the ``xllamacpp`` wheel.
+"""A runtime without a binary: llama-server's command line for the ``xllamacpp`` wheel.
 
-``python -m llamasup.embedded`` reads llama-server's own flags and runs llama.cpp's own HTTP server inside
-this process. The rest of llamasup starts it, reads it and stops it exactly as it does a llama-server.
-Nothing here is imported by the rest of llamasup; importing the package itself costs nothing.
+``python -m llamasup.embedded`` accepts llama-server's flags and runs llama.cpp's HTTP server in this process.
+llamasup starts, monitors and stops it exactly like a llama-server, and imports nothing from here.
 """
 
 from __future__ import annotations

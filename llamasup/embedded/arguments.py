@@ -1,6 +1,6 @@
-"""Read a command line and the environment as llama-server does; values are read later, by the setters.
+"""Parses a command line and the environment like llama-server; the setters parse the values later.
 
-Decides only; raises ArgumentError with the text that llama-server prints (b11434, measured).
+Raises ArgumentError with the text that llama-server prints (b11434, measured).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from llamasup.embedded.option import OFF, ON, BadValue, Option, Question
+from llamasup.embedded.option import OFF, ON, InvalidValue, Option, Question
 from llamasup.embedded.values import boolean
 
 __all__ = ["ArgumentError", "Assignment", "Request", "apply", "parse"]
@@ -20,7 +20,7 @@ class ArgumentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """One option given once. ``source`` names it in errors: the spelling or the environment variable."""
+    """One use of an option. ``source`` names it in errors: the spelling or the environment variable."""
 
     option: Option
     value: str
@@ -30,29 +30,31 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the caller wants: an answer to a question, or a server with these options, in this order."""
+    """A question to answer, or the options of a server in their order."""
 
     assignments: tuple[Assignment, ...] = ()
     asks: Question | None = None
     warnings: tuple[str, ...] = ()
 
 
-def parse(options: Sequence[Option], words: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """The environment's assignments first, then the command line's: the later one wins.
+def parse(options: Sequence[Option], arguments: Sequence[str], environ: Mapping[str, str]) -> Request:
+    """The assignments of the environment, then those of the command line; the last one of an option wins.
 
-    ``--version`` and ``--list-devices`` are answered where they stand, ``--help`` after everything else has
-    been read, as in llama-server.
+    Like in llama-server, ``--version`` and ``--list-devices`` end the parsing, while ``--help`` is answered
+    after it.
     """
     by_spelling = {spelling: option for option in options for spelling in option.spellings}
     assignments = list(_from_environment(options, environ))
     warnings: list[str] = []
     helps = False
-    rest = iter(words)
-    for word in rest:
-        spelling = word.replace("_", "-") if word.startswith("--") else word  # --ctx_size is accepted too
+    rest = iter(arguments)
+    for argument in rest:
+        spelling = (
+            argument.replace("_", "-") if argument.startswith("--") else argument
+        )  # --ctx_size is accepted too
         option = by_spelling.get(spelling)
         if option is None:
-            raise ArgumentError(f"error: invalid argument: {word}\n")
+            raise ArgumentError(f"error: invalid argument: {argument}\n")
         if option.asks == "help":
             helps = True
         elif option.asks is not None:
@@ -61,23 +63,23 @@ def parse(options: Sequence[Option], words: Sequence[str], environ: Mapping[str,
             if option.env in environ and option.env:
                 warnings.append(
                     f"warn: {option.env} environment variable is set, "
-                    f"but will be overwritten by command line argument {word}\n"
+                    f"but will be overwritten by command line argument {argument}\n"
                 )
-            assignments.append(_from_words(option, spelling, rest))
+            assignments.append(_from_arguments(option, spelling, rest))
     if helps:
         return Request(asks="help")
     return Request(tuple(assignments), None, tuple(warnings))
 
 
 def apply(params: object, assignments: Sequence[Assignment]) -> None:
-    """Put every value where it belongs; ArgumentError names the first one that cannot be meant."""
+    """Set all values on ``params``. ArgumentError names the first invalid one."""
     for assignment in assignments:
         option = assignment.option
         if option.setter is None:
             raise _error(assignment, option.text.replace("\n", " "))
         try:
             option.setter.apply(params, assignment.value)
-        except BadValue as error:
+        except InvalidValue as error:
             raise _error(assignment, str(error)) from None
 
 
@@ -96,13 +98,13 @@ def _from_environment(options: Sequence[Option], environ: Mapping[str, str]) -> 
             if option.negations and meaning is None:
                 raise _error(assignment, f"invalid boolean value: {value!r}")
             if not option.negations and not meaning:
-                continue  # a switch that can only be set: what does not say yes is nothing
+                continue  # a switch that can only be set: other values are ignored
             assignment = Assignment(option, ON if meaning else OFF, option.env, from_environment=True)
         found.append(assignment)
     return found
 
 
-def _from_words(option: Option, spelling: str, rest: Iterator[str]) -> Assignment:
+def _from_arguments(option: Option, spelling: str, rest: Iterator[str]) -> Assignment:
     if not option.argument:
         return Assignment(option, OFF if spelling in option.negations else ON, spelling)
     value = next(rest, None)

@@ -1,7 +1,7 @@
-"""What one row of the option table is, and how it looks in ``--help``.
+"""One row of the option table, and its text in ``--help``.
 
-The layout is that of llama.cpp's ``common_arg::to_string`` (b11434), because that is what programs that ask
-a llama-server for its options read: head up to column 40, text wrapped at 70, ``(env: NAME)`` last.
+The layout is that of llama.cpp's ``common_arg::to_string`` (b11434), which programs parse: head up to column
+40, text wrapped at 70, ``(env: NAME)`` last.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["OFF", "ON", "BadValue", "Option", "Question", "Setter"]
+__all__ = ["OFF", "ON", "InvalidValue", "Option", "Question", "Setter"]
 
 _COLUMN = 40
 _WIDTH = 70
 
 ON = "on"
 OFF = "off"
-"""What a switch without a value hands to its setter: ON for its own spelling, OFF for a negation."""
+"""The value of a switch without a value: ON for its own spelling, OFF for a negation."""
 
 Question = Literal["help", "version", "devices"]
 
 
-class BadValue(ValueError):
-    """A value that the option cannot mean. The text completes ``error while handling argument "X": …``."""
+class InvalidValue(ValueError):
+    """An invalid value of an option. The text completes ``error while handling argument "X": …``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setter:
-    """How a value reaches xllamacpp's ``CommonParams``.
+    """Sets a value on xllamacpp's ``CommonParams``.
 
-    ``needs`` are the (dotted) attributes that must exist for the option to be offered at all: wheels differ.
-    ``apply`` takes the params and the text of the value; it raises BadValue.
+    ``needs`` are the (dotted) attributes without which the option is not supported, as wheels differ.
+    ``apply`` takes the params and the text of the value; it raises InvalidValue.
     """
 
     needs: tuple[str, ...]
@@ -45,9 +45,9 @@ class Setter:
 class Option:
     """One option of llama-server.
 
-    ``names`` holds the spellings as the help prints them, after a ``|`` those that switch the option off.
-    ``argument`` is the placeholder, empty for a switch. An option without a setter asks a question or is
-    listed only as removed: then ``text`` is the error.
+    ``names`` contains the spellings in the order of the help, after a ``|`` those that switch the option off.
+    ``argument`` is the placeholder, empty for a switch. An option without a setter asks a question, or is a
+    removed one: then ``text`` is the error.
     """
 
     names: str
@@ -102,7 +102,7 @@ def _has(params: object, path: str) -> bool:
 def _wrapped(text: str) -> list[str]:
     lines: list[str] = []
     for paragraph in text.split("\n"):
-        # Written out because textwrap breaks at hyphens and costs an import; llama.cpp breaks at blanks only.
+        # textwrap would break at hyphens and cost an import; llama.cpp breaks only at blanks.
         line, *words = paragraph.split(" ")
         for word in words:
             if len(line) + 1 + len(word) > _WIDTH:

@@ -13,7 +13,7 @@ from llamasup.embedded.setters import (
     positive,
     switch,
 )
-from llamasup.embedded.words import PRIORITIES
+from llamasup.embedded.values import PRIORITIES
 
 __all__ = ["COMPUTE"]
 

@@ -13,7 +13,7 @@ from llamasup.embedded.rules import (
     verbose,
 )
 from llamasup.embedded.setters import choice, on_off, option_integer, switch, text
-from llamasup.embedded.words import KV_TYPES
+from llamasup.embedded.values import KV_TYPES
 
 __all__ = ["MODEL"]
 

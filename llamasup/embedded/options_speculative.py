@@ -21,7 +21,7 @@ from llamasup.embedded.setters import (
     switch,
     text,
 )
-from llamasup.embedded.words import PRIORITIES
+from llamasup.embedded.values import PRIORITIES
 
 __all__ = ["SPECULATIVE"]
 

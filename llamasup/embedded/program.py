@@ -1,6 +1,7 @@
-"""The program: answer the three questions, or read the options and serve.
+"""The main program: answers ``--help``, ``--version`` and ``--list-devices``, or parses the options and
+serves.
 
-Output and exit codes are llama-server's (b11434): questions 0, everything wrong 1.
+Output and exit codes are llama-server's (b11434): 0 for an answer, 1 for an error.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from llamasup.embedded.arguments import ArgumentError, apply, parse
 from llamasup.embedded.option import Question
-from llamasup.embedded.table import Section, help_text, offered, options_of
+from llamasup.embedded.table import Section, help_text, options_of, supported
 
 __all__ = ["device_list", "main"]
 
@@ -21,10 +22,10 @@ _AUTO_SLOTS = -1
 _MIB = 1024 * 1024
 
 
-def main(words: Sequence[str]) -> int:
-    """Exit code of ``llama-server WORDS…``. Never raises on a user's mistake."""
+def main(arguments: Sequence[str]) -> int:
+    """The exit code of ``llama-server ARGUMENTS…``. Never raises for invalid arguments."""
     try:
-        return _run(words)
+        return _run(arguments)
     except ArgumentError as error:
         sys.stderr.write(str(error))
     except BrokenPipeError:  # --help | head
@@ -38,15 +39,15 @@ def main(words: Sequence[str]) -> int:
     return 1
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     # llama-server's own defaults; xllamacpp's are a random port and one slot.
     params.port = _DEFAULT_PORT
     params.n_parallel = _AUTO_SLOTS
-    table = offered(params)
-    request = parse(options_of(table), words, os.environ)
+    table = supported(params)
+    request = parse(options_of(table), arguments, os.environ)
     if request.asks is not None:
         _answer(request.asks, table, xllamacpp)
         return 0
@@ -79,7 +80,7 @@ def _answer(question: Question, table: tuple[Section, ...], module: Any) -> None
 
 
 def device_list(module: Any) -> str:
-    """The answer to ``--list-devices``: accelerators only, as llama-server counts them."""
+    """The answer to ``--list-devices``: only accelerators, like in llama-server."""
     cpu = module.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     lines = [
         f"  {device['name']}: {device['description']} "
@@ -91,9 +92,9 @@ def device_list(module: Any) -> str:
 
 
 def _share_cpus(params: Any) -> None:
-    """Threads for batches follow those for generation, the draft model's follow the model's.
+    """Use the CPU settings for generation for batches too, and the model's for the draft model.
 
-    llama.cpp does this once it has read the options (b11434, ``postprocess_cpu_params``), xllamacpp does not.
+    llama.cpp does this after parsing the options (b11434, ``postprocess_cpu_params``), xllamacpp does not.
     """
     if params.cpuparams_batch.n_threads < 0:
         params.cpuparams_batch = params.cpuparams
@@ -106,5 +107,5 @@ def _share_cpus(params: Any) -> None:
 
 
 def _drop_stdout() -> None:
-    # What is still buffered must not raise again when the interpreter flushes at exit.
+    # Flushing the buffer at exit must not raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,7 +1,6 @@
-"""Options whose value means more than one attribute, or less than every text.
+"""Setters of options that set several attributes or accept only some values.
 
-What llama.cpp does with such a value in its own ``common/arg.cpp`` (b11434) is done here; where a choice
-looks odd it is llama-server's.
+They do what llama.cpp does in ``common/arg.cpp`` (b11434); where a choice looks odd, it is llama-server's.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llamasup.embedded.option import ON, BadValue, Setter
-from llamasup.embedded.setters import get_attribute, module, read_into, sampled, set_attribute
+from llamasup.embedded.option import ON, InvalidValue, Setter
+from llamasup.embedded.setters import get_attribute, read_into, sampled, set_attribute, xllamacpp_module
 from llamasup.embedded.values import file_text, integer, items, number, three_way
 
 __all__ = [
@@ -56,7 +55,7 @@ def parallel() -> Setter:
     def read(value: str) -> int:
         slots = integer(value)
         if slots == 0:
-            raise BadValue("error: invalid value for n_parallel: 0 (-1 = auto)")
+            raise InvalidValue("error: invalid value for n_parallel: 0 (-1 = auto)")
         return slots
 
     return read_into("n_parallel", read=read)
@@ -70,7 +69,7 @@ def flash_attn() -> Setter:
     def read(value: str) -> object:
         wanted = three_way(value)
         member = "AUTO" if wanted is None else "ENABLED" if wanted else "DISABLED"
-        return getattr(module().llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{member}")
+        return getattr(xllamacpp_module().llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{member}")
 
     return read_into("flash_attn_type", read=read)
 
@@ -79,7 +78,7 @@ def rope_scale() -> Setter:
     def read(value: str) -> float:
         factor = number(value)
         if factor == 0:
-            raise BadValue("invalid value: 0")
+            raise InvalidValue("invalid value: 0")
         return 1.0 / factor
 
     return read_into("rope_freq_scale", read=read)
@@ -90,7 +89,7 @@ def tensor_split() -> Setter:
         shares = [number(part) for part in value.replace("/", ",").split(",")]
         devices = len(params.tensor_split)
         if len(shares) > devices:
-            raise BadValue(f"got {len(shares)} input configs, but system only has {devices} devices")
+            raise InvalidValue(f"got {len(shares)} input configs, but system only has {devices} devices")
         params.tensor_split = shares + [0.0] * (devices - len(shares))
 
     return Setter(("tensor_split",), apply)
@@ -101,7 +100,7 @@ def fit_target() -> Setter:
         margins = [integer(part) * 1024 * 1024 for part in value.replace("/", ",").split(",")]
         current = list(params.fit_params_target)
         if len(margins) > len(current):
-            raise BadValue(f"got {len(margins)} values, but there are at most {len(current)} devices")
+            raise InvalidValue(f"got {len(margins)} values, but there are at most {len(current)} devices")
         one_for_all = len(margins) == 1
         params.fit_params_target = (
             margins * len(current) if one_for_all else margins + current[len(margins) :]
@@ -127,7 +126,7 @@ def cpu_moe(path: str, *, counted: bool) -> Setter:
     def apply(params: Any, value: str) -> None:
         layers = integer(value) if counted else 0
         if layers < 0:
-            raise BadValue(f"invalid value: {value}")
+            raise InvalidValue(f"invalid value: {value}")
         wanted = (
             [rf"blk\.{layer}{_EXPERTS}=CPU" for layer in range(layers)] if counted else [f"{_EXPERTS}=CPU"]
         )
@@ -143,8 +142,8 @@ def lora(*, scaled: bool) -> Setter:
         for part in items(value):
             path, colon, scale = part.rpartition(":") if scaled else (part, ":", "1.0")
             if not colon:
-                raise BadValue("lora-scaled format: FNAME:SCALE")
-            adapters.append(module().CommonAdapterLoraInfo(path, number(scale)))
+                raise InvalidValue("lora-scaled format: FNAME:SCALE")
+            adapters.append(xllamacpp_module().CommonAdapterLoraInfo(path, number(scale)))
         params.lora_adapters = adapters
 
     return Setter(("lora_adapters",), apply)
@@ -166,15 +165,15 @@ SPECULATIVE_TYPES = (
 
 
 def speculative_types() -> Setter:
-    """Words between commas; ``draft-simple`` is the enumerator ``COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE``."""
+    """Types separated by commas; ``draft-simple`` is ``COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE``."""
 
     def read(value: str) -> list[object]:
         found: list[object] = []
         for word in value.split(","):
             name = f"COMMON_SPECULATIVE_TYPE_{word.upper().replace('-', '_')}"
-            member = getattr(module().common_speculative_type, name, None)
+            member = getattr(xllamacpp_module().common_speculative_type, name, None)
             if word not in SPECULATIVE_TYPES or member is None:
-                raise BadValue(f"unknown speculative type: {word}")
+                raise InvalidValue(f"unknown speculative type: {word}")
             found.append(member)
         return found
 
@@ -184,7 +183,7 @@ def speculative_types() -> Setter:
 def draft_sampling() -> Setter:
     def read(value: str) -> bool:
         if value not in ("greedy", "probabilistic"):
-            raise BadValue(f"invalid value: {value!r} (greedy or probabilistic)")
+            raise InvalidValue(f"invalid value: {value!r} (greedy or probabilistic)")
         return value == "probabilistic"
 
     return read_into("speculative.draft.probabilistic", read=read)
@@ -195,7 +194,7 @@ def verbose() -> Setter:
 
 
 def samplers() -> Setter:
-    """Names between semicolons; xllamacpp drops unknown names, llama.cpp says so on stderr."""
+    """Names separated by semicolons; xllamacpp ignores unknown names, llama.cpp warns on stderr."""
     return sampled("samplers", str, "SAMPLERS")
 
 
@@ -206,12 +205,12 @@ def at_least_zero(value: str) -> float:
 def at_least_minus_one(value: str) -> int:
     count = integer(value)
     if count < -1:
-        raise BadValue(f"error: invalid value: {count} (-1 or more)")
+        raise InvalidValue(f"error: invalid value: {count} (-1 or more)")
     return count
 
 
 def keys_file() -> Setter:
-    """One key per line; blank lines and those that start with a hash are none."""
+    """One key per line, without blank lines and those that start with a hash."""
 
     def apply(params: Any, value: str) -> None:
         lines = [line.strip() for line in file_text(value).splitlines()]
@@ -228,7 +227,7 @@ def rerank() -> Setter:
     def apply(params: Any, value: str) -> None:
         if value == ON:
             params.embedding = True
-            params.pooling_type = module().llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+            params.pooling_type = xllamacpp_module().llama_pooling_type.LLAMA_POOLING_TYPE_RANK
 
     return Setter(("embedding", "pooling_type"), apply)
 
@@ -238,9 +237,9 @@ def template_kwargs() -> Setter:
         try:
             given = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise BadValue(f"not JSON: {error}") from None
+            raise InvalidValue(f"not JSON: {error}") from None
         if not isinstance(given, dict):
-            raise BadValue(f"not a JSON object: {value}")
+            raise InvalidValue(f"not a JSON object: {value}")
         _add_template_kwargs(params, given)
 
     return Setter(("default_template_kwargs",), apply)
@@ -267,7 +266,7 @@ def sleep_idle() -> Setter:
     def read(value: str) -> int:
         seconds = integer(value)
         if seconds == 0 or seconds < -1:
-            raise BadValue("invalid value: cannot be 0 or less than -1")
+            raise InvalidValue("invalid value: cannot be 0 or less than -1")
         return seconds
 
     return read_into("sleep_idle_seconds", read=read)
@@ -279,7 +278,7 @@ def grammar(*, file: bool) -> Setter:
 
 def _grammar(kind: str, read: Callable[[str], str]) -> Setter:
     def apply(params: Any, value: str) -> None:
-        wheel = module()
+        wheel = xllamacpp_module()
         params.sampling.grammar = wheel.CommonGrammar(getattr(wheel.common_grammar_type, kind), read(value))
 
     return Setter(("sampling.grammar",), apply)

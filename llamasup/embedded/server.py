@@ -1,8 +1,8 @@
-"""Run llama.cpp's HTTP server in this process until a signal asks it to stop.
+"""Runs llama.cpp's HTTP server in this process until a stop signal.
 
-``xllamacpp.Server(params)`` binds, loads and returns when the model is ready; it holds the interpreter all
-that time, but its HTTP threads answer (503 "Loading model" as llama-server), and it installs no signal
-handler. Its destructor stops it and waits for it, holding the interpreter too.
+``xllamacpp.Server(params)`` binds, loads and returns when the model is ready. It holds the interpreter until
+then, while its HTTP threads answer (503 "Loading model" like llama-server), and installs no signal handler.
+Its destructor stops the server and waits for it, and holds the interpreter too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
 _LOOP_BEGINS_S = 0.05
 
-# Server's only text for "llama.cpp's own log has said why".
+# The server's text if llama.cpp's log has the reason.
 _LOGGED = "Failed to init server"
 
 
 def serve(params: Any) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code of the process.
+    """Serve until SIGTERM or SIGINT; returns the exit code.
 
     Until the model is loaded these signals end the process at once, as they do llama-server; the first one
     after that stops the server when its current batch is done, and a second one ends the process at once.
@@ -44,7 +44,7 @@ def serve(params: Any) -> int:
     sockets = _SocketFiles(params.hostnames)
     ready_at = time.monotonic()
     _wait_for_stop_signal()
-    sockets.remove()  # before the server closes them: an inode in use cannot become a successor's
+    sockets.remove()  # before the server closes them, so that no new file can get their inodes
     time.sleep(max(0.0, ready_at + _LOOP_BEGINS_S - time.monotonic()))
     del server
     return 0
@@ -59,7 +59,7 @@ def _flush_log(library: str) -> None:
     functions = ctypes.CDLL(library)
     try:
         log, flush = functions._Z15common_log_mainv, functions._Z16common_log_flushP10common_log
-    except AttributeError:  # another compiler's names (Windows)
+    except AttributeError:  # other symbol names (Windows)
         return
     log.restype = ctypes.c_void_p
     flush.argtypes, flush.restype = [ctypes.c_void_p], None
@@ -67,7 +67,7 @@ def _flush_log(library: str) -> None:
 
 
 def _wait_for_stop_signal() -> None:
-    # The signal may arrive at any of llama.cpp's threads: only the wake-up pipe surely reaches this one.
+    # Any of llama.cpp's threads may get the signal; the wake-up pipe always reaches this thread.
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -80,9 +80,8 @@ def _wait_for_stop_signal() -> None:
 
 
 class _SocketFiles:
-    """The Unix sockets that this process made: removed only while they are still its own.
-
-    A supervisor may have put the next generation's socket at the same path meanwhile.
+    """The Unix sockets that this process made. It removes them unless they were replaced: a supervisor may
+    have put the next generation's socket at the same path.
     """
 
     __slots__ = ("_made",)

@@ -1,14 +1,11 @@
-"""The ways in which the text of a value becomes an attribute of ``CommonParams``: the general shapes.
-
-Options with rules of their own are in ``rules``.
-"""
+"""General setters of attributes of ``CommonParams`` from text. ``rules.py`` has the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llamasup.embedded.option import ON, BadValue, Setter
+from llamasup.embedded.option import ON, InvalidValue, Setter
 from llamasup.embedded.values import (
     boolean,
     cpu_mask,
@@ -28,7 +25,6 @@ __all__ = [
     "contents",
     "folder",
     "get_attribute",
-    "module",
     "on_off",
     "option_integer",
     "option_number",
@@ -39,10 +35,11 @@ __all__ = [
     "set_attribute",
     "switch",
     "text",
+    "xllamacpp_module",
 ]
 
 
-def module() -> Any:
+def xllamacpp_module() -> Any:
     import xllamacpp  # late: 50 ms
 
     return xllamacpp
@@ -61,7 +58,7 @@ def set_attribute(params: Any, path: str, value: object) -> None:
     try:
         setattr(params, name, value)
     except (OverflowError, ValueError) as error:
-        raise BadValue(str(error)) from None
+        raise InvalidValue(str(error)) from None
 
 
 def read_into(*paths: str, read: Callable[[str], object]) -> Setter:
@@ -93,7 +90,7 @@ def text(path: str) -> Setter:
 
 
 def contents(path: str) -> Setter:
-    """The text of the file that the value names."""
+    """The content of the file that the value names."""
     return read_into(path, read=file_text)
 
 
@@ -102,30 +99,30 @@ def folder(path: str) -> Setter:
 
 
 def switch(path: str, *more: str, sets: bool = True) -> Setter:
-    """A switch. ``sets`` is what its own spelling makes of the attribute; a negation makes the opposite."""
+    """A switch. Its own spelling sets the attribute to ``sets``, a negation to the opposite."""
     return read_into(path, *more, read=lambda value: (value == ON) is sets)
 
 
 def on_off(path: str) -> Setter:
-    """A boolean that is given as a value: ``--fit off``, ``--cpu-strict 1``."""
+    """A boolean option with a value: ``--fit off``, ``--cpu-strict 1``."""
 
     def read(value: str) -> bool:
         known = boolean(value)
         if known is None:
-            raise BadValue(f"error: unknown value: '{value}' (on or off)")
+            raise InvalidValue(f"error: unknown value: '{value}' (on or off)")
         return known
 
     return read_into(path, read=read)
 
 
 def choice(path: str, enumeration: str, members: Mapping[str, str]) -> Setter:
-    """One word for one enumerator of the wheel, of which the wheel may lack some."""
+    """A value for each enumerator; the wheel may lack some."""
 
     def read(value: str) -> object:
         member = members.get(value)
-        found = getattr(getattr(module(), enumeration), member, None) if member else None
+        found = getattr(getattr(xllamacpp_module(), enumeration), member, None) if member else None
         if found is None:
-            raise BadValue(f"invalid value: {value!r} (one of {', '.join(members)})")
+            raise InvalidValue(f"invalid value: {value!r} (one of {', '.join(members)})")
         return found
 
     return read_into(path, read=read)
@@ -136,7 +133,7 @@ def replace_items(path: str) -> Setter:
 
 
 def add_items(path: str) -> Setter:
-    """Values that accumulate over repetitions, as llama-server's aliases and keys do."""
+    """Values that accumulate over repetitions, like llama-server's aliases and keys."""
 
     def apply(params: Any, value: str) -> None:
         current = get_attribute(params, path)
@@ -149,12 +146,12 @@ def add_items(path: str) -> Setter:
 
 
 def sampled(path: str, read: Callable[[str], object], bit: str = "") -> Setter:
-    """A sampling default. ``bit`` marks it as the user's: the model file's own must not replace it."""
+    """A sampling default. ``bit`` marks it as the user's, so that the model file's does not replace it."""
 
     def apply(params: Any, value: str) -> None:
         set_attribute(params, f"sampling.{path}", read(value))
         if bit and hasattr(params.sampling, "user_sampling_config"):
-            flags = getattr(module(), "common_params_sampling_config", None)
+            flags = getattr(xllamacpp_module(), "common_params_sampling_config", None)
             flag = getattr(flags, f"COMMON_PARAMS_SAMPLING_CONFIG_{bit}", 0)
             params.sampling.user_sampling_config |= int(flag)
 

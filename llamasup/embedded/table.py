@@ -1,4 +1,4 @@
-"""The one table of options: ``--help`` prints it, the parser reads by it, the setters are in it."""
+"""The table of all options, used by ``--help`` and by the parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llamasup.embedded.options_sampling import SAMPLING
 from llamasup.embedded.options_server import SERVER
 from llamasup.embedded.options_speculative import SPECULATIVE
 
-__all__ = ["Section", "help_text", "offered", "options_of"]
+__all__ = ["Section", "help_text", "options_of", "supported"]
 
 Section = tuple[str, tuple[Option, ...]]
 
@@ -21,8 +21,8 @@ _TABLE: tuple[Section, ...] = (
 )
 
 
-def offered(params: object) -> tuple[Section, ...]:
-    """The table without the options that this ``CommonParams`` cannot express."""
+def supported(params: object) -> tuple[Section, ...]:
+    """The table without the options that this ``CommonParams`` does not support."""
     return tuple(
         (title, tuple(option for option in options if option.is_possible(params)))
         for title, options in _TABLE

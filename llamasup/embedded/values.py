@@ -1,7 +1,7 @@
-"""Words of a command line read as llama.cpp reads them (b11434, measured).
+"""Parses values like llama.cpp (b11434, measured), and lists the values that several options share.
 
-llama.cpp reads numbers with the C++ library: leading blanks and anything behind the number are ignored, so
-that ``8192x`` is 8192. The same here: a command line that works with the binary works with this runtime.
+llama.cpp parses numbers with the C++ library, which ignores leading blanks and the text after the number, so
+``8192x`` is 8192. A command line for the binary thus works with this runtime.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.embedded.option import BadValue
+from llamasup.embedded.option import InvalidValue
 
 __all__ = [
+    "KV_TYPES",
+    "PRIORITIES",
     "boolean",
     "cpu_mask",
     "cpu_range",
@@ -31,15 +33,28 @@ _FALSE = frozenset({"off", "disabled", "false", "0"})
 _AUTO = frozenset({"auto", "-1"})
 _CPUS = 512  # GGML_MAX_N_THREADS: the length of a CPU mask
 
+# Names of the wheel's enumerators.
+KV_TYPES = {
+    name: f"GGML_TYPE_{name.upper()}"
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+}
+PRIORITIES = {
+    "-1": "GGML_SCHED_PRIO_LOW",
+    "0": "GGML_SCHED_PRIO_NORMAL",
+    "1": "GGML_SCHED_PRIO_MEDIUM",
+    "2": "GGML_SCHED_PRIO_HIGH",
+    "3": "GGML_SCHED_PRIO_REALTIME",
+}
+
 
 def integer(text: str) -> int:
     """A 32-bit whole number."""
     match = _INTEGER.match(text)
     if match is None:
-        raise BadValue(f"not a whole number: {text!r}")
+        raise InvalidValue(f"not a whole number: {text!r}")
     value = int(match[1])
     if not -(2**31) <= value < 2**31:
-        raise BadValue(f"out of range for a 32-bit number: {text!r}")
+        raise InvalidValue(f"out of range for a 32-bit number: {text!r}")
     return value
 
 
@@ -47,19 +62,19 @@ def unsigned(text: str) -> int:
     """A 32-bit whole number without sign; negative ones wrap, so that seed -1 is 4294967295 (random)."""
     match = _INTEGER.match(text)
     if match is None:
-        raise BadValue(f"not a whole number: {text!r}")
+        raise InvalidValue(f"not a whole number: {text!r}")
     return int(match[1]) % 2**32
 
 
 def number(text: str) -> float:
     match = _NUMBER.match(text)
     if match is None:
-        raise BadValue(f"not a number: {text!r}")
+        raise InvalidValue(f"not a number: {text!r}")
     return float(match[1])
 
 
 def boolean(text: str) -> bool | None:
-    """What the word says, None if it says neither."""
+    """None if the text is neither true nor false."""
     return True if text in _TRUE else False if text in _FALSE else None
 
 
@@ -69,32 +84,32 @@ def three_way(text: str) -> bool | None:
         return None
     value = boolean(text)
     if value is None:
-        raise BadValue(f"unknown value: {text!r} (on, off or auto)")
+        raise InvalidValue(f"unknown value: {text!r} (on, off or auto)")
     return value
 
 
 def items(text: str) -> list[str]:
-    """The parts between commas, without the empty ones."""
+    """The non-empty parts between commas."""
     return [part for part in text.split(",") if part]
 
 
 def cpu_mask(text: str) -> list[bool]:
-    """Hexadecimal digits, the last one for the CPUs 0 to 3; ``0x`` may stand before them."""
+    """Hexadecimal digits, the last one for the CPUs 0 to 3, with an optional ``0x``."""
     digits = text[2:] if text.startswith("0x") else text
     try:
         bits = int(digits, 16)
     except ValueError:
-        raise BadValue(f"invalid cpumask: {text!r} (hexadecimal digits)") from None
+        raise InvalidValue(f"invalid cpumask: {text!r} (hexadecimal digits)") from None
     return [bool(bits >> cpu & 1) for cpu in range(_CPUS)]
 
 
 def cpu_range(text: str) -> list[bool]:
-    """``lo-hi``, both included; an end that is left out is the first or the last CPU."""
+    """``lo-hi``, both included; a missing end means the first or the last CPU."""
     match = re.fullmatch(r"(\d*)-(\d*)", text)
     low = int(match[1] or 0) if match else _CPUS
     high = int(match[2] or _CPUS - 1) if match else _CPUS
     if low >= _CPUS or high >= _CPUS:
-        raise BadValue(f"invalid range: {text!r} (lo-hi, below {_CPUS})")
+        raise InvalidValue(f"invalid range: {text!r} (lo-hi, below {_CPUS})")
     return [low <= cpu <= high for cpu in range(_CPUS)]
 
 
@@ -102,11 +117,11 @@ def file_text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"error: failed to open file '{path}' ({error})") from None
+        raise InvalidValue(f"error: failed to open file '{path}' ({error})") from None
 
 
 def existing_folder(path: str) -> str:
-    """The path with a slash at its end, as llama-server keeps it."""
+    """The path with a slash at its end, like in llama-server."""
     if not Path(path).is_dir():
-        raise BadValue(f"not a directory: {path}")
+        raise InvalidValue(f"not a directory: {path}")
     return path if path.endswith("/") else path + "/"

@@ -3,20 +3,18 @@
 llama-server (b11434) checks whether the client of a plain request has disconnected only when it has generated
 no token for a second. While a stream runs, that never happens, and the plain request keeps its slot to its
 last token. So the proxy half-closes the connection, which llama-server treats as a disconnect, and reads
-until its end, which is the end of the work. Until then the request keeps its place and counts for its key.
+until its end, which is the end of the work. Until then the request keeps its permit and counts for its key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from llamasup.core.quota import tokens_made_in
-
-if TYPE_CHECKING:
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.upstream import Upstream
-    from llamasup.runtime.endpoint import Lease
+from llamasup.auth.quota import tokens_made_in
+from llamasup.proxy.request import Request
+from llamasup.proxy.upstream import Upstream
+from llamasup.queueing.endpoint import Lease
 
 __all__ = ["Abandoned"]
 
@@ -24,9 +22,9 @@ __all__ = ["Abandoned"]
 class Abandoned:
     """Replaces the exchange on the upstream connection: discards the answer, and waits for its end.
 
-    It also ends when the generation ends. Nothing else waits for it. The key is charged by the time that
-    it takes: next to none for a stream that sends events, because llama-server stops it at once.
-    ``most_tokens``: what its context leaves besides the tokens that are charged already; None: not known.
+    It also ends when the generation ends. Nothing else waits for it. The key is charged for the time until
+    then, which is short for a stream, because llama-server stops a stream at once.
+    ``max_tokens``: the rest of the context after the tokens that are charged already; None: unknown.
     """
 
     __slots__ = (
@@ -38,10 +36,10 @@ class Abandoned:
         "_upstream",
         "answered",
         "is_head",
-        "most_tokens",
+        "max_tokens",
     )
 
-    may_come_back: Final = False
+    is_replayable: Final = False
 
     def __init__(
         self, lease: Lease, request: Request, upstream: Upstream, clock: Callable[[], float]
@@ -54,7 +52,7 @@ class Abandoned:
         self._upstream = upstream
         self.answered = False
         self.is_head = False
-        self.most_tokens: int | None = None
+        self.max_tokens: int | None = None
         if self._quota is not None:
             self._quota.hold(self._jobs)
         upstream.abandon(self)
@@ -63,7 +61,7 @@ class Abandoned:
     # --- from the upstream connection
 
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
-        """There is no client to forward it to."""
+        """Ignored: the client has disconnected."""
 
     def relay(self, data: bytes) -> None:
         pass
@@ -81,7 +79,7 @@ class Abandoned:
         """The answer is complete, so the slot is free."""
         self._end()
 
-    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
         """llama-server closed the connection, as it does after it has cancelled a request."""
         self._end()
 
@@ -95,7 +93,7 @@ class Abandoned:
             endpoint = self._lease.endpoint
             slots = min(self._lease.weight, endpoint.slots)
             made = tokens_made_in(now - self._since, endpoint.tokens_per_s, slots)
-            if self.most_tokens is not None:
-                made = min(made, self.most_tokens)
+            if self.max_tokens is not None:
+                made = min(made, self.max_tokens)
             self._quota.leave(made, now, self._jobs)
         self._lease.release()

@@ -1,4 +1,4 @@
-"""Taking the address to listen on, and saying who has it when it is taken."""
+"""Binds the addresses to listen on. The error for an address in use names the process that has it."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
-from typing import NoReturn
 
-from llamasup.core.errors import PortInUse, PortNotAllowed
+from llamasup.errors import PortInUse, PortNotAllowed
 
-__all__ = ["BACKLOG", "bind", "bind_unix", "lock_beside"]
+__all__ = ["BACKLOG", "bind", "bind_unix", "socket_lock"]
 
-_LOCK_WAIT_S = 5.0  # it is held for the time of a connect() and a bind()
-BACKLOG = 1024  # connects that arrive in one burst before the loop comes round to accept them
+_LOCK_WAIT_S = 5.0  # a process holds the lock for the time of a connect() and a bind()
+BACKLOG = 1024  # connects that arrive in one burst before the loop accepts them
 
 
 def bind(host: str, port: int, *, reuse_port: bool = False, dual_stack: bool = False) -> list[socket.socket]:
-    """Listening sockets for every address of ``host``; ``port`` 0 takes any free one, the same for all.
+    """Listening sockets for every address of ``host``. ``port`` 0: any free port, the same for all addresses.
 
-    ``dual_stack``: an IPv6 address takes IPv4 as well, where ``::`` means every address there is.
+    ``dual_stack``: an IPv6 socket accepts IPv4 as well, so that ``::`` is every address of the machine.
 
-    Raises PortInUse, with the holder's name when it can be known, and PortNotAllowed.
+    Raises PortInUse, with the name of the process that has the port if it can be found, and PortNotAllowed.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         raise PortNotAllowed(
-            f"{host!r} is no address of this machine ({error})",
+            f"{host!r} is not an address of this machine ({error})",
             remedy="use 127.0.0.1, or an address from `ip addr`",
         ) from error
     sockets: list[socket.socket] = []
-    absent: OSError | None = None
+    skipped: OSError | None = None
     try:
         for family, kind, protocol, _, address in dict.fromkeys(found):
             try:
                 sock = socket.socket(family, kind, protocol)
             except OSError as error:  # a kernel without IPv6
-                absent = error
+                skipped = error
                 continue
             try:
                 _listen(sock, (address[0], port, *address[2:]), reuse_port=reuse_port, dual_stack=dual_stack)
             except OSError as error:
                 sock.close()
                 if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
-                    absent = error  # a name with ::1 on a machine that has IPv6 switched off
+                    skipped = error  # a name with the address ::1, while IPv6 is switched off
                     continue
-                raise _refused(host, port, error) from error
+                raise _bind_error(host, port, error) from error
             sockets.append(sock)
             port = sock.getsockname()[1]
     except BaseException:
@@ -59,31 +58,33 @@ def bind(host: str, port: int, *, reuse_port: bool = False, dual_stack: bool = F
             sock.close()
         raise
     if not sockets:
-        raise _refused(host, port, absent or OSError(errno.EADDRNOTAVAIL, "no such address"))
+        raise _bind_error(host, port, skipped or OSError(errno.EADDRNOTAVAIL, "no such address"))
     return sockets
 
 
 def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
-    """A listening Unix socket at ``path``. One that nobody listens on any more is replaced.
+    """A listening Unix socket at ``path``. Replaces a stale socket file, on which no process listens.
 
     Raises PortInUse and PortNotAllowed.
     """
     file = Path(path)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with lock_beside(file):
+        with socket_lock(file):
             if _is_socket(file):
-                _refuse_if_it_answers(path)
+                _refuse_if_listening(path)
                 file.unlink()
             elif os.path.lexists(file):
-                _refuse_what_is_there(path)
-            before = os.umask(
-                0o777 & ~mode
-            )  # the socket is never more open than it should be, not even for a moment
+                raise PortNotAllowed(  # noqa: TRY301
+                    f"cannot listen on {path}: a file that is not a socket has this path",
+                    remedy="choose another path",
+                )
+            # bind() creates the file, which must never have wider permissions.
+            previous = os.umask(0o777 & ~mode)
             try:
                 sock.bind(path)
             finally:
-                os.umask(before)
+                os.umask(previous)
             sock.listen(BACKLOG)
         sock.setblocking(False)
     except (PortInUse, PortNotAllowed):
@@ -99,7 +100,7 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
 
 
 @contextmanager
-def lock_beside(path: Path) -> Iterator[None]:
+def socket_lock(path: Path) -> Iterator[None]:
     """Hold the lock for replacing or removing the socket file ``path``.
 
     Without the lock, another process could find the new socket stale between its bind() and its listen(), and
@@ -114,20 +115,20 @@ def lock_beside(path: Path) -> Iterator[None]:
         yield
         return
     lock = path.with_name(f".{path.name}.lock")
-    fd = _locked(lock)
+    fd = _acquire_lock(lock)
     try:
         yield
     finally:
-        lock.unlink(missing_ok=True)  # before the unlock, so that a waiting process notices (see _locked)
+        lock.unlink(missing_ok=True)  # before the unlock: a waiting process notices (see _acquire_lock)
         os.close(fd)
 
 
-def _locked(lock: Path) -> int:
+def _acquire_lock(lock: Path) -> int:
     import fcntl
 
     until = monotonic() + _LOCK_WAIT_S
     while True:
-        fd = _opened(lock)
+        fd = _open_lock_file(lock)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_same_file(fd, lock):
@@ -145,7 +146,7 @@ def _locked(lock: Path) -> int:
         os.close(fd)
 
 
-def _opened(lock: Path) -> int:
+def _open_lock_file(lock: Path) -> int:
     try:
         return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -166,18 +167,18 @@ def _is_same_file(fd: int, path: Path) -> bool:
 
 
 def _listen(sock: socket.socket, address: tuple[object, ...], *, reuse_port: bool, dual_stack: bool) -> None:
-    if sys.platform != "win32":  # there it would let two processes share the port
+    if sys.platform != "win32":  # on Windows, SO_REUSEADDR would let two processes share the port
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
     sock.bind(address)
-    sock.listen(BACKLOG)  # now: two processes may both bind a port that neither listens on
+    sock.listen(BACKLOG)  # at once: two processes can bind the same port until one of them listens
     sock.setblocking(False)
 
 
-def _refused(host: str, port: int, error: OSError) -> PortInUse | PortNotAllowed:
+def _bind_error(host: str, port: int, error: OSError) -> PortInUse | PortNotAllowed:
     if error.errno == errno.EADDRINUSE:
         holder = _holder(port)
         return PortInUse(
@@ -185,9 +186,7 @@ def _refused(host: str, port: int, error: OSError) -> PortInUse | PortNotAllowed
             remedy="stop that process, or choose another port (--port 0 takes any free one)",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return PortNotAllowed(
-            f"port {port} on {host} needs rights that this process lacks", remedy="use a port above 1023"
-        )
+        return PortNotAllowed(f"permission denied for port {port} on {host}", remedy="use a port above 1023")
     return PortNotAllowed(
         f"cannot listen on {host}:{port} ({error.strerror or error})",
         remedy="use 127.0.0.1, or an address from `ip addr`",
@@ -195,7 +194,7 @@ def _refused(host: str, port: int, error: OSError) -> PortInUse | PortNotAllowed
 
 
 def _holder(port: int) -> str:
-    """``python (pid 123)``, or nothing where the system does not tell."""
+    """The process that listens on ``port``, as ``python (pid 123)``; empty if the system does not show it."""
     import psutil
 
     try:
@@ -215,19 +214,13 @@ def _is_socket(file: Path) -> bool:
         return False
 
 
-def _refuse_what_is_there(path: str) -> NoReturn:
-    raise PortNotAllowed(
-        f"cannot listen on {path}: something is there that is no socket", remedy="choose another path"
-    )
-
-
-def _refuse_if_it_answers(path: str) -> None:
+def _refuse_if_listening(path: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return
-        except OSError:  # one whose queue is full, or that we may not ask: it is not ours to remove
+        except OSError:  # its queue is full, or permission is denied: another process may own it
             pass
     raise PortInUse(f"another process listens on {path}", remedy="stop it, or choose another path")

@@ -8,17 +8,13 @@ before it is complete (``Limits.replay_bytes`` and one read, for each of ``Limit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from llamasup.core.http import HttpError
-
-if TYPE_CHECKING:
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.settings import Limits
+from llamasup.http.heads import HttpError
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import Limits
 
 __all__ = ["Bodies"]
 
-_RETRY_S = 1.0  # nothing says how long the others will hold theirs
+_RETRY_S = 1.0  # the time until other requests release their bodies is unknown
 
 
 class Bodies:
@@ -78,16 +74,16 @@ class Bodies:
             return
         self.held_bytes -= size
         self._freed_bytes += size
-        left = self._by_client[request.client] - size
-        if left:
-            self._by_client[request.client] = left
+        remaining = self._by_client[request.client] - size
+        if remaining:
+            self._by_client[request.client] = remaining
         else:
             del self._by_client[request.client]
 
     def may_return_memory(self) -> bool:
         """Whether at most half of the peak is still held. A ``True`` begins the next peak.
 
-        Under a steady flow of bodies some are always held, and they use what others have freed.
+        Under a steady flow of bodies, new bodies use the memory that others have freed.
         """
         if self._freed_bytes < self._limits.body_bytes or 2 * self.held_bytes > self._peak_bytes:
             return False

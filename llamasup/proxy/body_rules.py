@@ -8,78 +8,77 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from llamasup.core.allowed import ANYWHERE
-from llamasup.core.body_scan import MANY_JOBS, MOST_STEPS, BodyScan, may_hold_url, scanned
-from llamasup.core.http import HeadRules, HttpError
-from llamasup.core.remote_media import refused_media
-from llamasup.core.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
-from llamasup.core.routes import CONTROL, Work
-
-if TYPE_CHECKING:
-    from llamasup.proxy.listener import Proxy
-    from llamasup.proxy.request import Request
+from llamasup.auth.key_limits import Keys
+from llamasup.http.address import ANY_HOST
+from llamasup.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
+from llamasup.http.heads import HeadRules, HttpError
+from llamasup.http.remote_media import refused_media
+from llamasup.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
+from llamasup.http.routes import CONTROL, Work
+from llamasup.proxy.request import Request
+from llamasup.proxy.settings import ProxyConfig
 
 __all__ = ["FEW_STEPS", "judge_body", "judge_scan", "scan_for"]
 
 FEW_STEPS: Final = 25_000
-"""The steps of a scan where no limit of a key counts: 25 ms of the event loop, besides 15 ms a MiB."""
+"""The steps of a scan for a route without key limits: 25 ms of the event loop, plus 15 ms for each MiB."""
 
 
-def judge_body(request: Request, rules: HeadRules, proxy: Proxy) -> HttpError | None:
-    """Decode a buffered body, set ``Request.named`` and ``Request.jobs``, and return the refusal, if any."""
-    head, body, config = request.head, request.body, proxy.config
-    if rules.transparent or head.route is CONTROL:
+def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
+    """Decode a buffered body, and set the requested model and the jobs. Returns the refusal, if any."""
+    head, body = request.head, request.body
+    if config.rules.transparent or head.route is CONTROL:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:
-            named, request.jobs = read_body(body, head.query, head.route.label)
+            requested_model, request.jobs = read_body(body, head.query, head.route.label)
         except BodyTooDeep:
             if config.route_by_model:
                 return _TOO_DEEP
-            named, request.jobs = None, MANY_JOBS
+            requested_model, request.jobs = None, MANY_JOBS
         if config.route_by_model:
-            request.named = named
+            request.requested_model = requested_model
     if not body:
         return None
     if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
         return _COMPRESSED
     if (
         (b'"http' in body or b"\\u00" in body)  # most bodies end here, without a call
-        and ANYWHERE not in config.remote_media
+        and ANY_HOST not in config.remote_media
         and _takes_media(request)
         and may_hold_url(body)
     ):
-        scan = scanned(body, urls=True, most_steps=_most_steps(request))
+        scan = scanned(body, urls=True, most_steps=_max_steps(request))
         if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
             return refusal
-    return proxy.keys.weigh(request) if request.jobs > 1 else None
+    return keys.weigh(request) if request.jobs > 1 else None
 
 
 def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
-    """The scan for a body that is forwarded while it arrives; None: there is nothing to check."""
+    """The scan of a body that is forwarded while it arrives; None if the body is not checked."""
     if rules.transparent:
         return None
-    lists = (each.encode() for each in lists_of(request.head.route.label))
+    lists = (name.encode() for name in lists_of(request.head.route.label))
     return BodyScan(
-        lists if request.needs_place else (), urls=_takes_media(request), most_steps=_most_steps(request)
+        lists if request.needs_permit else (), urls=_takes_media(request), most_steps=_max_steps(request)
     )
 
 
 def judge_scan(
-    request: Request, scan: BodyScan, proxy: Proxy, whole: Callable[[], bytes | None]
+    request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, buffered: Callable[[], bytes | None]
 ) -> HttpError | None:
-    """Check a completely scanned body; returns the refusal, if any. ``whole``: the body, if it is kept."""
+    """Check a completely scanned body; returns the refusal, if any. ``buffered``: the body, if in memory."""
     if _is_compressed(request.head.opening):
         return _COMPRESSED
-    if (refusal := _judge_media(request, scan, proxy.config.remote_media)) is not None:
+    if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
         return refusal
-    if request.needs_place and request.head.route.label not in FORMS_ONLY:
-        request.jobs = _jobs_of(request, whole()) if scan.unclear else scan.jobs
-    return proxy.keys.weigh(request) if request.jobs > 1 else None
+    if request.needs_permit and request.head.route.label not in FORMS_ONLY:
+        request.jobs = _jobs_of(request, buffered()) if scan.unclear else scan.jobs
+    return keys.weigh(request) if request.jobs > 1 else None
 
 
 def _jobs_of(request: Request, body: bytes | None) -> int:
@@ -92,23 +91,25 @@ def _jobs_of(request: Request, body: bytes | None) -> int:
 
 
 def _judge_media(request: Request, scan: BodyScan, allowed: tuple[str, ...]) -> HttpError | None:
-    if ANYWHERE in allowed:
+    if ANY_HOST in allowed:
         return None
     unclear = scan.unclear and scan.suspect
-    refusal = _unclear(_most_steps(request)) if unclear else refused_media(scan.remote, allowed)
-    if refusal is not None and not request.needs_place:
-        refusal = msgspec.structs.replace(refusal, close=True)  # no rpm slows down the next one
+    refusal = _unclear(_max_steps(request)) if unclear else refused_media(scan.remote, allowed)
+    if refusal is not None and not request.needs_permit:
+        refusal = msgspec.structs.replace(
+            refusal, close=True
+        )  # no requests-per-minute limit slows the client
     return refusal
 
 
 def _takes_media(request: Request) -> bool:
-    """Whether llama-server could fetch URLs of this body. Unknown routes may."""
+    """Whether llama-server could fetch URLs of this body; also true for unknown routes."""
     route = request.head.route
     return route.work is not Work.RERANKING and route.label not in _WITHOUT_MEDIA
 
 
-def _most_steps(request: Request) -> int:
-    return MOST_STEPS if request.needs_place else FEW_STEPS
+def _max_steps(request: Request) -> int:
+    return MAX_STEPS if request.needs_permit else FEW_STEPS
 
 
 def _unclear(most_steps: int) -> HttpError:
@@ -123,7 +124,7 @@ def _unclear(most_steps: int) -> HttpError:
 _WITHOUT_MEDIA = frozenset({*FORMS_ONLY, "/tokenize", "/detokenize"})
 
 
-# llama-server refuses these, too, unless its cpp-httplib was built with decompression.
+# llama-server also refuses these, unless its cpp-httplib was built with decompression.
 _is_compressed = re.compile(
     rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
 ).search

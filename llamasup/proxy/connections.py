@@ -1,10 +1,8 @@
-"""Which clients are connected, and which connection is closed for a new one when a limit is reached (X8).
+"""Counts client connections, and decides which one is closed for a new one when a limit is reached (X8).
 
-First the oldest stranger: if a key is required, a connection without a valid key so far, whether it is
-silent, has sent half a head, or does not read its refusal. Then the connection with the longest idle time. At
-the limit of a client one of its own connections is closed, at the total limit one of any client.
-
-Decides on each new connection in constant time, at the bound too.
+If a key is required, the first choice is the oldest connection that has sent no valid key. The second choice
+is the connection with the longest idle time. At the limit of a client one of its own connections is closed,
+at the total limit one of any client. Each decision takes constant time.
 """
 
 from __future__ import annotations
@@ -13,38 +11,38 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Protocol
 
-from llamasup.core.http import HttpError
+from llamasup.http.heads import HttpError
 from llamasup.proxy.settings import Limits
 
 __all__ = ["REFUSALS", "TOO_MANY", "Connection", "Connections", "host_of", "most_connections"]
 
-# Refusals being read by their clients (``Limits.linger_s`` at most). Beyond it nobody is told any more.
+# Connections that stay open for their refusal (``Limits.linger_s`` at most). Further ones are aborted.
 REFUSALS = 64
-# Descriptors that are no client's: logs, the child's pipes, the control socket, files being read, refusals.
+# Descriptors for other uses: logs, pipes of children, the control socket, files being read, refusals.
 _RESERVE = 64 + REFUSALS
 
 TOO_MANY_OF_ONE = HttpError(
     429,
-    "this client has too many connections",
+    "this client has too many open connections",
     type="rate_limit_error",
     cause="too_many_connections",
-    remedy="use connections again: they are kept alive",
+    remedy="reuse connections (keep-alive)",
     retry_after_s=1.0,
     close=True,
 )
 TOO_MANY = HttpError(
     503,
-    "there are too many connections, and all of them are busy",
+    "too many open connections, and all of them are busy",
     type="server_error",
     cause="too_many_connections",
-    remedy="try again; if it stays so, raise the limit of open files (ulimit -n, LimitNOFILE=)",
+    remedy="try again; if this persists, raise the limit of open files (ulimit -n, LimitNOFILE=)",
     retry_after_s=1.0,
     close=True,
 )
 
 
 class Connection(Protocol):
-    """What is counted: a client's connection, with or without its TLS handshake."""
+    """A client connection: a ``Downstream``, or a TLS handshake before it."""
 
     def close_if_idle(self) -> None: ...
     def abort(self) -> None: ...
@@ -52,110 +50,114 @@ class Connection(Protocol):
 
 
 def most_connections(descriptors: int) -> int:
-    """How many clients can be served with so many descriptors: each needs one more to llama-server."""
+    """How many clients fit into this many descriptors. Each client needs two: its own, and one upstream."""
     return max(8, (descriptors - _RESERVE) // 2)
 
 
-class Crowd:
-    """Connections of one client or of all; those that may be closed for a new one are oldest first."""
+class ConnectionGroup:
+    """Connections of one client or of all. Those that may be closed for a new one are in order of age."""
 
-    __slots__ = ("client", "idle", "number", "strangers")
+    __slots__ = ("client", "count", "idle", "unauthenticated")
 
     def __init__(self, client: str = "") -> None:
         self.client = client
-        self.number = 0
-        self.strangers: OrderedDict[Connection, None] = OrderedDict()
-        # Connections that wait for a request. Each adds and removes itself, twice per request.
+        self.count = 0
+        self.unauthenticated: OrderedDict[Connection, None] = OrderedDict()
+        # Connections without a request. Each connection adds and removes itself for every request.
         self.idle: OrderedDict[Connection, None] = OrderedDict()
 
     def remove(self, connection: Connection) -> None:
-        self.number -= 1
-        self.strangers.pop(connection, None)
+        self.count -= 1
+        self.unauthenticated.pop(connection, None)
         self.idle.pop(connection, None)
 
 
 class Connections:
-    """Every open connection, by client."""
+    """All open client connections, by client."""
 
     def __init__(self, limits: Limits) -> None:
-        self._most = limits.connections
-        # However few there may be, no single client takes all of them.
-        self._most_per_client = min(limits.connections_per_client, max(1, limits.connections // 2))
-        self._open: dict[Connection, Crowd | None] = {}  # None: the connection is being closed for a new one
-        self._of: dict[str, Crowd] = {}
-        self._all = Crowd()
+        self._max = limits.connections
+        # One client gets at most half of the connections, even if the total is small.
+        self._max_per_client = min(limits.connections_per_client, max(1, limits.connections // 2))
+        self._open: dict[
+            Connection, ConnectionGroup | None
+        ] = {}  # None: the connection is being closed for a new one
+        self._by_client: dict[str, ConnectionGroup] = {}
+        self._all = ConnectionGroup()
         self.idle = self._all.idle
 
     def __len__(self) -> int:
         return len(self._open)
 
     def __iter__(self) -> Iterator[Connection]:
-        """May change meanwhile."""
+        """A snapshot, because connections may close during the loop."""
         return iter(tuple(self._open))
 
-    def enter(self, connection: Connection, client: str, *, stranger: bool = False) -> HttpError | None:
+    def enter(
+        self, connection: Connection, client: str, *, unauthenticated: bool = False
+    ) -> HttpError | None:
         """Count a connection; returns its refusal, if any. ``client`` is empty for Unix sockets.
 
-        ``stranger``: a key is required; call ``trust`` after the connection has sent a valid one.
+        ``unauthenticated``: a key is required; call ``mark_authenticated`` once a valid one has arrived.
 
-        Raises ConnectionAbortedError where there is no room even for a refusal; then it is not counted.
+        Raises ConnectionAbortedError, and does not count the connection, if too many refusals are open.
         """
-        crowd = self._of.get(client) or Crowd(client)
+        group = self._by_client.get(client) or ConnectionGroup(client)
         refusal: HttpError | None = None
-        if client and crowd.number >= self._most_per_client and not self._make_room(crowd):
+        if client and group.count >= self._max_per_client and not self._make_room(group):
             refusal = TOO_MANY_OF_ONE
-            if crowd.number >= self._most_per_client + REFUSALS:
+            if group.count >= self._max_per_client + REFUSALS:
                 raise ConnectionAbortedError
-        elif self._all.number >= self._most and not self._make_room(self._all):
+        elif self._all.count >= self._max and not self._make_room(self._all):
             refusal = TOO_MANY
-        if refusal is not None and self._all.number >= self._most + REFUSALS:
+        if refusal is not None and self._all.count >= self._max + REFUSALS:
             raise ConnectionAbortedError
-        self._open[connection] = self._of[client] = crowd
-        for each in (self._all, crowd):
-            each.number += 1
+        self._open[connection] = self._by_client[client] = group
+        for counted in (self._all, group):
+            counted.count += 1
             if refusal is None:
-                (each.strangers if stranger else each.idle)[connection] = None
+                (counted.unauthenticated if unauthenticated else counted.idle)[connection] = None
         return refusal
 
-    def trust(self, connection: Connection) -> None:
+    def mark_authenticated(self, connection: Connection) -> None:
         """The connection has sent a valid key with its current request."""
-        for each in (self._all, self._open[connection]):
-            if each is not None:
-                each.strangers.pop(connection, None)
+        for counted in (self._all, self._open[connection]):
+            if counted is not None:
+                counted.unauthenticated.pop(connection, None)
 
     def idle_of_client(self, connection: Connection) -> OrderedDict[Connection, None]:
         """The idle connections of the client of ``connection``."""
-        crowd = self._open[connection]
-        return self.idle if crowd is None else crowd.idle
+        group = self._open[connection]
+        return self.idle if group is None else group.idle
 
     def leave(self, connection: Connection) -> None:
         self._uncount(connection)
         self._open.pop(connection, None)
 
-    def _make_room(self, crowd: Crowd) -> bool:
-        """Close a connection of ``crowd``, if one of them can be closed."""
-        is_stranger = bool(crowd.strangers)
-        connection = next(iter(crowd.strangers or crowd.idle), None)
+    def _make_room(self, group: ConnectionGroup) -> bool:
+        """Close a connection of ``group``, if one of them can be closed."""
+        is_unauthenticated = bool(group.unauthenticated)
+        connection = next(iter(group.unauthenticated or group.idle), None)
         if connection is None:
             return False
-        self._uncount(connection)  # at once: until its end is noticed, others would be closed for it
-        connection.close_if_idle()  # in order, as after an idle time-out
-        if is_stranger:
+        self._uncount(connection)  # at once, because its close is reported only in a later round of the loop
+        connection.close_if_idle()  # an orderly close, as after an idle timeout
+        if is_unauthenticated:
             connection.abort()
         return True
 
     def _uncount(self, connection: Connection) -> None:
-        crowd = self._open.get(connection)
-        if crowd is None:  # it was never counted, or is not counted any more
+        group = self._open.get(connection)
+        if group is None:  # not counted
             return
         self._open[connection] = None
         self._all.remove(connection)
-        crowd.remove(connection)
-        if not crowd.number:
-            del self._of[crowd.client]
+        group.remove(connection)
+        if not group.count:
+            del self._by_client[group.client]
 
 
 def host_of(address: object) -> str:
-    """Of a socket's address; nothing for a Unix socket."""
-    # An IPv6 socket that takes IPv4 too shows those addresses as ::ffff:127.0.0.1.
+    """The host of a socket's address; empty for a Unix socket."""
+    # A dual-stack IPv6 socket shows IPv4 addresses as ::ffff:127.0.0.1.
     return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

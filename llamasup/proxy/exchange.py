@@ -1,67 +1,65 @@
-"""One request and its one response: the lease, the upstream connection, and what is told afterwards."""
+"""One request and its response: holds the lease, relays between the two connections, writes the record."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from llamasup.core.body_scan import MANY_JOBS
-from llamasup.core.context_end import context_end, context_refusal
-from llamasup.core.http import HttpError, error_body, status_line
-from llamasup.core.quota import context_left, untold_tokens
-from llamasup.core.redaction import whole_and_plain, without_folders
-from llamasup.core.requested_model import PROMPTS, lists_of
-from llamasup.core.routes import Work
-from llamasup.core.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
-from llamasup.core.token_meter import TokenMeter
+from llamasup.auth.quota import context_left, unreported_tokens
+from llamasup.http.body_scan import MANY_JOBS
+from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.http.context_end import context_end, context_refusal
+from llamasup.http.heads import HttpError, error_body, status_line
+from llamasup.http.requested_model import PROMPTS, lists_of
+from llamasup.http.routes import Work
+from llamasup.http.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.http.token_meter import TokenMeter
+from llamasup.models.redaction import whole_and_plain, without_folders
 from llamasup.proxy.abandoned import Abandoned
-from llamasup.proxy.chunks import LAST_CHUNK, Dechunker, chunk
-from llamasup.proxy.early_stream import keep_awake
 from llamasup.proxy.request import Request, overdue, record_of
+from llamasup.proxy.sse_keepalive import send_keepalive_if_due
+from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
-from llamasup.proxy.waiting import CLIENT_GONE, Waiting
-from llamasup.runtime.endpoint import Lease
-
-if TYPE_CHECKING:
-    from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
+from llamasup.queueing.endpoint import Lease
 
 __all__ = ["Exchange"]
 
 # References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
-# and the last chunk, each of which may be a read of its own; one read is at most 256 KiB.
+# and the last chunk, each perhaps in its own read; one read is at most 256 KiB.
 TAIL_PIECES: Final = 8
-OPENING_BYTES: Final = 2048  # the event that begins a message is 300 bytes, and the model's name
+OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
 MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
 
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
-# A child that is gone, whose socket file is gone, or that accepts nothing for now: supervision puts it right.
-_MAY_PASS = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
-_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # a chunk that ends with the end of an event
+# The child or its socket file is gone, or its backlog is full. Supervision handles these.
+_TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
+_EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
-class _Settings:
+class _RedactedBody:
     """Buffers a complete answer, and forwards it without the folders of this machine.
 
     Its size depends on the chat template of the model; clients cannot choose it.
     """
 
-    __slots__ = ("_add", "_chunks", "_pieces", "_write")
+    __slots__ = ("_add", "_pieces", "_rechunk", "_write")
 
-    def __init__(self, write: Callable[[bytes], None], *, comes_chunked: bool, chunks: bool) -> None:
+    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, rechunk: bool) -> None:
         self._write = write
-        self._chunks = chunks
+        self._rechunk = rechunk
         self._pieces: list[bytes] = []
-        self._add = Dechunker(self._pieces.append).write if comes_chunked else self._pieces.append
+        self._add = Dechunker(self._pieces.append).write if is_chunked else self._pieces.append
 
     def add(self, data: bytes) -> None:
         if data:
             self._add(data)
 
-    def pass_on(self) -> None:
+    def send(self) -> None:
         body = without_folders(b"".join(self._pieces))
-        if self._chunks:
+        if self._rechunk:
             body = (chunk(body) if body else b"") + LAST_CHUNK
         if body:
             self._write(body)
@@ -80,25 +78,27 @@ class _MeteredTail(deque[bytes]):
 
 
 class Exchange:
-    """Ties one request of a client's connection to one response of a child. Driven by callbacks alone."""
+    """Connects one request of a client to one response of a child (``ResponseReceiver``, ``ConnectionUser``,
+    ``UploadExchange``). Driven only by callbacks.
+    """
 
     __slots__ = (
         "_abandoned",
-        "_cut_short",
+        "_body_incomplete",
         "_downstream",
         "_lagging_since",
         "_lease",
         "_meter",
         "_opening",
+        "_progress_at",
+        "_redacted",
         "_request",
+        "_request_sent_at",
         "_retried",
-        "_seen",
-        "_seen_at",
-        "_settings",
+        "_swept_bytes",
         "_tail",
         "_upstream",
         "_waiting",
-        "_whole_at",
         "_write",
         "answered",
         "bytes_out",
@@ -107,40 +107,42 @@ class Exchange:
         "over",
         "sent_at",
         "status",
+        "upload",
     )
 
     def __init__(
-        self, downstream: Downstream, request: Request, lease: Lease, waiting: Waiting | None = None
+        self, downstream: WaitingConnection, request: Request, lease: Lease, waiting: Waiting | None = None
     ) -> None:
-        """``waiting``: where it waited before, if it had to."""
+        """``waiting``: the wait of the request before this exchange, if any."""
         self._downstream = downstream
         self._request = request
         self._lease = lease
         self._upstream: Upstream | None = None
         self._retried = False
-        self._seen = -1  # bytes of the body that the last sweep found, and when they came to be so many
-        self._seen_at = 0.0
-        self._lagging_since = 0.0  # found by the sweep; 0: the client takes what there is
+        self._swept_bytes = -1  # ``bytes_out`` at the last sweep
+        self._progress_at = 0.0  # when a sweep last found progress
+        self._lagging_since = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
         self._waiting = waiting
         self._write: Callable[[bytes], None] = downstream.transport.write
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self._opening = b""
         self._meter: TokenMeter | None = None
         self._abandoned: Abandoned | None = None
-        self._cut_short = False  # the request body is incomplete
-        self._settings: _Settings | None = None
+        self._body_incomplete = False  # of the request
+        self._redacted: _RedactedBody | None = None
+        self.upload: Upload | None = None  # while the body of the request is forwarded
         self.is_head = request.head.method == b"HEAD"
         self.over = False
-        self.answered = False  # a byte of the response has been seen
-        self.status = 0  # 0: nothing has gone downstream
+        self.answered = False  # a byte of the response has arrived
+        self.status = 0  # 0: the client has received nothing
         self.sent_at = 0.0
-        self._whole_at = 0.0  # when llama-server had all of the request
+        self._request_sent_at = 0.0  # when the last byte of the request was sent
         self.first_byte_at = 0.0
         self.bytes_out = 0
 
     def start(self) -> None:
         lease = self._lease
-        lease.when_revoked(self._revoked)
+        lease.on_revoked(self._revoked)
         if self._request.jobs > 1:
             lease.weigh(self._request.jobs)
         pool = self._downstream.proxy.pool_of(lease.endpoint)
@@ -151,18 +153,18 @@ class Exchange:
             pool.connect(self)
 
     def connected(self, upstream: Upstream) -> None:
-        """Send the request: written afresh, with our framing and the child's own key (X5, X9)."""
+        """Send the request with a new head: our framing, and the child's own key (X5, X9)."""
         self._upstream = upstream
-        self.sent_at = self._whole_at = monotonic()
+        self.sent_at = self._request_sent_at = monotonic()
         request, api_key = self._request, self._lease.endpoint.api_key
         head = request.head.opening
         if request.head.route.has_paths and request.hides_paths:
             head = whole_and_plain(head)
         if api_key is not None:
             head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
-        if request.upload is not None:
-            upstream.send(self, head + request.upload.framing, b"")
-            request.upload.connect(upstream)
+        if self.upload is not None:
+            upstream.send(self, head + self.upload.framing, b"")
+            self.upload.connect(upstream)
             return
         if request.body or request.head.method not in _BODILESS:
             head += b"Content-Length: %d\r\n\r\n" % len(request.body)
@@ -173,33 +175,28 @@ class Exchange:
     # --- from the upstream connection
 
     @property
-    def may_come_back(self) -> bool:
-        """Whether this request is one that can be sent again, as long as its client has had no byte."""
-        return self._request.may_wait and self._request.head.route.repeats
+    def is_replayable(self) -> bool:
+        return self._request.replayable and self._request.head.route.repeats
 
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
-        """The head is here: write ours, and the first bytes of the body with it.
-
-        ``framing`` None: the body ends where the connection ends.
-        """
         self.first_byte_at = monotonic()
         self.status = upstream.status
         request, downstream = self._request, self._downstream
-        request.body = b""  # from here on it cannot be sent again, and a stream may last for minutes
+        request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes:
             downstream.proxy.bodies.drop(request)
-        if request.upload is not None:  # answered before it was whole: neither connection can be used again
-            request.upload.forget()
+        if self.upload is not None:  # answered before the body was complete: both connections must close
+            self.upload.drop_copy()
             request.keep_alive = False
-            upstream.keep_no_longer()
-        if request.early is not None:
+            upstream.disable_keepalive()
+        if request.keepalive_stream is not None:
             is_stream = self.status == 200 and upstream.streams_events
-            self._write = request.early.join(is_stream=is_stream, framing=framing)
+            self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
             self._write(body)
         else:
             self._write_head(upstream, framing, body)
         self.bytes_out = len(body)
-        if request.needs_place and (
+        if request.needs_permit and (
             request.jobs > 1 or (request.quota is not None and request.quota.counts_tokens)
         ):
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
@@ -213,16 +210,16 @@ class Exchange:
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, write = self._request, self._write
         if request.head.route.has_paths and request.hides_paths:
-            comes_chunked = framing is not None and framing.startswith(b"Transfer")
-            chunks = comes_chunked and not request.http_1_0
-            self._settings = _Settings(write, comes_chunked=comes_chunked, chunks=chunks)
+            is_chunked = framing is not None and framing.startswith(b"Transfer")
+            rechunk = is_chunked and not request.http_1_0
+            self._redacted = _RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
         if framing is None:
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
             framing = None
             self._write = Dechunker(write).write
-        if self._settings is not None:
-            self._write = self._settings.add
+        if self._redacted is not None:
+            self._write = self._redacted.add
         head = b"".join(
             (
                 status_line(self.status),
@@ -235,138 +232,135 @@ class Exchange:
                 b"\r\n" if self._downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
             )
         )
-        if framing is not None and len(body) < COPY_BYTES and self._settings is None:
+        if framing is not None and len(body) < COPY_BYTES and self._redacted is None:
             write(head + body)
         else:
             write(head)
             self._write(body)
 
     def _timing(self, waiting: Waiting) -> bytes:
-        """Where the time before it was sent went: until a generation served, and the rest."""
-        load_s = waiting.waited_s
+        """The Server-Timing of a request that waited: for a load (``load``), and otherwise (``queue``)."""
+        load_s = waiting.entry.waited_s
         queue_s = self.sent_at - self._request.received_at - load_s
         return b'Server-Timing: queue;dur=%.1f;desc="position %d", load;dur=%.1f\r\n' % (
             queue_s * 1000.0,
-            waiting.position,
+            waiting.entry.position,
             load_s * 1000.0,
         )
 
     def upload_pauses(self) -> None:
-        """The child does not take the request's body as fast as it comes."""
-        if self._request.upload is not None:
-            self._request.upload.pause()
+        if self.upload is not None:
+            self.upload.pause()
 
-    def upload_ended(self) -> None:
-        """Its body is whole: now llama-server begins with it (b11434), and not before."""
-        self._whole_at = monotonic()
-        if self._request.needs_place:
-            self._lease.take_place()
+    def body_sent(self) -> None:
+        """The body is complete: llama-server (b11434) begins only now."""
+        self._request_sent_at = monotonic()
+        if self._request.needs_permit:
+            self._lease.acquire_permit()
             self._lease.weigh(self._request.jobs)
 
     def upload_resumes(self) -> None:
-        if self._request.upload is not None:
-            self._request.upload.resume()
+        if self.upload is not None:
+            self.upload.resume()
 
     def relay(self, data: bytes) -> None:
-        """Pass on bytes of the body as they are. On the path of every streamed token."""
+        """Forward bytes of the body unchanged. Called for every streamed token."""
         self.bytes_out += len(data)
         self._lease.endpoint.bytes_relayed += len(data)
         self._tail.append(data)
         self._write(data)
 
     def last_bytes(self) -> bytes:
-        """The end of what was relayed, for a response whose last bytes came in pieces."""
         return b"".join(self._tail)[-8:]
 
     def finished(self) -> None:
-        """The whole response has gone downstream."""
-        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_place)
+        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_permit)
         request = self._request
-        if self._settings is not None:
-            self._settings.pass_on()
-        error = None if request.early is None else request.early.finish(self.status)
-        self._let_go()
-        self._tell("ok" if error is None else "error_event")
-        if error is not None and request.early is not None:
-            request.early.fail(error)
+        if self._redacted is not None:
+            self._redacted.send()
+        error = None if request.keepalive_stream is None else request.keepalive_stream.finish(self.status)
+        self._release()
+        self._record("ok" if error is None else "error_event")
+        if error is not None and request.keepalive_stream is not None:
+            request.keepalive_stream.fail(error)
         self._downstream.exchange_over(request)
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
-        if self.over or (isinstance(error, _MAY_PASS) and self._put_back()):
+        if self.over or (isinstance(error, _TRANSIENT) and self._requeue()):
             return
         if isinstance(error, TimeoutError):
-            status, what = 504, "llama-server accepted no connection in time"
+            status, reason = 504, "timeout while connecting to llama-server"
         elif isinstance(error, (ConnectionRefusedError, FileNotFoundError, BlockingIOError)):
-            status, what = 503, f"llama-server accepts no connections ({error.strerror or error})"
+            status, reason = 503, f"llama-server accepts no connections ({error.strerror or error})"
         else:
-            status, what = 502, f"llama-server cannot be reached ({error.strerror or error})"
+            status, reason = 502, f"llama-server cannot be reached ({error.strerror or error})"
         self._fail(
-            HttpError(status, what, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0),
+            HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0),
             "upstream_failed",
         )
 
-    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
-        """The response cannot be completed; ``closed``: because the connection ended."""
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
         if self.over:
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
-        if not (self.answered or self._retried or fresh or endpoint.closed or self._request.spent):
-            # It sat idle, and the child closed it while the request was on its way: nothing was begun.
+        if not (self.answered or self._retried or fresh or endpoint.closed or self._request.body_discarded):
+            # The child closed the idle connection while the request was on its way: no work has begun.
             self._retried = True
             self._upstream = None
-            if self._request.upload is not None:
-                self._request.upload.disconnect()
+            if self.upload is not None:
+                self.upload.disconnect()
             self._downstream.proxy.pool_of(endpoint).connect(self)
             return
-        if closed and self._put_back():
+        if closed and self._requeue():
             return
-        error = HttpError(502, f"llama-server {what}", "server_error", "upstream_broke", "see llamasup's log")
+        error = HttpError(
+            502, f"llama-server {reason}", "server_error", "upstream_broke", "see llamasup's log"
+        )
         self._fail(error, "upstream_failed")
 
     def _revoked(self, reason: str) -> None:
-        """The generation goes (S13, S16) or went (S1)."""
-        if self.over or self._put_back():
+        """The generation is being stopped (S13, S16) or has ended (S1)."""
+        if self.over or self._requeue():
             return
         error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
         if not self.status and self._waiting is not None and (verdict := self._waiting.verdict()):
-            error = verdict  # it comes back no more: what to do about that is worth more than how it went
+            error = verdict  # the model does not return: its remedy is more useful than the reason of the end
         self._fail(error, "revoked")
 
     # --- from the client's connection
 
     def cancel(self) -> None:
-        """The client disconnected: signal that to the child, which ends the generation at its next check
-        (S11).
-        """
+        """The client disconnected: signal that to the child, which stops at its next check (S11)."""
         if not self.over:
-            self._let_go(abort=True)
-            self._tell("client_gone", CLIENT_GONE if not self.status else self.status)
+            self._release(abort=True)
+            self._record("client_gone", CLIENT_GONE if not self.status else self.status)
 
     def refused(self, error: HttpError) -> None:
-        """The rest of its body is none, is too much, or does not come."""
         self._fail(error, "refused")
 
     def sweep(self, now: float) -> None:
-        """Called every ``Limits.sweep_s``: the time that a request has, and its response may stand still."""
+        """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
         proxy = self._downstream.proxy
         if (error := overdue(self._request, proxy.config.request_timeout_s, now)) is not None:
             self._fail(error, "timed_out")
             return
         if not self.status:
-            keep_awake(self._downstream, self._request, now)
+            send_keepalive_if_due(self._downstream, self._request, now)
         elif not self._downstream.paused:
             self._lagging_since = 0.0
         elif not self._lagging_since:
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
-            self._lease.leave_place()
-        if not self.status or self._downstream.paused or self.bytes_out != self._seen:
-            self._seen = self.bytes_out
-            self._seen_at = now
-        elif now - self._seen_at >= proxy.limits.upstream_idle_s and self._request.needs_place:
-            what = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
-            self._fail(HttpError(504, what, "timeout_error", "upstream_idle", "try again"), "upstream_failed")
+            self._lease.release_permit()
+        if not self.status or self._downstream.paused or self.bytes_out != self._swept_bytes:
+            self._swept_bytes = self.bytes_out
+            self._progress_at = now
+        elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
+            reason = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
+            self._fail(
+                HttpError(504, reason, "timeout_error", "upstream_idle", "try again"), "upstream_failed"
+            )
 
     def pause(self) -> None:
         if self._upstream is not None:
@@ -378,44 +372,46 @@ class Exchange:
 
     # --- the end
 
-    def _put_back(self) -> bool:
-        """Let the request wait for the next generation (S10), as long as its client has not had a byte."""
+    def _requeue(self) -> bool:
+        """Queue the request for the next generation (S10), if its client has received nothing."""
         request, endpoint = self._request, self._lease.endpoint
-        if self.status or not request.may_wait:
+        if self.status or not request.replayable:
             return False
         downstream = self._downstream
-        if downstream.proxy.backend.meant(endpoint.model) is None:
-            return False  # it was taken out of the configuration while it had this request
-        if request.upload is not None and downstream.proxy.backend.room(endpoint.model).verdict() is None:
-            # No server begins before it has a whole body: this was no try. It is read whole, and sent then.
-            request.upload.give_back()
-            self._let_go(abort=True)
-            downstream.exchange_reads_on(request)
+        if downstream.proxy.backend.resolve(endpoint.model) is None:
+            return False  # the model was removed from the configuration in the meantime
+        if (
+            self.upload is not None
+            and downstream.proxy.backend.queue(endpoint.model).unqueueable_reason() is None
+        ):
+            # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
+            self.upload.return_body()
+            self._release(abort=True)
+            downstream.exchange_awaits_body(request)
             return True
         if self.sent_at and not request.head.route.repeats:
             return False
         waiting = self._waiting
         if waiting is None:
-            room = downstream.proxy.backend.room(endpoint.model)
-            waiting = self._waiting = Waiting(downstream, request, room, endpoint.model)
-        if not waiting.put_back(endpoint, sent=self.sent_at > 0.0):
+            queue = downstream.proxy.backend.queue(endpoint.model)
+            waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
+        if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)
-        self._let_go(abort=True)  # the place that comes free may be what has another server take it at once
+        self._release(abort=True)  # last: the free permit may serve the queued request at once
         return True
 
-    def _let_go(self, *, abort: bool = False) -> None:
+    def _release(self, *, abort: bool = False) -> None:
         self.over = True
         request, lease = self._request, self._lease
-        if request.upload is not None:
-            self._cut_short = True
-            request.upload.close()
+        if self.upload is not None:
+            self._body_incomplete = True
+            self.upload.close()
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
-            # The child starts when the request is complete. From then on its slot is busy until it closes the
-            # connection.
-            begun = not self._cut_short and upstream.has_sent_all
-            if request.needs_place and begun and not lease.endpoint.closed:
+            # From the last byte of the request on, the slot is busy until the child closes the connection.
+            begun = not self._body_incomplete and upstream.request_sent
+            if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
                 self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
@@ -424,16 +420,16 @@ class Exchange:
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         streams_events = self._upstream is not None and self._upstream.streams_events
-        early = self._request.early
-        self._let_go(abort=True)
-        if not self.status or (early is not None and not early.is_passed_on):
-            self._tell(outcome, error.status)
+        keepalive_stream = self._request.keepalive_stream
+        self._release(abort=True)
+        if not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed):
+            self._record(outcome, error.status)
             self._downstream.exchange_failed(self._request, error)
             return
-        self._tell(outcome)
+        self._record(outcome)
         if streams_events and self._between_events():
-            # Said in the stream, then closed without a last chunk: neither a client that reads events nor one
-            # that reads HTTP can take it for whole (S12).
+            # An error event, and a close without a last chunk: to a client that reads events, and to one that
+            # reads HTTP, the stream is incomplete (S12).
             event = error_event(self._request.head.path, error_body(error))
             if not self._request.http_1_0:
                 event = chunk(event)
@@ -446,11 +442,6 @@ class Exchange:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
-    @property
-    def _streams(self) -> bool:
-        """Whether the answer is a stream of events, for the token limit of the key."""
-        return self._request.wants_events() if self._meter is None else self._meter.streams
-
     def _counts(self, tail: bytes) -> TokenCounts | None:
         """The token counts that the answer has reported."""
         if self._meter is not None:
@@ -461,39 +452,39 @@ class Exchange:
             counts = read_token_counts(b"".join(self._tail))
         return counts
 
-    def _untold(self, outcome: str, counts: TokenCounts | None) -> int:
+    def _unreported_tokens(self, outcome: str, counts: TokenCounts | None) -> int:
         """The estimate of unreported tokens. A failure of llama-server costs only the received tokens."""
         request, endpoint, meter = self._request, self._lease.endpoint, self._meter
         by_client = outcome in ("ok", "client_gone", "timed_out")
-        if not self.sent_at or self._cut_short or (self.status and self.status != 200):
+        if not self.sent_at or self._body_incomplete or (self.status and self.status != 200):
             return 0
         if not by_client and meter is None:
             return 0
         route = request.head.route
-        streams = self._streams
-        since = self.first_byte_at if streams and self.first_byte_at else self._whole_at
-        return untold_tokens(
+        streams = request.wants_events() if meter is None else meter.streams
+        since = self.first_byte_at if streams and self.first_byte_at else self._request_sent_at
+        return unreported_tokens(
             counts,
             items=self._items,
-            items_told=meter.items_told if meter is not None else 0,
-            prompts_told=meter.prompts_told if meter is not None else 0,
+            items_reported=meter.items_reported if meter is not None else 0,
+            prompts_reported=meter.prompts_reported if meter is not None else 0,
             events=meter.events if meter is not None else 0,
             whole=outcome == "ok",
             streams=streams,
             generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
-            tells_all_prompts=lists_of(route.label) != PROMPTS,
+            reports_all_prompts=lists_of(route.label) != PROMPTS,
             prompt_bytes=request.body_bytes if by_client else 0,
             seconds=monotonic() - since if by_client else 0.0,
             begun=self.first_byte_at > 0.0,
             tokens_per_s=endpoint.tokens_per_s,
-            places=endpoint.slots,
+            max_concurrent=endpoint.slots,
             n_ctx=self._n_ctx,
         )
 
     @property
     def _items(self) -> int:
-        """The items of the answer. Without an index, all items look like one. Of jobs that were not counted
-        the server works on as many at one time as it has slots.
+        """The items of the answer. Without an index, all items look like one. Uncounted jobs are as many as
+        the slots, because the server works on no more at one time.
         """
         jobs = self._request.jobs if self._request.jobs < MANY_JOBS else self._lease.endpoint.slots
         return jobs if self._meter is None else max(self._meter.items, jobs)
@@ -503,10 +494,10 @@ class Exchange:
         window = self._lease.endpoint.window
         return None if window is None else window.n_ctx
 
-    def _tell(self, outcome: str, status: int = 0) -> None:
-        request, endpoint = self._request, self._lease.endpoint
+    def _record(self, outcome: str, status: int = 0) -> None:
+        request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         counts = context = None
-        if self._request.needs_place:
+        if self._request.needs_permit:
             if self.status == 200:
                 tail = tail_of(self._tail)
                 counts = self._counts(tail)
@@ -517,11 +508,11 @@ class Exchange:
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
             if request.quota is not None and request.quota.counts_tokens:
-                request.untold_tokens = self._untold(outcome, counts)
+                request.unreported_tokens = self._unreported_tokens(outcome, counts)
                 if self._abandoned is not None:
                     left = context_left(counts, self._items, self._n_ctx)
-                    self._abandoned.most_tokens = None if left is None else left - request.untold_tokens
-        self._downstream.proxy.tell(
+                    self._abandoned.max_tokens = None if left is None else left - request.unreported_tokens
+        self._downstream.proxy.record_request(
             request,
             record_of(
                 request,
@@ -533,7 +524,8 @@ class Exchange:
                 first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
                 bytes_out=self.bytes_out,
                 counts=counts,
-                waiting=self._waiting,
+                waited_s=0.0 if waiting is None else waiting.entry.waited_s,
+                replayed=waiting is not None and waiting.entry.replayed,
                 context=context,
             ),
         )

@@ -1,6 +1,6 @@
-"""Bytes in, requests out: what a client sends is parsed, bounded and judged before it is acted upon.
+"""Parses the bytes of a client connection into requests, and checks their sizes and their access.
 
-Does no I/O of its own: it tells nobody anything, it only fills ``ready``.
+Does no I/O and calls no listener: it only fills ``ready``.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from typing import Final
 
 import httptools
 
-from llamasup.core.http import Head, HttpError, RawHeaders, read_head
-from llamasup.core.keys import ApiKey
-from llamasup.proxy.door import Door
-from llamasup.proxy.known_heads import KnownHead, learn
-from llamasup.proxy.local import cors_lines
+from llamasup.auth.keys import ApiKey
+from llamasup.http.head_cache import KnownHead, compile_head
+from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.request import UNREAD, Request
+from llamasup.proxy.routing import cors_lines
 from llamasup.proxy.settings import Limits
 
 __all__ = ["RequestReader"]
 
 MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20
-_ABSURD: Final = 1 << 64
+_TOO_LONG: Final = 1 << 64
 
 _log = logging.getLogger("llamasup.proxy")
 
 
 class RequestReader:
-    """Of one connection.
+    """The reader of one connection.
 
-    ``ready``: whole requests, and refusals of what is none, in order; no more than one read holds.
-    ``partial``: the request whose head is read and whose body is not.
-    ``begun``: a request's first byte was seen, its last was not.
+    ``ready``: complete requests and refusals of invalid ones, in order; at most those of one read.
+    ``partial``: the request whose head has been read and whose body has not.
+    ``begun``: whether the connection is inside a request; ``length``: its Content-Length, if it has one.
     """
 
     __slots__ = (
-        "_door",
-        "_fed",
+        "_access",
+        "_body_remaining",
         "_headers",
         "_heads_read",
         "_known_api_key",
@@ -47,83 +47,89 @@ class RequestReader:
         "_known_epoch",
         "_known_head",
         "_known_key",
-        "_length",
         "_limits",
         "_local_host",
         "_next_id",
-        "_owed",
         "_parser",
         "_peer",
         "_progress",
         "_repeats",
         "_resume",
         "_resuming",
-        "_small",
+        "_small_body_bytes",
+        "_stalled_bytes",
         "_target",
         "begun",
+        "length",
         "partial",
         "ready",
     )
 
     def __init__(
-        self, limits: Limits, door: Door, local_host: str, next_id: Callable[[], bytes], peer: str = ""
+        self,
+        limits: Limits,
+        access: AccessPolicy,
+        local_host: str,
+        next_id: Callable[[], bytes],
+        peer: str = "",
     ) -> None:
         self.ready: deque[Request] = deque()
         self.partial: Request | None = None
         self.begun = False
         self._limits = limits
-        self._small = min(limits.small_body_bytes, limits.body_bytes)  # accepted from every client
-        self._door = door
+        self._small_body_bytes = min(limits.small_body_bytes, limits.body_bytes)  # accepted from every client
+        self._access = access
         self._local_host = local_host
         self._next_id = next_id
         self._peer = peer
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: RawHeaders = []
-        self._length: int | None = None
-        # The last head that was admitted: a client that keeps its connection repeats itself.
+        self.length: int | None = None
+        # The last head with access. A client usually repeats it on its connection.
         self._known_key: tuple[bytes, bytes, str, RawHeaders] | None = None
         self._known_head = UNREAD
         self._known_api_key: ApiKey | None = None
-        self._known_epoch = 0  # of the keys that admitted it
-        self._known_bytes: KnownHead | None = None  # once it has come twice; the parser is not shown it again
-        self._repeats = False  # the head being parsed is the known one, and may be known by its bytes
+        self._known_epoch = 0  # of the keys at that time
+        self._known_bytes: KnownHead | None = None  # after the second time; then the parser is bypassed
+        self._repeats = False  # the head being parsed is the known one, and its bytes may be recognized
         self._heads_read = 0  # in the read being parsed
-        self._owed = 0  # bytes of a body that the parser is not shown
-        self._fed = 0  # bytes of earlier reads since the parser last got on
+        self._body_remaining = 0  # bytes of a body that bypasses the parser
+        self._stalled_bytes = 0  # bytes of earlier reads since the parser last made progress
         self._progress = False
-        self._resume = b""  # the framing of a body that the parser leaves unread behind an offered upgrade
-        self._resuming = False  # while a new parser is shown that framing
+        self._resume = b""  # the framing of a body that the parser leaves unread after an offered upgrade
+        self._resuming = False  # while a new parser reads that framing
 
     def feed(self, data: bytes) -> None:
-        """Parse; whole requests end up in the queue, and so does the refusal of bytes that are none."""
+        """Parse: complete requests go to ``ready``, and so does the refusal of invalid bytes."""
         self._progress = False
-        if self._owed:
-            data = self._read_owed(data)
+        if self._body_remaining:
+            data = self._read_body(data)
         while data and not self.begun and (known := self._known_bytes) is not None:
             digits = known.length_in(data)
-            if digits is None or self._known_epoch != self._door.keys.epoch:
+            if digits is None or self._known_epoch != self._access.keys.epoch:
                 break
             data = self._read_known(digits, data[known.bytes_beside_digits + len(digits) :])
         if data:
             self._parse(data)
 
     def _read_known(self, digits: bytes, rest: bytes) -> bytes:
-        """Read a request whose head is known, and which ``rest`` is behind; what is left then."""
-        self._length = int(digits) if digits else None
-        self._open(self._known_head, self._known_api_key)
-        self._owed = self._length or 0
+        """Begin a request with the known head, followed by ``rest``; returns the bytes after the request."""
+        self.length = int(digits) if digits else None
+        self._begin_request(self._known_head, self._known_api_key)
+        self._body_remaining = self.length or 0
         self.begun = True
-        return self._read_owed(rest)
+        return self._read_body(rest)
 
-    def _read_owed(self, data: bytes) -> bytes:
-        """Read on in a body that the parser is not shown; what is left behind it."""
-        body, rest = (data, b"") if len(data) <= self._owed else (data[: self._owed], data[self._owed :])
-        self._owed -= len(body)
+    def _read_body(self, data: bytes) -> bytes:
+        """Read a body that bypasses the parser; returns the bytes after it."""
+        remaining = self._body_remaining
+        body, rest = (data, b"") if len(data) <= remaining else (data[:remaining], data[remaining:])
+        self._body_remaining -= len(body)
         self._progress = True
         if body and self.partial is not None:
             self.partial.add(body)
-        if not self._owed:
+        if not self._body_remaining:
             self.on_message_complete()
         return rest
 
@@ -137,25 +143,25 @@ class RequestReader:
             self._ignore_upgrade(data[upgrade.args[0] :])
             return
         except httptools.HttpParserCallbackError:
-            _log.exception("our own parser callback failed")
+            _log.exception("llamasup failed to read a request")
             self.refuse(HttpError(500, "llamasup failed to read the request", "server_error", close=True))
         except httptools.HttpParserError as error:
             self.refuse(HttpError(400, f"malformed request: {error}", close=True))
         if self._progress:
-            self._fed = 0
+            self._stalled_bytes = 0
         else:
-            # A head, a trailer or a chunk's extensions that do not come to an end.
-            self._fed += len(data)
-            if self._fed > self._limits.head_bytes:
-                self.refuse(_unbounded(self._limits.head_bytes))
+            # A head, a trailer or a chunk extension without an end.
+            self._stalled_bytes += len(data)
+            if self._stalled_bytes > self._limits.head_bytes:
+                self.refuse(_head_too_large(self._limits.head_bytes))
         if self._repeats and from_its_start and self._heads_read == 1:
-            self._known_bytes = learn(data)
+            self._known_bytes = compile_head(data)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Go on in HTTP/1.1, as RFC 9110 §7.8 lets us: Java's client offers h2c with its first request.
+        """Continue in HTTP/1.1, which RFC 9110 §7.8 allows. Java's client offers h2c with its first request.
 
-        The parser leaves off behind the head of such a request, its body unread. A new one is shown the
-        framing of the body and reads on from there.
+        The parser stops after the head of such a request. A new parser gets the framing of the body, and
+        continues with the body.
         """
         self._parser = httptools.HttpRequestParser(self)
         if self._resume:
@@ -166,13 +172,8 @@ class RequestReader:
         if rest:
             self.feed(rest)
 
-    @property
-    def length(self) -> int | None:
-        """The Content-Length of the request that is being read."""
-        return self._length
-
     def refuse(self, error: HttpError) -> None:
-        """Queue the refusal of something that is not a whole request; the connection ends with it."""
+        """Queue the refusal of an incomplete or invalid request. The connection ends with it."""
         request = self.partial or Request(UNREAD, self._next_id(), keep_alive=False, peer=self._peer)
         self.partial = None
         self._known_bytes = None
@@ -182,7 +183,7 @@ class RequestReader:
             self.ready.append(request)
 
     def close(self) -> None:
-        """Forget all. The parser holds our methods: the pair would wait for the cycle collector."""
+        """Drop all requests, and the parser: it holds our methods, a cycle for the garbage collector."""
         self.ready.clear()
         self.partial = None
         del self._parser
@@ -193,13 +194,13 @@ class RequestReader:
         self.begun = True
 
     def on_url(self, url: bytes) -> None:
-        self._target += url  # in pieces when reads split it
+        self._target += url  # in pieces if several reads split it
 
     def on_header(self, name: bytes, value: bytes) -> None:
         lower = name.lower()
         if lower == b"content-length":
-            # Digits, and below 2^64: llhttp has seen to that, but not to the zeros before them.
-            self._length = int(value) if len(value) <= MAX_LENGTH_DIGITS else _ABSURD
+            # llhttp has checked that these are digits, and below 2^64; but there may be any number of zeros.
+            self.length = int(value) if len(value) <= MAX_LENGTH_DIGITS else _TOO_LONG
         else:
             self._headers.append((lower, value))
 
@@ -217,7 +218,7 @@ class RequestReader:
         self._headers = []
         self._heads_read += 1
         refusal = None
-        epoch = self._door.keys.epoch
+        epoch = self._access.keys.epoch
         if key == self._known_key and epoch == self._known_epoch:
             head, api_key = self._known_head, self._known_api_key
             self._repeats = (
@@ -226,12 +227,12 @@ class RequestReader:
                 and not (head.chunked or head.expects_continue or head.upgrades)
             )
         else:
-            read = self._too_large(key) or read_head(*key, self._door.rules)
+            read = self._judge_head_size(key) or read_head(*key, self._access.rules)
             if isinstance(read, HttpError):
                 self.refuse(read)
                 return
             head = read
-            admitted = self._door.admit(head, self._local_host)
+            admitted = self._access.authorize(head, self._local_host)
             if isinstance(admitted, HttpError):
                 refusal, api_key = admitted, None
             else:
@@ -239,14 +240,16 @@ class RequestReader:
                 self._known_key, self._known_head = key, head
                 self._known_api_key, self._known_epoch = api_key, epoch
                 self._known_bytes = None
-        self._open(head, api_key, refusal, keep_alive=parser.should_keep_alive(), http_1_0=version == "1.0")
+        self._begin_request(
+            head, api_key, refusal, keep_alive=parser.should_keep_alive(), http_1_0=version == "1.0"
+        )
         if head.upgrades and parser.should_upgrade():
             if head.chunked:
                 self._resume = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-            elif self._length:
-                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self._length
+            elif self.length:
+                self._resume = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % self.length
 
-    def _open(
+    def _begin_request(
         self,
         head: Head,
         api_key: ApiKey | None,
@@ -255,7 +258,7 @@ class RequestReader:
         keep_alive: bool = True,
         http_1_0: bool = False,
     ) -> None:
-        """Begin the request that ``head`` heads."""
+        """Begin a request with ``head``."""
         self.partial = request = Request(
             head,
             head.request_id or self._next_id(),
@@ -264,10 +267,10 @@ class RequestReader:
             peer=self._peer,
             key=api_key,
         )
-        if refusal is None and self._length is not None and self._length > self._small:
-            refusal = self._too_large_body(self._length, api_key)
+        if refusal is None and self.length is not None and self.length > self._small_body_bytes:
+            refusal = self._judge_body_size(self.length, api_key)
         request.refusal = refusal
-        if head.origin is not None and self._door.allows_origin(head.origin):
+        if head.origin is not None and self._access.allows_origin(head.origin):
             request.response_lines += cors_lines(head.origin)
 
     def on_body(self, body: bytes) -> None:
@@ -275,44 +278,46 @@ class RequestReader:
         request = self.partial
         if request is not None:
             size = request.body_bytes + len(body)
-            if size > self._small and request.refusal is None:
-                request.refusal = self._too_large_body(size, request.key)
+            if size > self._small_body_bytes and request.refusal is None:
+                request.refusal = self._judge_body_size(size, request.key)
             request.add(body)
 
     def on_message_complete(self) -> None:
         if self._resume:
-            return  # only the parser believes that it has no body
+            return  # the parser ignores the body after an offered upgrade
         request, self.partial = self.partial, None
-        self._length = None
-        if self._headers:  # trailers: nobody here reads them
+        self.length = None
+        if self._headers:  # trailers are ignored
             self._headers = []
         self.begun = False
         self._progress = True
         if request is not None:
-            if request.upload is None:
+            if request.body_sink is None:
                 request.received_at = monotonic()
             request.complete()
             self.ready.append(request)
 
     # --- sizes
 
-    def _too_large(self, key: tuple[bytes, bytes, str, RawHeaders]) -> HttpError | None:
+    def _judge_head_size(self, key: tuple[bytes, bytes, str, RawHeaders]) -> HttpError | None:
         limits = self._limits
         _, target, _, headers = key
         if len(headers) > limits.headers:
-            return HttpError(431, f"{len(headers)} headers; at most {limits.headers} are read", close=True)
+            return HttpError(
+                431, f"the request has {len(headers)} headers; the limit is {limits.headers}", close=True
+            )
         if len(target) + sum(len(name) + len(value) + 4 for name, value in headers) <= limits.head_bytes:
             return None
-        return _unbounded(limits.head_bytes)
+        return _head_too_large(limits.head_bytes)
 
-    def _too_large_body(self, size: int, key: ApiKey | None) -> HttpError | None:
-        """The refusal of a body of ``size`` bytes, or of a part that has grown to it."""
-        if size == _ABSURD:
-            return HttpError(400, "the Content-Length has more digits than one needs", close=True)
+    def _judge_body_size(self, size: int, key: ApiKey | None) -> HttpError | None:
+        """The refusal of a body of ``size`` bytes, announced or received; None if it is accepted."""
+        if size == _TOO_LONG:
+            return HttpError(400, "the Content-Length has too many digits", close=True)
         limit = self._limits.body_bytes
-        if key is None and self._door.needs_key:
+        if key is None and self._access.needs_key:
             # Public paths need no body. A large one would take memory from clients with a key.
-            limit = self._small
+            limit = self._small_body_bytes
         if size <= limit:
             return None
         remedy = "" if limit == self._limits.body_bytes else "send an API key, or a smaller body"
@@ -321,5 +326,5 @@ class RequestReader:
         )
 
 
-def _unbounded(limit: int) -> HttpError:
+def _head_too_large(limit: int) -> HttpError:
     return HttpError(431, f"the head is larger than {limit} bytes", cause="head_limit", close=True)

@@ -1,30 +1,25 @@
-"""A client's request as far as it has been read, and what is told about it when it is over."""
+"""A request of a client, as far as it has been read, and the record of a finished request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
-from llamasup.core.context_end import ContextEnd
-from llamasup.core.fair_queue import Priority, granted
-from llamasup.core.http import Head, HttpError
-from llamasup.core.keys import ApiKey
-from llamasup.core.quota import Quota
-from llamasup.core.routes import CONTROL, Route
-from llamasup.core.sse import TokenCounts
-from llamasup.core.tracing import trace_id_of
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.auth.keys import ApiKey
+from llamasup.auth.quota import Quota
+from llamasup.http.context_end import ContextEnd
+from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
+from llamasup.http.routes import CONTROL, Route
+from llamasup.http.sse import TokenCounts
+from llamasup.observability.metrics import RequestRecord
+from llamasup.queueing.fair_queue import granted
 
-if TYPE_CHECKING:
-    from llamasup.proxy.early_stream import EarlyStream
-    from llamasup.proxy.upload import Upload
-    from llamasup.proxy.waiting import Waiting
+__all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 
-__all__ = ["UNREAD", "Request", "overdue", "record_of"]
-
-UNREAD = Head(b"", b"", b"", Route("unread"))  # stands for a head that could not be read
+UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
 
 class _Streamed(msgspec.Struct):
@@ -34,16 +29,42 @@ class _Streamed(msgspec.Struct):
 _read_streamed = msgspec.json.Decoder(_Streamed).decode
 
 
+class BegunStream(Protocol):
+    """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
+
+    def comment(self) -> None:
+        """Send an SSE comment."""
+        ...
+
+    def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
+        """Continue with llama-server's answer; returns the function that takes its body."""
+        ...
+
+    @property
+    def is_relayed(self) -> bool:
+        """Whether that answer is also a stream, so that the client gets it unchanged."""
+        ...
+
+    def finish(self, status: int) -> bytes | None:
+        """The answer is complete. Returns the error body for ``fail`` if it was not a stream, else None."""
+        ...
+
+    def fail(self, error: bytes) -> None:
+        """End with the event of this error body."""
+        ...
+
+
 class Request:
-    """Filled by the parser's callbacks; ``refusal`` is set as soon as it is known that it is not served."""
+    """Filled by the callbacks of the parser. ``refusal`` is set as soon as it is known."""
 
     __slots__ = (
         "_received",
         "body",
         "body_bytes",
-        "comment_at",
+        "body_discarded",
+        "body_sink",
+        "buffered",
         "counted",
-        "early",
         "expects_continue",
         "head",
         "held_bytes",
@@ -51,18 +72,17 @@ class Request:
         "id",
         "jobs",
         "keep_alive",
+        "keepalive_stream",
         "key",
-        "named",
-        "needs_place",
+        "needs_permit",
+        "next_comment_at",
         "peer",
         "quota",
         "received_at",
         "refusal",
+        "requested_model",
         "response_lines",
-        "spent",
-        "untold_tokens",
-        "upload",
-        "whole",
+        "unreported_tokens",
     )
 
     def __init__(
@@ -75,52 +95,52 @@ class Request:
         peer: str = "",
         key: ApiKey | None = None,
     ) -> None:
-        """``peer``: the address that it came from; empty for a Unix socket. ``key``: the one it came with."""
+        """``peer``: the address of the client; empty for a Unix socket. ``key``: its API key."""
         self.head = head
         self.peer = peer
         self.key = key
-        self.named: str | None = None  # the model, in its client's words
+        self.requested_model: str | None = None  # as the client wrote it
         self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
         self.counted = 1  # how many of them the quota of its key counts
-        self.untold_tokens = 0  # estimated tokens that its answer did not report, for its quota
-        self.quota: Quota | None = None  # that of its key, which it has entered and must leave
-        # Whether it needs inference, which is limited by places.
-        self.needs_place = head.route.infers and head.method == b"POST"
+        self.unreported_tokens = 0  # estimated tokens that the answer did not report, for the quota
+        self.quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
+        # Whether it runs the model, which needs a permit.
+        self.needs_permit = head.route.infers and head.method == b"POST"
         self.id = request_id
         self.http_1_0 = http_1_0
         self.keep_alive = keep_alive and not http_1_0
         self.expects_continue = head.expects_continue
         self.refusal: HttpError | None = None
         self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.early: EarlyStream | None = None  # the head of a stream of ours has been sent
-        self.comment_at = 0.0  # when the next SSE comment is due; 0: none was yet
-        self.received_at = 0.0  # monotonic time of its last byte, or of being sent on before; 0 until then
-        self.whole = False  # its body is read whole, whatever its size
-        self.spent = False  # a part of its body was sent on and is not here any more
-        self.upload: Upload | None = None  # while its body is sent on as it comes
+        self.keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
+        self.next_comment_at = 0.0  # when the next SSE comment is due; 0: not set
+        self.received_at = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
+        self.buffered = False  # the body is buffered, whatever its size
+        self.body_discarded = False  # a part of the body was forwarded, and is not in memory
+        self.body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
         self.body = b""
         self.body_bytes = 0
         self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
-        # A body of several pieces, until it is complete. It is one buffer, because an object for each tiny
-        # chunk would take many times the memory of its bytes.
+        # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
+        # take many times the memory of its bytes.
         self._received: bytearray | None = None
 
     @property
     def client(self) -> str:
-        """Who it belongs to, for fairness and the log: ``key:NAME``, or the address that it came from."""
+        """The client, for fairness and the log: ``key:NAME``, or its address."""
         return self.peer if self.key is None else f"key:{self.key.name}"
 
     def add(self, piece: bytes) -> None:
-        """Keep bytes of the body; those of a refused request are only counted."""
+        """Keep bytes of the body; of a refused request, only count them."""
         self.body_bytes += len(piece)
         if self.refusal is not None:
             self._received = None
-        elif self.upload is not None:
-            self.upload.add(piece)
+        elif self.body_sink is not None:
+            self.body_sink(piece)
         elif self._received is not None:
             self._received += piece
         elif not self.body:
-            self.body = piece  # most bodies come whole
+            self.body = piece  # most bodies arrive in one piece
         else:
             self._received = bytearray(self.body)
             self._received += piece
@@ -137,15 +157,15 @@ class Request:
         self.body, self._received = b"", None
         return received
 
-    def read_whole(self, received: bytearray) -> None:
-        """Keep ``received`` and what follows."""
-        self.whole = True
+    def buffer(self, received: bytearray) -> None:
+        """Buffer the body from now on; ``received`` is its first part."""
+        self.buffered = True
         self._received = received
 
     @property
-    def may_wait(self) -> bool:
-        """Whether it may wait for a generation, and be sent again if nothing of an answer has come."""
-        return self.head.route.waits and self.head.method == b"POST" and not self.spent
+    def replayable(self) -> bool:
+        """Whether it may wait for a generation, and be sent again before an answer begins."""
+        return self.head.route.waits and self.head.method == b"POST" and not self.body_discarded
 
     @property
     def hides_paths(self) -> bool:
@@ -154,13 +174,13 @@ class Request:
 
     @property
     def priority(self) -> Priority:
-        """What it asks for, if its key allows it."""
+        """The requested priority, as far as the key allows it."""
         allows_high = self.key is not None and self.key.priority == "high"
         return granted(self.head.priority, Priority.HIGH if allows_high else Priority.NORMAL)
 
     def wants_events(self) -> bool:
-        """Whether its body asks for a stream of events, and its route can give one."""
-        if not (self.head.route.streams and self.needs_place and self.body):
+        """Whether its body asks for a stream, and its route supports streams."""
+        if not (self.head.route.streams and self.needs_permit and self.body):
             return False
         try:
             return _read_streamed(self.body).stream
@@ -169,18 +189,18 @@ class Request:
 
 
 def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The answer to a request that has had all of its time. ``timeout_s`` None: it may take any time.
+    """The error for a request whose time is over. ``timeout_s`` None: no limit.
 
-    It is for requests to the model: a stream of events goes on for as long as llamasup does.
+    The event stream of the control API has no limit.
     """
     if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
         return None
     return HttpError(
         504,
-        f"the request has taken {timeout_s:g} s, which is all that it may",
+        f"request timed out after {timeout_s:g} s",
         "timeout_error",
         "request_timeout",
-        "ask for less at once, or allow more with --request-timeout",
+        "request less at once, or raise --request-timeout",
     )
 
 
@@ -195,13 +215,14 @@ def record_of(
     first_byte_s: float | None = None,
     bytes_out: int = 0,
     counts: TokenCounts | None = None,
-    waiting: Waiting | None = None,
+    waited_s: float = 0.0,
+    replayed: bool = False,
     context: ContextEnd | None = None,
 ) -> RequestRecord:
-    """The record of a request that is over now. ``waiting``: it had to wait for a generation."""
+    """The record of a request that ends now."""
     head = request.head
-    if request.early is not None:
-        status = 200  # this is what its client has seen; ``outcome`` says what came of it
+    if request.keepalive_stream is not None:
+        status = 200  # the client has received this status; ``outcome`` shows the failure
     record = RequestRecord(
         request.id.decode("ascii"),
         head.method.decode("ascii"),
@@ -219,8 +240,8 @@ def record_of(
         monotonic() - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
-        0.0 if waiting is None else waiting.waited_s,
-        False if waiting is None else waiting.replayed,
+        waited_s,
+        replayed,
         request.client,
         trace_id_of(head.traceparent) if head.traceparent else "",
         request.body_bytes,

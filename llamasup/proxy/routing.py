@@ -1,39 +1,153 @@
-"""Who serves a request: llama-server, by the model that it names, or llamasup's control API.
+"""Decides which part answers a request: llamasup itself, its control API, or the llama-server of a model.
 
-What a model's processes do, whether a request may wait for them, and how it is answered is for others to say.
+Also decides which models a client may use and list.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
 
-from llamasup.core.routes import CONTROL
-from llamasup.proxy.door import Door
-from llamasup.proxy.local import CONTROL_PATHS
-from llamasup.proxy.naming import misused
-from llamasup.runtime.endpoint import Lease, Unavailable
+from llamasup.http.heads import Head, HttpError, error_response, response
+from llamasup.http.requested_model import named_in_path
+from llamasup.http.routes import CONTROL
+from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
+from llamasup.proxy.access_policy import AccessPolicy
+from llamasup.proxy.interfaces import Backend, ModelList, ProxyContext
+from llamasup.proxy.request import Request
+from llamasup.queueing.endpoint import Lease, Unavailable
 
-if TYPE_CHECKING:
-    from llamasup.proxy.listener import Proxy
-    from llamasup.proxy.request import Request
+__all__ = ["access_denied", "answer_to", "cors_lines", "is_local", "lease_for"]
 
-__all__ = ["lease_for"]
+CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
+
+# The names of headers that a page wants to send. OpenAI's client has a dozen (X-Stainless-…).
+_ASKED_HEADERS = re.compile(
+    rb"\r\naccess-control-request-headers:[ \t]*([A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*)[ \t]*\r\n"
+)
+_USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
+
+_OK = b'{"status":"ok"}'  # as llama-server (b11434)
 
 
-def lease_for(request: Request, door: Door, proxy: Proxy) -> Lease | Unavailable:
-    """The right to use what serves it (``Request.named``), or why there is none."""
+def lease_for(request: Request, access: AccessPolicy, proxy: ProxyContext) -> Lease | Unavailable:
+    """A lease on the control API or on a generation of the requested model, or why there is none."""
     head = request.head
-    if not door.rules.transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
+    if not access.rules.transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
         control = proxy.control
         if control is None or control.closed:
-            return Unavailable(404, "there is no control API here", type="not_found_error")
+            return Unavailable(404, "this server has no control API", type="not_found_error")
         return control.lease()
-    backend, key, model = proxy.backend, request.key, request.named
+    backend, key, model = proxy.backend, request.key, request.requested_model
     limited = key is not None and bool(key.models)
     if limited or proxy.config.route_by_model:
-        meant = backend.meant(model)
-        if limited or (meant is not None and head.route.work not in meant.works):
-            refusal = misused(request, meant)
+        resolved = backend.resolve(model)
+        if limited or (resolved is not None and head.route.work not in resolved.works):
+            refusal = access_denied(request, resolved)
             if refusal is not None:
                 return Unavailable.because(refusal)
-    return backend.lease(model, infers=request.needs_place, body=request.body)
+    return backend.lease(model, infers=request.needs_permit, body=request.body)
+
+
+def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:
+    """Why the request may not use its model; None if it may.
+
+    The backend refuses unknown models, unless the key must not learn which models exist.
+    """
+    key = request.key
+    if key is not None and key.models and (resolved is None or not may_use(key, resolved)):
+        if resolved is None and request.requested_model is None:
+            return unnamed_model(key.models)
+        return forbidden_model(key, request.requested_model)
+    work = request.head.route.work
+    if resolved is not None and work is not None and work not in resolved.works and request.needs_permit:
+        return unfit_model(resolved, work)
+    return None
+
+
+def answer_listing(
+    request: Request, listing: ModelList, backend: Backend, *, close: bool
+) -> tuple[int, bytes]:
+    """Status and complete response for ``/v1/models`` and ``/v1/models/{id}``."""
+    head, lines, key = request.head, request.response_lines, request.key
+    if head.method not in (b"GET", b"HEAD"):
+        error = HttpError(405, "use GET for the list of models")
+        return 405, error_response(error, b"Allow: GET, HEAD\r\n", lines, close=close)
+    name = named_in_path(head.path)
+    if name is None:
+        allowed = (lambda resolved: may_use(key, resolved)) if key is not None and key.models else None
+        return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
+    request.requested_model = name
+    resolved = backend.resolve(name)
+    refusal = access_denied(request, resolved)
+    if refusal is None and resolved is None:
+        why = backend.lease(name)
+        assert isinstance(why, Unavailable)
+        refusal = why.as_error()
+    if refusal is not None:
+        return refusal.status, error_response(refusal, lines, method=head.method, close=close)
+    assert resolved is not None
+    return 200, response(200, listing.one(resolved.id), lines, method=head.method, close=close)
+
+
+def answer_to(
+    request: Request, access: AccessPolicy, backend: Backend, *, draining: bool
+) -> tuple[int, bytes] | None:
+    """Status and complete response, if llamasup answers this request itself."""
+    head = request.head
+    close = draining or not request.keep_alive
+    if head.origin is not None and access.is_preflight(head):
+        return 204, preflight(head, request.response_lines, close=close)
+    if head.path in access.own_paths and not _llama_server_answers(access, backend):
+        return answer(
+            head, backend, request.response_lines, close=close, shows_diagnosis=access.shows_diagnosis
+        )
+    if head.route.lists and (listing := backend.listing()) is not None:
+        return answer_listing(request, listing, backend, close=close)
+    return None
+
+
+def is_local(request: Request, access: AccessPolicy, backend: Backend) -> bool:
+    """Whether ``answer_to`` has an answer."""
+    head = request.head
+    own = head.path in access.own_paths and not _llama_server_answers(access, backend)
+    return own or (head.route.lists and backend.listing() is not None) or access.is_preflight(head)
+
+
+def _llama_server_answers(access: AccessPolicy, backend: Backend) -> bool:
+    """Whether llama-server answers the paths that llamasup would answer itself."""
+    return access.rules.transparent and backend.readiness() is None
+
+
+def answer(
+    head: Head, backend: Backend, *lines: bytes, close: bool, shows_diagnosis: bool = True
+) -> tuple[int, bytes]:
+    """Status and complete response for one of ``AccessPolicy.own_paths``."""
+    if head.method not in (b"GET", b"HEAD"):
+        error = HttpError(405, f"use GET for {head.path.decode()}")
+        return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)
+    if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
+        error = unavailable.as_error() if shows_diagnosis else unavailable.as_state()
+        return error.status, error_response(error, *lines, method=head.method, close=close)
+    return 200, response(200, _OK, *lines, method=head.method, close=close)
+
+
+def preflight(head: Head, *lines: bytes, close: bool) -> bytes:
+    """The answer to a CORS preflight of a configured origin. Names the origin, never ``*`` (X3)."""
+    asked = _ASKED_HEADERS.search(head.opening)
+    return response(
+        204,
+        b"",
+        *lines,
+        b"Access-Control-Allow-Methods: GET, HEAD, POST, DELETE\r\n",
+        b"Access-Control-Allow-Headers: " + (asked.group(1) if asked else _USUAL_HEADERS) + b"\r\n",
+        b"Access-Control-Max-Age: 600\r\n",
+        close=close,
+    )
+
+
+def cors_lines(origin: bytes) -> bytes:
+    """The headers that let a page of a configured origin read an answer and some of its headers."""
+    return (
+        b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After\r\n"
+    )

@@ -1,4 +1,4 @@
-"""TLS through the standard library: the certificate, read again when it changes, and the handshake."""
+"""TLS with the standard library: loads the certificate, reloads it when it changes, does the handshakes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,21 @@ import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from llamasup.core.certificate import Validity, validity_of
-from llamasup.core.errors import ConfigInvalid
-from llamasup.effects.files import read_bounded
+from llamasup.errors import ConfigInvalid
+from llamasup.http.certificate import MAX_PEM_BYTES, Validity, validity_of
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
-
-if TYPE_CHECKING:
-    from llamasup.proxy.door import Door
-    from llamasup.proxy.listener import Proxy
+from llamasup.proxy.interfaces import ProxyContext
+from llamasup.system.storage.folders import read_bounded
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
 
 _log = logging.getLogger("llamasup.proxy")
 
 _ACCEPT_PAUSE_S = 1.0  # as asyncio's servers
-_MOST_BYTES = 1 << 20  # of a certificate and its chain
 RENEW = "Renew it and replace the file. llamasup reads it again at the next handshake, without a restart."
 
 
@@ -37,7 +33,7 @@ class TlsContext:
     """The key and certificate for handshakes. Reloads changed files: the next handshake uses the new ones.
 
     ``when_warned`` receives message and remedy if the certificate's dates are a problem; None: log them.
-    Raises ConfigInvalid for files that are no key and certificate.
+    Raises ConfigInvalid for files without a usable key and certificate.
     """
 
     def __init__(self, key_file: str, cert_file: str) -> None:
@@ -47,7 +43,9 @@ class TlsContext:
         self._known = _identity(key_file, cert_file)
         self._current = _load(key_file, cert_file)
         self._validity = read_validity(cert_file)
-        self._said = ""  # the last reported problem of the dates: reported once, not at every handshake
+        self._last_problem = (
+            ""  # the last reported problem of the dates: reported once, not at every handshake
+        )
 
     def current(self) -> ssl.SSLContext:
         """The context for the next handshake. Checks the files, and the dates of the certificate.
@@ -61,19 +59,19 @@ class TlsContext:
             try:
                 self._current = _load(self._key_file, self._cert_file)
             except ConfigInvalid as error:
-                _log.warning("%s The one before is kept.", error.message)
+                _log.warning("%s Keeping the previous certificate.", error.message)
             else:
-                _log.info("the certificate %r has changed and is used from now on", self._cert_file)
+                _log.info("the certificate %r has changed; new connections use it", self._cert_file)
                 self._validity = read_validity(self._cert_file)
-                self._said = ""
-        self._look_at_dates()
+                self._last_problem = ""
+        self._check_dates()
         return self._current
 
-    def _look_at_dates(self) -> None:
+    def _check_dates(self) -> None:
         problem = self._validity.problem(datetime.now(UTC)) if self._validity is not None else ""
-        if problem == self._said:
+        if problem == self._last_problem:
             return
-        self._said = problem
+        self._last_problem = problem
         if not problem:
             return
         message, remedy = f"The certificate {self._cert_file!r} {problem}.", RENEW
@@ -91,7 +89,7 @@ def tls_context(key_file: str, cert_file: str) -> TlsContext:
 def read_validity(cert_file: str) -> Validity | None:
     """The validity dates of the first certificate of a file; None if it cannot be read."""
     try:
-        content, _ = read_bounded(Path(cert_file), _MOST_BYTES)
+        content, _ = read_bounded(Path(cert_file), MAX_PEM_BYTES)
     except OSError:
         return None
     return validity_of(content.decode("latin-1"))
@@ -103,13 +101,13 @@ def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     _refuse_pipes(key_file, cert_file)
     try:
-        # An empty password, not a question at the terminal: a service has nobody to ask.
+        # Without a password, OpenSSL would ask for it at the terminal. A service has none.
         context.load_cert_chain(cert_file, key_file, password="")
     except OSError as error:
         raise ConfigInvalid(
             f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: "
             f"{_reason(error, key_file, cert_file)}.",
-            remedy="Give a PEM certificate, its chain behind it, and its unencrypted PEM key.",
+            remedy="Give a PEM certificate, followed by its chain, and its unencrypted PEM key.",
         ) from error
     return context
 
@@ -127,7 +125,7 @@ def _refuse_pipes(*files: str) -> None:
 
 
 def _reason(error: OSError, key_file: str, cert_file: str) -> str:
-    """OpenSSL names neither the file nor, mostly, what is wrong with it."""
+    """What is wrong with which file. OpenSSL's own message rarely says either."""
     for name in (cert_file, key_file):
         try:
             Path(name).open("rb").close()
@@ -136,19 +134,19 @@ def _reason(error: OSError, key_file: str, cert_file: str) -> str:
     if not isinstance(error, ssl.SSLError):
         return error.strerror or str(error)
     if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key is another certificate's"
+        return "the key belongs to another certificate"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)
     except ssl.SSLError:
-        return f"{cert_file!r} holds no PEM certificate"
-    return f"{key_file!r} holds no PEM key, or one with a password"
+        return f"{cert_file!r} contains no PEM certificate"
+    return f"{key_file!r} contains no PEM key, or one with a password"
 
 
 def _identity(*files: str) -> list[tuple[int, int, int] | None]:
-    return [_of(Path(file)) for file in files]
+    return [_file_identity(Path(file)) for file in files]
 
 
-def _of(path: Path) -> tuple[int, int, int] | None:
+def _file_identity(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except OSError:
@@ -157,16 +155,18 @@ def _of(path: Path) -> tuple[int, int, int] | None:
 
 
 class SecureListener:
-    """Accepts clients and shakes hands with them.
+    """Accepts clients, and starts their TLS handshakes.
 
-    ``create_server`` shows a TLS connection only after its handshake, and one that fails not at all; but it
-    takes its place among the others from its first moment on. The handshake is the one thing here that is
-    awaited: it is once for a connection, and takes a millisecond of computing anyhow.
+    ``create_server`` of asyncio reports a TLS connection only after its handshake, and never reports a failed
+    one, but each connection must count from its first moment. Only the handshake runs in a task: it happens
+    once for a connection, and takes a millisecond of computing.
     """
 
-    def __init__(self, proxy: Proxy, door: Door, listening: socket.socket, context: TlsContext) -> None:
+    def __init__(
+        self, proxy: ProxyContext, access: AccessPolicy, listening: socket.socket, context: TlsContext
+    ) -> None:
         self._proxy = proxy
-        self._door = door
+        self._access = access
         self._listening = listening
         self._context = context
         self._loop = asyncio.get_running_loop()
@@ -175,7 +175,7 @@ class SecureListener:
         self._listen()
 
     def close(self) -> None:
-        """Closes the socket too, as a server of the loop does."""
+        """Also closes the socket, as a server of asyncio does."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._listening)
@@ -190,51 +190,51 @@ class SecureListener:
                 accepted, address = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            except (
-                OSError
-            ) as error:  # no descriptor, no memory: asking again at once would only turn in circles
-                _log.warning("no connection can be accepted: %s", error.strerror)
+            except OSError as error:  # no descriptor or no memory left: an immediate retry would fail as well
+                _log.warning("cannot accept connections: %s", error.strerror)
                 self._loop.remove_reader(self._listening)
                 self._pause = self._loop.call_later(_ACCEPT_PAUSE_S, self._listen)
                 return
-            Handshake(self._proxy, self._door, accepted, host_of(address)).begin(self._context.current())
+            Handshake(self._proxy, self._access, accepted, host_of(address)).begin(self._context.current())
 
 
 class Handshake:
     """A connection until its handshake is done."""
 
-    def __init__(self, proxy: Proxy, door: Door, accepted: socket.socket, client: str) -> None:
+    def __init__(
+        self, proxy: ProxyContext, access: AccessPolicy, accepted: socket.socket, client: str
+    ) -> None:
         self.proxy = proxy
-        self.door = door
+        self.access = access
         self._accepted = accepted
         self._client = client
 
     def begin(self, context: ssl.SSLContext) -> None:
         self._accepted.setblocking(False)
         try:
-            refusal = self.proxy.joined(self, self._client, stranger=self.door.needs_key)
+            refusal = self.proxy.on_connect(self, self._client, unauthenticated=self.access.needs_key)
         except ConnectionAbortedError:
             refusal = TOO_MANY
         if refusal is None:
-            self.proxy.start_soon(self._shake(context), "a TLS handshake")
-        else:  # whoever has not shaken hands yet understands no answer
+            self.proxy.start_soon(self._shake_hands(context), "a TLS handshake")
+        else:  # before the handshake, no answer can be sent
             self._accepted.close()
-            self.proxy.left(self)
+            self.proxy.on_disconnect(self)
 
-    async def _shake(self, context: ssl.SSLContext) -> None:
+    async def _shake_hands(self, context: ssl.SSLContext) -> None:
         limits = self.proxy.limits
-        # No TLS, none that is understood here, or a client that left or took too long.
+        # Not TLS, an unsupported version, a disconnect, or a timeout.
         with contextlib.suppress(OSError):
             try:
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: Secured(self),
+                    lambda: SecureDownstream(self),
                     self._accepted,
                     ssl=context,
                     ssl_handshake_timeout=limits.head_s,
                     ssl_shutdown_timeout=limits.linger_s,
                 )
             finally:
-                self.proxy.left(self)
+                self.proxy.on_disconnect(self)
 
     # --- among the connections
 
@@ -242,23 +242,23 @@ class Handshake:
         self.abort()
 
     def abort(self) -> None:
-        """The loop has the socket, and notices."""
-        with contextlib.suppress(OSError):  # the client has left
+        """Shut the socket down: the event loop, which owns it, then ends the handshake."""
+        with contextlib.suppress(OSError):  # the client has disconnected
             self._accepted.shutdown(socket.SHUT_RDWR)
 
     def sweep(self, now: float) -> None:
-        """The handshake has its own time-out."""
+        """Nothing to check: the handshake has its own timeout."""
 
 
-class Secured(Downstream):
-    """A connection behind its handshake, whose place it takes."""
+class SecureDownstream(Downstream):
+    """A connection after its handshake. It replaces the ``Handshake`` among the connections."""
 
     __slots__ = ("_handshake",)
 
     def __init__(self, handshake: Handshake) -> None:
-        super().__init__(handshake.proxy, handshake.door)
+        super().__init__(handshake.proxy, handshake.access)
         self._handshake = handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.proxy.left(self._handshake)
+        self.proxy.on_disconnect(self._handshake)
         super().connection_made(transport)

@@ -1,149 +1,165 @@
-"""A request's body that is sent on while it comes, because nobody here has to read it.
+"""A body that is forwarded while it arrives, because llamasup does not need to decode it.
 
-What has gone out is kept for a while, so that the request can be sent again (S10); a body larger than that is
-nowhere held whole. llama-server starts no work before it has the last byte of a body (b11434). The piece
-with that byte is held back until the whole body is checked.
+The first ``Limits.replay_bytes`` of it are kept, so that a smaller body can be sent again (S10). llama-server
+starts no work before it has the last byte of a body (b11434). The piece with that byte is held back until the
+complete body has been checked.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from llamasup.http.heads import HttpError
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_scan, scan_for
-from llamasup.proxy.local import is_local
+from llamasup.proxy.interfaces import ClientConnection, ProxyContext
+from llamasup.proxy.request import Request
+from llamasup.proxy.routing import is_local
+from llamasup.proxy.upstream import Upstream
 
-if TYPE_CHECKING:
-    from collections import deque
-
-    from llamasup.proxy.door import Door
-    from llamasup.proxy.downstream import Downstream
-    from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.listener import Proxy
-    from llamasup.proxy.request import Request
-    from llamasup.proxy.upstream import Upstream
-
-__all__ = ["Upload", "may_upload"]
+__all__ = ["Upload", "UploadExchange", "may_upload"]
 
 
-def may_upload(request: Request, door: Door, proxy: Proxy) -> bool:
-    """Whether its body is large, and nobody here has to read it."""
+def may_upload(request: Request, access: AccessPolicy, proxy: ProxyContext) -> bool:
+    """Whether its body is large, and need not be decoded."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
-        and not (request.whole or proxy.config.route_by_model)
+        and not (request.buffered or proxy.config.route_by_model)
         and proxy.uploads < proxy.limits.uploads
-        and not is_local(request, door, proxy.backend)
+        and not is_local(request, access, proxy.backend)
     )
 
 
-class Upload:
-    """Of the one request that a client's connection is reading, until its body is whole or its exchange over.
+class UploadExchange(Protocol):
+    """The exchange whose request has an upload."""
 
-    The client is read only while its bytes can be passed on: there is a connection, and it takes them.
+    upload: Upload | None
+    """None once the upload has ended."""
+
+    def body_sent(self) -> None:
+        """The body is complete, and sent."""
+        ...
+
+    def refused(self, error: HttpError) -> None:
+        """The rest of the body is invalid, too large, or does not arrive."""
+        ...
+
+
+class Upload:
+    """The upload of the current request, until its body is complete or its exchange ends.
+
+    The client is read only while an upstream connection takes the bytes.
     """
 
     __slots__ = (
         "_downstream",
         "_exchange",
-        "_flows",
-        "_fresh",
-        "_kept",
         "_length",
         "_paused_at",
+        "_reading",
         "_request",
         "_scan",
+        "_sent_copy",
+        "_unsent",
         "_upstream",
     )
 
     def __init__(
-        self, downstream: Downstream, exchange: Exchange, request: Request, length: int | None
+        self, downstream: ClientConnection, exchange: UploadExchange, request: Request, length: int | None
     ) -> None:
-        """``length``: the client's Content-Length; None: its body is chunked, and is sent on so."""
+        """``length``: the client's Content-Length; None: its body is chunked, and stays so."""
         self._downstream = downstream
         self._exchange = exchange
         self._request = request
         self._length = length
-        self._fresh = request.take_body()  # not sent yet
-        self._scan = scan_for(request, downstream.rules)
+        self._unsent = request.take_body()
+        self._scan = scan_for(request, downstream.proxy.config.rules)
         if self._scan is not None:
-            self._scan.feed(bytes(self._fresh))
-        self._kept: bytearray | None = bytearray()  # sent; None: it was too much to be kept
+            self._scan.feed(bytes(self._unsent))
+        self._sent_copy: bytearray | None = bytearray()  # None: the body is too large to keep
         self._upstream: Upstream | None = None
-        self._flows = False  # the client is read
-        self._paused_at = monotonic()  # when the client was last stopped
+        self._reading = False  # whether the client is read
+        self._paused_at = monotonic()  # when reading last stopped
+        request.body_sink = self.add
         downstream.proxy.uploads += 1
 
     # --- from the client
 
     def add(self, piece: bytes) -> None:
-        """Bytes of the body, as they were parsed. They go out when all of a read is: with one write."""
-        self._fresh += piece
+        """Take parsed bytes of the body. All bytes of one read go out with one write."""
+        self._unsent += piece
         if self._scan is not None:
             self._scan.feed(piece)
 
     def received(self, ready: deque[Request]) -> None:
-        """What came has been parsed: the body goes on, is whole, or is none that will be served.
+        """A read has been parsed: send its bytes, finish the body, or refuse it.
 
-        ``ready``: what the reader has found; this request is the first of it if its end was found too.
+        ``ready``: the complete requests of the reader. The first is this request if its body is complete.
         """
         request = self._request
-        whole = bool(ready) and ready[0] is request
-        if whole:
+        complete = bool(ready) and ready[0] is request
+        if complete:
             ready.popleft()
             if request.refusal is None and self._scan is not None:
-                request.refusal = judge_scan(request, self._scan, self._downstream.proxy, self._whole)
+                proxy = self._downstream.proxy
+                request.refusal = judge_scan(
+                    request, self._scan, proxy.config, proxy.keys, self._buffered_body
+                )
         if request.refusal is not None:
             request.keep_alive = False
             self._exchange.refused(request.refusal)
-        elif whole:
+        elif complete:
             self._end()
-            self._exchange.upload_ended()
+            self._exchange.body_sent()
         else:
             self._flush()
-            if self._flows:
-                self._downstream.read_on(request)
+            if self._reading:
+                self._downstream.resume_body(request)
 
     def _flush(self) -> None:
-        """Send what has come, if there is a connection."""
-        fresh = self._fresh
-        if self._upstream is None or not fresh:
+        """Send the received bytes, if there is a connection."""
+        unsent = self._unsent
+        if self._upstream is None or not unsent:
             return
-        self._fresh = bytearray()
-        if self._kept is not None:
-            if len(self._kept) + len(fresh) <= self._downstream.proxy.limits.replay_bytes:
-                self._kept += fresh
+        self._unsent = bytearray()
+        if self._sent_copy is not None:
+            if len(self._sent_copy) + len(unsent) <= self._downstream.proxy.limits.replay_bytes:
+                self._sent_copy += unsent
             else:
-                self._kept = None
-                self._request.spent = True
+                self._sent_copy = None
+                self._request.body_discarded = True
         if self._length is None:
-            self._upstream.transport.writelines((b"%x\r\n" % len(fresh), fresh, b"\r\n"))
+            self._upstream.transport.writelines((b"%x\r\n" % len(unsent), unsent, b"\r\n"))
         else:
-            self._upstream.transport.write(fresh)
+            self._upstream.transport.write(unsent)
 
     def _end(self) -> None:
-        """The body is whole: what is kept of it is the request's own again."""
+        """The body is complete: send the rest, and give the kept copy back to the request."""
         self.close()
-        if self._upstream is None:  # nothing has been sent: it is a request like any other now
+        if self._upstream is None:  # nothing has been sent: a buffered request from now on
             self._request.body = bytes(self._received())
             return
         self._flush()
         if self._length is None:
             self._upstream.transport.write(b"0\r\n\r\n")
-        if self._kept is None:
+        if self._sent_copy is None:
             return
         if self._downstream.proxy.bodies.hold(self._request, None) is None:
-            self._request.body = bytes(self._kept)
-        else:  # there is no memory for a copy
-            self._request.spent = True
+            self._request.body = bytes(self._sent_copy)
+        else:  # the limit of ``Bodies`` leaves no memory for a copy
+            self._request.body_discarded = True
 
-    def give_back(self) -> None:
-        """Have the body read whole: the child that had begun to get it is gone."""
+    def return_body(self) -> None:
+        """Have the body buffered instead, because the child that was receiving it has ended."""
         self.close()
-        self._request.read_whole(self._received())
+        self._request.buffer(self._received())
 
     def close(self) -> None:
-        """This is over, whatever becomes of the request."""
-        self._request.upload = None
+        """End the upload, whatever happens to the request."""
+        self._request.body_sink = None
+        self._exchange.upload = None
         self._downstream.proxy.uploads -= 1
         self._downstream.upload_over()
 
@@ -151,45 +167,45 @@ class Upload:
 
     @property
     def framing(self) -> bytes:
-        """The last lines of the head that goes before it."""
+        """The last lines of the head before the body."""
         if self._length is None:
             return b"Transfer-Encoding: chunked\r\n\r\n"
         return b"Content-Length: %d\r\n\r\n" % self._length
 
     def connect(self, upstream: Upstream) -> None:
-        """Send it there, from its first byte."""
+        """Send the body to ``upstream``, from its first byte."""
         self._upstream = upstream
-        self._fresh = self._received()
-        self._kept = bytearray()
+        self._unsent = self._received()
+        self._sent_copy = bytearray()
         self.resume()
-        self._flush()  # which may call for a pause at once
+        self._flush()  # which may pause at once
 
     def disconnect(self) -> None:
-        """That connection is gone; another is being made."""
+        """The connection has closed; another one is being made."""
         self._upstream = None
         self.pause()
 
     def pause(self) -> None:
-        """The child takes no more for now, or there is none yet."""
-        if self._flows:
-            self._flows = False
+        """The child does not read, or is not connected."""
+        if self._reading:
+            self._reading = False
             self._paused_at = monotonic()
-        self._downstream.hold_upload()
+        self._downstream.pause_upload()
 
     def resume(self) -> None:
-        """It takes more. The pause does not count towards the client's time."""
-        paused_s = 0.0 if self._flows else monotonic() - self._paused_at
-        self._flows = True
-        self._downstream.read_on(self._request, paused_s)
+        """The child reads again. The pause does not count towards the client's deadline."""
+        paused_s = 0.0 if self._reading else monotonic() - self._paused_at
+        self._reading = True
+        self._downstream.resume_body(self._request, paused_s)
 
-    def forget(self) -> None:
-        """The answer has begun: nothing of this will be sent again."""
-        self._kept = None
+    def drop_copy(self) -> None:
+        """The answer has begun: the body will not be sent again."""
+        self._sent_copy = None
 
-    def _whole(self) -> bytes | None:
-        """The body, as long as no part of it has been dropped."""
-        return None if self._kept is None else bytes(self._received())
+    def _buffered_body(self) -> bytes | None:
+        """The body; None if a part of it has been dropped."""
+        return None if self._sent_copy is None else bytes(self._received())
 
     def _received(self) -> bytearray:
-        """Everything received. Only while nothing of it has been dropped."""
-        return (self._kept or bytearray()) + self._fresh
+        """The received part of the body. Only if no part of it has been dropped."""
+        return (self._sent_copy or bytearray()) + self._unsent

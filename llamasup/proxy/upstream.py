@@ -1,6 +1,6 @@
-"""llama-server's side: one keep-alive connection, one response at a time.
+"""A keep-alive connection to llama-server, which serves one exchange at a time.
 
-What llama-server does (b11434): closes a connection after 5 s idle, after 100 requests, and after every
+llama-server (b11434) closes a connection after 5 s without a request, after 100 requests, and after every
 status ≥ 400. A build with a fixed number of HTTP threads serves a new connection only when an old one closes.
 """
 
@@ -12,37 +12,109 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, Protocol, cast
 
 import httptools
 
-from llamasup.core.http import RawHeaders, read_response_headers
-from llamasup.proxy.known_heads import learn
+from llamasup.http.head_cache import KnownHead, compile_head
+from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 
-if TYPE_CHECKING:
-    from llamasup.proxy.abandoned import Abandoned
-    from llamasup.proxy.exchange import Exchange
-    from llamasup.proxy.pool import Pool
-
-__all__ = ["COPY_BYTES", "Upstream"]
+__all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
 REQUESTS_PER_CONNECTION: Final = 100
-COPY_BYTES: Final = 64 * 1024  # below it, copying a body behind its head is cheaper than a second system call
+COPY_BYTES: Final = 64 * 1024  # a smaller body is copied to its head: cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
-LAST_READS: Final = 16  # of COPY_BYTES, from a connection that is gone: more than the kernel keeps of it
-MAX_LENGTH_DIGITS: Final = 32  # the parser takes any number of zeros before the 20 that 2^64 has
+LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more than the kernel buffers
+MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20; the parser accepts any number of zeros before them
 WITHOUT_BODY: Final = (b"204", b"304")  # whatever their Content-Length or Transfer-Encoding announces
 
-# Held: a stream of events has begun with nothing but a head. llama-server sends that as soon as a slot takes
-# the request, and then nothing for the whole of the prompt (b11434: 7.6 s of 8 in a measured one). It tells
-# the client nothing, and kept back it leaves the request one that can still be sent again (S10).
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HELD = range(5)
+# _HEAD_HELD: only the head of a stream has arrived. llama-server sends it once a slot takes the request, and
+# then nothing until the prompt is done (b11434: 7.6 s of 8 s in a measured request). The head is held
+# back, because the request can be sent again until the client has received a byte (S10).
+_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HEAD_HELD = range(5)
+
+
+class ResponseReceiver(Protocol):
+    """Receives the response to the request that an upstream connection carries."""
+
+    answered: bool
+    """Whether a byte of the response has come; set by the connection."""
+
+    @property
+    def is_head(self) -> bool:
+        """Whether the request is a HEAD request, so that its response has no body."""
+        ...
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether the request can be sent again as long as the client has received nothing."""
+        ...
+
+    def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+        """The head is complete; ``body`` came with it. ``framing``: the header that says where the body ends;
+        None: it ends where the connection ends.
+        """
+        ...
+
+    def relay(self, data: bytes) -> None:
+        """More bytes of the body."""
+        ...
+
+    def last_bytes(self) -> bytes:
+        """The end of the received body, for a response whose last bytes arrive in pieces."""
+        ...
+
+    def finished(self) -> None:
+        """The response is complete."""
+        ...
+
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
+        """The response cannot be completed; ``closed``: because the connection ended."""
+        ...
+
+    def upload_pauses(self) -> None:
+        """The child does not read the request's body as fast as it arrives."""
+        ...
+
+    def upload_resumes(self) -> None:
+        """The child reads again."""
+        ...
+
+
+class ConnectionPool(Protocol):
+    """Keeps idle upstream connections, and the last response head of their server."""
+
+    rules: HeadRules
+    known_head: KnownHead | None
+    known_headers: RawHeaders
+    known_lines: bytes
+    known_streams_events: bool
+
+    def opened(self, upstream: Upstream) -> None:
+        """The connection is made."""
+        ...
+
+    def closed(self, upstream: Upstream) -> None:
+        """The connection is closed."""
+        ...
+
+    def awaits_first_answer(self, upstream: Upstream) -> None:
+        """A new connection has sent its first request."""
+        ...
+
+    def first_answer_over(self, upstream: Upstream) -> None:
+        """The first response has begun, or the connection ends without it."""
+        ...
+
+    def give(self, upstream: Upstream) -> bool:
+        """Keep an idle connection for the next request; False if it should be closed instead."""
+        ...
 
 
 class Upstream(asyncio.Protocol):
-    """One connection to a child, serving one exchange at a time.
+    """One connection to a child.
 
-    The body is relayed as it was read; the parser only finds its end (no ``on_body``, so nothing is copied).
+    Relays a body as it was read; the parser only finds its end (no ``on_body``, so nothing is copied).
     """
 
     __slots__ = (
@@ -75,9 +147,9 @@ class Upstream(asyncio.Protocol):
     has_unread: Callable[[int], object]
     """Whether the kernel holds bytes or an end of file that the loop has not read. The argument is 0."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self.pool = pool
-        self.exchange: Exchange | Abandoned | None = None
+        self.exchange: ResponseReceiver | None = None
         self.idle_since = 0.0
         self.status = 0
         self.lines = b""
@@ -104,31 +176,31 @@ class Upstream(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._feed: Callable[[bytes], None] = self._parser.feed_data
 
-    # --- what the exchange asks for
+    # --- from the exchange
 
     @property
     def is_fresh(self) -> bool:
         """Whether it has carried no request before this one."""
         return self._served <= 1
 
-    def send(self, exchange: Exchange, head: bytes, body: bytes) -> None:
+    def send(self, exchange: ResponseReceiver, head: bytes, body: bytes) -> None:
         """Write a request and relay the answer to its exchange."""
         self.exchange = exchange
         self._served += 1
         if self._served == 1:
-            self.pool.waits(self)
+            self.pool.awaits_first_answer(self)
         if len(body) < COPY_BYTES:
             self.transport.write(head + body)
         else:
             self.transport.write(head)
             self.transport.write(body)
 
-    def keep_no_longer(self) -> None:
-        """It answers before it has the whole request: what it would make of the next one is not sure."""
+    def disable_keepalive(self) -> None:
+        """Close after this response: the server answered before it had the complete request."""
         self._keep_alive = False
 
     def pause(self) -> None:
-        """Read no more until ``resume``: the client does not keep up."""
+        """Stop reading until ``resume``: the client does not keep up."""
         if not self._paused and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
@@ -139,38 +211,38 @@ class Upstream(asyncio.Protocol):
             self.transport.resume_reading()
 
     def abort(self) -> None:
-        """Let go at once: the child sees the end of the connection and cancels."""
+        """Close at once: the child sees the end of the connection and cancels."""
         self.exchange = None
-        self.pool.waits_no_more(self)
+        self.pool.first_answer_over(self)
         self.transport.abort()
 
     @property
-    def has_sent_all(self) -> bool:
+    def request_sent(self) -> bool:
         """Whether the request was sent to its last byte, so that the child may work on it."""
         return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
 
-    def abandon(self, abandoned: Abandoned) -> None:
+    def abandon(self, abandoned: ResponseReceiver) -> None:
         """Half-close the connection: the child sees a disconnect, and its close shows that the slot is free.
 
-        No other request uses the connection after this.
+        No other request uses this connection.
         """
         self.exchange = abandoned
-        self.pool.waits_no_more(self)
+        self.pool.first_answer_over(self)
         self._served = REQUESTS_PER_CONNECTION
         self.resume()
-        with suppress(OSError):  # the child has closed it, which the next read reports
+        with suppress(OSError):  # the child has closed the connection, which the next read reports
             self.transport.write_eof()
 
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's are no subclasses of it
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
         self.has_unread = _unread(transport)
         self.pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
         exchange = self.exchange
-        if exchange is None:  # bytes that nobody asked for: this connection cannot be trusted
+        if exchange is None:  # bytes without a request: this connection cannot be trusted
             self.transport.abort()
         elif self._mode == _CHUNKED:
             try:
@@ -204,10 +276,10 @@ class Upstream(asyncio.Protocol):
             exchange.relay(data)
             if not self._remaining:
                 if self._headers_complete:
-                    self._renew_parser()  # the old one was not shown the rest of the body
+                    self._renew_parser()  # the rest of the body has bypassed the old one
                 self._finish(exchange)
-        elif self._mode == _HELD:
-            self._held_no_more(exchange, data)
+        elif self._mode == _HEAD_HELD:
+            self._release_head(exchange, data)
         else:
             exchange.relay(data)
 
@@ -219,16 +291,16 @@ class Upstream(asyncio.Protocol):
             self._keep_alive = False
             self._finish(exchange)
         else:
-            self._lost(exchange, "closed the connection")
+            self._closed_early(exchange, "closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.exchange is not None and exc is not None:
-            self._read_the_rest()
+            self._read_unread()
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
-            self._lost(self.exchange, why)
-        self.pool.gone(self)
-        # The parser holds our methods: without this the pair would wait for the cycle collector.
+            self._closed_early(self.exchange, why)
+        self.pool.closed(self)
+        # The parser holds our methods, a cycle for the garbage collector.
         del self._feed, self._parser
 
     def pause_writing(self) -> None:
@@ -248,7 +320,7 @@ class Upstream(asyncio.Protocol):
         elif lower == b"transfer-encoding":
             coding = self._transfer_coding
             self._transfer_coding = value if coding is None else coding + b"," + value
-        elif not self._headers_complete:  # else a trailer, which came in one read with the head
+        elif not self._headers_complete:  # else a trailer in the same read as the head
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -257,7 +329,7 @@ class Upstream(asyncio.Protocol):
         self._headers_complete = True
         parser = self._parser
         self.status = parser.get_status_code()
-        # A 205 has no body by its semantics, but may have one by its framing: servers differ.
+        # By its semantics a 205 has no body, by its framing it may have one: servers differ.
         self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
@@ -265,14 +337,14 @@ class Upstream(asyncio.Protocol):
 
     # --- the head
 
-    def _head_received(self, exchange: Exchange | Abandoned, data: bytes) -> None:
+    def _head_received(self, exchange: ResponseReceiver, data: bytes) -> None:
         exchange.answered = True
         if self._partial_head:
             data, self._partial_head = self._partial_head + data, b""
         end = data.find(b"\r\n\r\n")
-        while data.startswith(b"HTTP/1.1 1") and end >= 0:  # 100, 102, 103: nobody here waits for them
+        while data.startswith(b"HTTP/1.1 1") and end >= 0:  # 100, 102 and 103 are ignored
             if data.startswith(b"HTTP/1.1 101"):
-                self._broken(exchange, "switched protocols unasked")
+                self._broken(exchange, "switched protocols without a request for it")
                 return
             self._interim = True
             data = data[end + 4 :]
@@ -286,7 +358,7 @@ class Upstream(asyncio.Protocol):
         if not data.startswith(b"HTTP/1."):  # the parser takes other versions, and empty lines before it
             self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
-        # The parser would read bytes behind a head without a body as the next response.
+        # The parser would treat bytes after a head without a body as the next response.
         ends_with_head = exchange.is_head or data[9:12] in WITHOUT_BODY
         try:
             self._feed(data[: end + 4] if ends_with_head else data)
@@ -294,15 +366,15 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, f"sent a malformed response ({error})")
             return
         if self._served == 1:
-            self.pool.waits_no_more(self)
+            self.pool.first_answer_over(self)
         self._read_headers(data)
         self._begin(exchange, data[end + 4 :])
 
-    def _known_received(self, exchange: Exchange | Abandoned, digits: bytes, body: bytes) -> None:
-        """A head that is known needs no parser, which is not shown the body either."""
+    def _known_received(self, exchange: ResponseReceiver, digits: bytes, body: bytes) -> None:
+        """A known head, and its body, bypass the parser."""
         pool = self.pool
         if self._served == 1:
-            pool.waits_no_more(self)
+            pool.first_answer_over(self)
         self.status = 200
         self._keep_alive = True
         self.lines = pool.known_lines
@@ -316,12 +388,12 @@ class Upstream(asyncio.Protocol):
             pool.known_headers = headers.copy()
             pool.known_head = None
         elif self._is_repeatable():
-            pool.known_head = learn(data)
+            pool.known_head = compile_head(data)
         self.lines = pool.known_lines
         self.streams_events = pool.known_streams_events
 
-    def _begin(self, exchange: Exchange | Abandoned, body: bytes) -> None:
-        """Choose the framing, hand the head on, and with it the first bytes of the body."""
+    def _begin(self, exchange: ResponseReceiver, body: bytes) -> None:
+        """Choose the framing, and forward the head with the first bytes of the body."""
         length = self._content_length
         if not self._headers_complete or self._untrusted or self.status < 200:
             self._broken(exchange, "sent a malformed response")
@@ -332,12 +404,12 @@ class Upstream(asyncio.Protocol):
                 self._broken(
                     exchange, f"used the transfer coding {self._transfer_coding.decode('latin-1')!r}"
                 )
-            elif self.streams_events and not body and exchange.may_come_back:
-                self._mode = _HELD
+            elif self.streams_events and not body and exchange.is_replayable:
+                self._mode = _HEAD_HELD
             else:
                 self._begin_chunked(exchange, body)
         elif length is not None and len(length) > MAX_LENGTH_DIGITS:
-            self._broken(exchange, "sent a Content-Length of more digits than one needs")
+            self._broken(exchange, "sent a Content-Length with too many digits")
         elif length is not None:
             self._begin_with_length(exchange, length, body)
         else:
@@ -345,17 +417,17 @@ class Upstream(asyncio.Protocol):
             exchange.begin(self, None, body)
 
     def _is_repeatable(self) -> bool:
-        """Whether the next head may be known by its bytes: the ordinary one, a body of a length behind it."""
+        """Whether the bytes of this head can be recognized next time: a 200 whose body has a length."""
         return (
-            self._headers_complete  # else the status is that of the response before
-            and not self._untrusted  # else it is that of a second response, behind these bytes
+            self._headers_complete  # else the status is of the previous response
+            and not self._untrusted  # else it is of a second response after these bytes
             and self.status == 200
             and self._keep_alive
             and self._content_length is not None
             and self._transfer_coding is None
         )
 
-    def _begin_with_length(self, exchange: Exchange | Abandoned, length: bytes, body: bytes) -> None:
+    def _begin_with_length(self, exchange: ResponseReceiver, length: bytes, body: bytes) -> None:
         self._remaining = remaining = int(length) - len(body)
         if remaining < 0:
             self._broken(exchange, "sent more than its Content-Length")
@@ -365,7 +437,7 @@ class Upstream(asyncio.Protocol):
         if not remaining:
             self._finish(exchange)
 
-    def _held_no_more(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _release_head(self, exchange: ResponseReceiver, body: bytes) -> None:
         try:
             self._feed(body)
         except httptools.HttpParserError:
@@ -373,7 +445,7 @@ class Upstream(asyncio.Protocol):
         else:
             self._begin_chunked(exchange, body)
 
-    def _begin_chunked(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _begin_chunked(self, exchange: ResponseReceiver, body: bytes) -> None:
         if self._complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
@@ -382,7 +454,7 @@ class Upstream(asyncio.Protocol):
         if self._complete:
             self._finish(exchange)
 
-    def _begin_without_body(self, exchange: Exchange | Abandoned, body: bytes) -> None:
+    def _begin_without_body(self, exchange: ResponseReceiver, body: bytes) -> None:
         """The response ends with its head. If the head announces a body, close the connection.
 
         Some servers send such a body: ``/cors-proxy`` of b11434 sends a last chunk after a 204. On a reused
@@ -390,7 +462,7 @@ class Upstream(asyncio.Protocol):
         """
         announced = self._transfer_coding is not None or (self._content_length or b"").strip(b"0")
         if body and not announced:
-            self._broken(exchange, "sent a body where none may be")
+            self._broken(exchange, "sent a body with a response that has none")
             return
         framing = b""
         if self._content_length is not None and self.status != 204:
@@ -402,11 +474,11 @@ class Upstream(asyncio.Protocol):
 
     # --- the end
 
-    def _read_the_rest(self) -> None:
-        """What came before the end, if the end was noticed by a write.
+    def _read_unread(self) -> None:
+        """Read the rest of the answer if a failed write has ended the connection.
 
-        llama-server refuses a request by its head, and closes without reading the rest (b11434: 401, 404).
-        The loop then drops the connection for the write that failed, with the answer unread.
+        llama-server (b11434) refuses a request by its head (401, 404), and closes without reading the body.
+        The event loop then drops the connection because of the failed write, with the answer unread.
         """
         sock = self.transport.get_extra_info("socket")
         with suppress(OSError):
@@ -415,45 +487,45 @@ class Upstream(asyncio.Protocol):
                     return
                 self.data_received(rest)
 
-    def _ends_cleanly(self, exchange: Exchange | Abandoned, data: bytes) -> bool:
+    def _ends_cleanly(self, exchange: ResponseReceiver, data: bytes) -> bool:
         """Whether a chunked body that the parser found complete ends where ``data`` ends.
 
-        A last chunk or trailer ends in one empty line; behind it the parser would skip stray line ends, and
-        start on a next response.
+        A last chunk or trailer ends with one empty line. After it the parser would skip stray line ends, and
+        begin a next response.
         """
         end = data if len(data) >= 5 else exchange.last_bytes() + data
         return not self._untrusted and end.endswith(b"\r\n\r\n") and end[-5:-4] not in (b"\r", b"\n")
 
-    def _finish(self, exchange: Exchange | Abandoned) -> None:
-        """The response is whole: give the connection back, then let the exchange go on."""
+    def _finish(self, exchange: ResponseReceiver) -> None:
+        """The response is complete: return the connection to the pool, then finish the exchange."""
         self.exchange = None
         if self._paused:
             self.resume()
         transport = self.transport
         if not (
             self._keep_alive
-            and not self._interim  # it may announce a body, which would follow the response
+            and not self._interim  # it may have announced a body, which would follow the response
             and self.status < 400
             and self._served < REQUESTS_PER_CONNECTION
             and not transport.is_closing()
-            and not transport.get_write_buffer_size()  # else it answered before it had read the whole request
+            and not transport.get_write_buffer_size()  # else it answered before it had read the request
             and self.pool.give(self)
         ):
             transport.abort()
         self._reset()
         exchange.finished()
 
-    def _lost(self, exchange: Exchange | Abandoned, what: str) -> None:
+    def _closed_early(self, exchange: ResponseReceiver, reason: str) -> None:
         self.abort()
-        exchange.upstream_broke(what, closed=True)
+        exchange.upstream_broke(reason, closed=True)
 
-    def _broken(self, exchange: Exchange | Abandoned, what: str) -> None:
+    def _broken(self, exchange: ResponseReceiver, reason: str) -> None:
         self.abort()
-        exchange.upstream_broke(what)
+        exchange.upstream_broke(reason)
 
 
 def _unread(transport: asyncio.BaseTransport) -> Callable[[int], object]:
-    if sys.platform == "win32":  # the loop reads ahead there, so the kernel holds nothing
+    if sys.platform == "win32":  # there the loop reads ahead, so the kernel holds nothing
         return bool
     poll = select.poll()  # a microsecond per call, a third of an empty recv()
     poll.register(transport.get_extra_info("socket"), select.POLLIN)

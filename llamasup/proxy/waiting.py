@@ -1,58 +1,71 @@
-"""A request between a client and no server: it came too early, or its server ended before it answered."""
+"""A request in the queue: no generation serves, no permit is free, or its server ended before an answer."""
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from llamasup.proxy.early_stream import keep_awake
+from llamasup.http.heads import HttpError
+from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
-from llamasup.runtime.waiting import Ticket, WaitingRoom
+from llamasup.proxy.sse_keepalive import send_keepalive_if_due
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
 
-if TYPE_CHECKING:
-    from llamasup.core.http import HttpError
-    from llamasup.proxy.downstream import Downstream
-    from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+__all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
-__all__ = ["CLIENT_GONE", "Waiting"]
+CLIENT_GONE: Final = 499  # as nginx; only for logs and metrics
 
-CLIENT_GONE: Final = 499  # nginx's number for it; only ever logged and counted
+
+class WaitingConnection(ClientConnection, Protocol):
+    """The connection of a client whose request can wait."""
+
+    def exchange_waits(self, waiting: Waiting) -> None:
+        """The exchange has ended before any byte of a response, and its request is queued again."""
+        ...
+
+    def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
+        """The wait has ended: ``lease`` is for a generation that serves ``request``."""
+        ...
 
 
 class Waiting:
-    """Holds the place of an exchange on its connection while the request waits, and hands it over then.
+    """Stands for the exchange on its connection while the request waits.
 
-    Made when a request first has to wait. The exchange that follows keeps it, in case that it comes back.
+    Made when a request first has to wait. The exchange keeps it, in case the request returns to the queue.
+    ``entry`` tells how long it waited, and at which position.
     """
 
-    __slots__ = ("_downstream", "_generation", "_model", "_request", "_room", "_ticket")
+    __slots__ = ("_downstream", "_generation", "_model", "_queue", "_request", "entry")
 
-    def __init__(self, downstream: Downstream, request: Request, room: WaitingRoom, model: str) -> None:
-        """``model``: the id of the one that it waits for."""
+    def __init__(
+        self, downstream: WaitingConnection, request: Request, queue: RequestQueue, model: str
+    ) -> None:
+        """``model``: the id of the model for which the request waits."""
         self._downstream = downstream
         self._request = request
-        self._room = room
-        self._ticket = Ticket(
+        self._queue = queue
+        self.entry = QueueEntry(
             self,
             request.received_at,
             len(request.body),
             client=request.client,
             priority=request.priority,
-            needs_place=request.needs_place,
+            needs_permit=request.needs_permit,
         )
-        self._ticket.jobs = request.jobs
+        self.entry.jobs = request.jobs
         self._model = model
-        self._generation = 0  # the last that had it
+        self._generation = 0  # the last one that had the request
 
-    # --- going in
+    # --- entering the queue
 
     def enter(self) -> Unavailable | None:
-        """Wait, or learn why not."""
-        return self._room.enter(self._ticket)
+        """Queue the request; returns the reason if that is not possible."""
+        return self._queue.enter(self.entry)
 
-    def put_back(self, broken: Endpoint, *, sent: bool) -> bool:
-        """Wait again, if that is allowed: ``broken`` ended without a byte of a response."""
-        if not self._room.put_back(self._ticket, broken, sent=sent):
+    def requeue(self, broken: Endpoint, *, sent: bool) -> bool:
+        """Queue the request again, if allowed, after ``broken`` ended before any byte of a response."""
+        if not self._queue.requeue(self.entry, broken, sent=sent):
             return False
         self._generation = broken.generation
         if sent:
@@ -60,63 +73,49 @@ class Waiting:
         return True
 
     def verdict(self) -> HttpError | None:
-        """Why nobody may wait any more, where it is so."""
-        why = self._room.verdict()
+        """Why no request can wait for the model; None if requests can."""
+        why = self._queue.unqueueable_reason()
         return None if why is None else why.as_error()
 
-    # --- what comes of it
+    # --- from the queue
 
     @property
     def body(self) -> bytes:
         return self._request.body
 
     def served(self, lease: Lease) -> None:
-        self._downstream.wait_over(self, self._request, lease)
+        self._downstream.wait_ended(self, self._request, lease)
 
     def refused(self, why: Unavailable) -> None:
-        self._tell(why.status, "unavailable")
+        self._record(why.status, "unavailable")
         self._downstream.exchange_failed(self._request, why.as_error())
 
-    @property
-    def replayed(self) -> bool:
-        return self._ticket.replayed
-
-    @property
-    def waited_s(self) -> float:
-        """For a generation, in all."""
-        return self._ticket.waited_s
-
-    @property
-    def position(self) -> int:
-        """Its place in the queue when it began to wait; 1 was the next."""
-        return self._ticket.position
-
-    # --- from the client's connection, as an exchange hears it
+    # --- from the client's connection, as for an exchange
 
     def cancel(self) -> None:
-        """The client left: its place is free at once (S11)."""
-        self._room.leave(self._ticket)
-        self._tell(CLIENT_GONE, "client_gone")
+        """The client disconnected: free its position in the queue at once (S11)."""
+        self._queue.leave(self.entry)
+        self._record(CLIENT_GONE, "client_gone")
 
     def sweep(self, now: float) -> None:
-        """The time that a request has goes on while it waits."""
+        """Check the request timeout, which also counts the wait."""
         error = overdue(self._request, self._downstream.proxy.config.request_timeout_s, now)
         if error is not None:
-            self._room.leave(self._ticket)
-            self._tell(error.status, "timed_out")
+            self._queue.leave(self.entry)
+            self._record(error.status, "timed_out")
             self._downstream.exchange_failed(self._request, error)
         else:
-            keep_awake(self._downstream, self._request, now)
+            send_keepalive_if_due(self._downstream, self._request, now)
 
     def pause(self) -> None:
-        """There is nothing to hold back."""
+        """Nothing to pause: no response has begun."""
 
     def resume(self) -> None:
         pass
 
-    def _tell(self, status: int, outcome: str) -> None:
+    def _record(self, status: int, outcome: str) -> None:
         request = self._request
-        self._downstream.proxy.tell(
+        self._downstream.proxy.record_request(
             request,
             record_of(
                 request,
@@ -125,6 +124,7 @@ class Waiting:
                 model=self._model,
                 generation=self._generation,
                 queue_s=monotonic() - request.received_at,
-                waiting=self,
+                waited_s=self.entry.waited_s,
+                replayed=self.entry.replayed,
             ),
         )

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from llamasup.core.demo_model import demo_keys, random_weights
-from llamasup.core.gguf_writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
+from llamasup.gguf.demo import demo_keys, random_weights
+from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from llamasup.testing.attention_models import ATTENTION
 from llamasup.testing.layers import Model, Widths
 from llamasup.testing.recurrent_models import RECURRENT

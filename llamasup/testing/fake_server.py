@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     code = _load(options, faults)
     if code != 0:
         return code
-    asked, told = os.pipe()  # a queue would miss a signal that comes just before somebody waits for it
+    asked, told = os.pipe()  # an event would miss a signal just before the wait
     if not faults.ignore_sigterm:
         # From here on SIGTERM is a request; while loading it kills (b11434).
         os.set_blocking(told, False)

@@ -1,6 +1,6 @@
 """How the fake llama-server misbehaves: ``--fake KEY=VALUE`` on its command line, any number of times.
 
-Also ``LLAMASUP_FAKE="KEY=VALUE KEY=VALUE"`` in its environment, for a fake that nobody strips of it. All
+Or ``LLAMASUP_FAKE="KEY=VALUE KEY=VALUE"`` in its environment, for a fake with fixed arguments. All
 times are in seconds. Phases, in the order of a life: ``start`` (before anything), ``load`` (bound, answering
 503), ``context`` (the weights are read), ``ready`` (serving), ``stream`` (after ``die_in_stream`` chunks of a
 completion).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llamasup.core.gguf_writer import KeyValue
+from llamasup.gguf.writer import KeyValue
 
 __all__ = ["Keys", "Model", "Tensors", "Widths", "layer_of"]
 

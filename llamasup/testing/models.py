@@ -11,16 +11,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llamasup.core.demo_model import demo_keys, demo_model, demo_tensors, random_weights
-from llamasup.core.gguf_writer import (
-    I32,
-    U16,
-    KeyValue,
-    TensorPlan,
-    tensor_bytes,
-    write_gguf,
-    write_gguf_header,
-)
+from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors, random_weights
+from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 
 __all__ = [
     "big_endian_decoder",

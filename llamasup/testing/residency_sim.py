@@ -1,4 +1,4 @@
-"""Clients in a world of models: to compare policies, or to ask how many loads the trace of a run needs."""
+"""Simulates clients of a pool, to compare policies or to count the loads of a recorded run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from llamasup.core.residency import Evict, Load, Places, ResidencyPolicy, Verdict, Yield, decide
+from llamasup.pool.eviction_policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
 
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
@@ -16,7 +16,7 @@ __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of a client: ``after_s`` after its last answer (its first: after the start)."""
+    """One request of a client, ``after_s`` after its last answer or after the start."""
 
     model: str
     service_s: float = 0.0
@@ -25,7 +25,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as it was: when it came, and how long its model worked at it once it was let in."""
+    """A recorded request: its arrival, and how long its model worked on it."""
 
     model: str
     arrived_s: float
@@ -35,7 +35,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``hits``: requests that found their model loaded and were served by that load. ``waits_s``: of each
-    answered request from its arrival to its service. ``loads`` by model."""
+    answered request. ``loads`` by model."""
 
     answered: int
     refused: int
@@ -43,11 +43,11 @@ class Outcome:
     loads: Mapping[str, int]
     load_s: float
     evictions: int
-    yields: int
+    cordons: int
     waits_s: tuple[float, ...]
     ended_s: float
     trace: tuple[Request, ...]
-    log: tuple[tuple[float, Verdict], ...]
+    log: tuple[tuple[float, Action], ...]
 
     @property
     def hit_rate(self) -> float:
@@ -55,21 +55,20 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Pending:
     client: int
     call: Call
     arrived_s: float
 
 
 class Simulation:
-    """Clients who each ask one thing after the other: the next follows the answer, or the refusal, of the one
-    before."""
+    """Clients that each send one request after the other, after the answer or the refusal."""
 
     def __init__(self, world: ModelWorld, clients: Sequence[Sequence[Call]]) -> None:
         self.world = world
         self.clients = [iter(calls) for calls in clients]
         self.issued = 0
-        self.asked: dict[int, _Asked] = {}
+        self.pending: dict[int, _Pending] = {}
         self.waits_s: list[float] = []
         self.trace: list[Request] = []
         self.hits = self.refused = self.answered = 0
@@ -99,36 +98,36 @@ class Simulation:
     def _ask(self, client: int, call: Call) -> None:
         self.issued += 1
         self.trace.append(Request(call.model, self.world.now_s, call.service_s))
-        self.asked[self.world.arrive(call.model)] = _Asked(client, call, self.world.now_s)
+        self.pending[self.world.arrive(call.model)] = _Pending(client, call, self.world.now_s)
 
     def _begin(self) -> None:
         world = self.world
-        for ticket in world.began:
-            asked = self.asked.pop(ticket)
-            self.waits_s.append(world.now_s - asked.arrived_s)
-            self.hits += world.lives[asked.call.model].resident_since_s <= asked.arrived_s
-            self._at(world.now_s + asked.call.service_s, partial(self._answer, asked))
+        for request_id in world.began:
+            pending = self.pending.pop(request_id)
+            self.waits_s.append(world.now_s - pending.arrived_s)
+            self.hits += world.states[pending.call.model].resident_since_s <= pending.arrived_s
+            self._at(world.now_s + pending.call.service_s, partial(self._answer, pending))
         world.began.clear()
 
-    def _answer(self, asked: _Asked) -> None:
+    def _answer(self, pending: _Pending) -> None:
         self.answered += 1
-        self.world.finish(asked.call.model)
-        self._next(asked.client)
+        self.world.finish(pending.call.model)
+        self._next(pending.client)
 
-    def _follow(self, verdicts: list[Verdict]) -> None:
+    def _follow(self, actions: list[Action]) -> None:
         world = self.world
-        for verdict in verdicts:
-            match verdict:
+        for action in actions:
+            match action:
                 case Load(id_):
-                    after_s = world.lives[id_].model.load_s
+                    after_s = world.states[id_].model.load_s
                     self._at(world.now_s + after_s, partial(world.loaded, id_))
                 case Evict(id_):
-                    after_s = world.lives[id_].model.leave_s
-                    self._at(world.now_s + after_s, partial(world.gone, id_))
+                    after_s = world.states[id_].model.unload_s
+                    self._at(world.now_s + after_s, partial(world.unloaded, id_))
         self._begin()
-        for ticket in world.refused:
+        for request_id in world.refused:
             self.refused += 1
-            self._next(self.asked.pop(ticket).client)
+            self._next(self.pending.pop(request_id).client)
         world.refused.clear()
         if world.wake_at_s < self._woken_at_s:
             self._woken_at_s = world.wake_at_s
@@ -138,16 +137,16 @@ class Simulation:
         self._woken_at_s = float("inf")
 
     def _outcome(self) -> Outcome:
-        lives = self.world.lives.values()
+        states = self.world.states.values()
         log = tuple(self.world.log)
         return Outcome(
             answered=self.answered,
             refused=self.refused,
             hits=self.hits,
-            loads={life.model.id: life.loads for life in lives},
-            load_s=sum(life.loads * life.model.load_s for life in lives),
-            evictions=sum(isinstance(verdict, Evict) for _, verdict in log),
-            yields=sum(isinstance(verdict, Yield) for _, verdict in log),
+            loads={state.model.id: state.loads for state in states},
+            load_s=sum(state.loads * state.model.load_s for state in states),
+            evictions=sum(isinstance(action, Evict) for _, action in log),
+            cordons=sum(isinstance(action, Cordon) for _, action in log),
             waits_s=tuple(self.waits_s),
             ended_s=self.world.now_s,
             trace=tuple(self.trace),
@@ -158,7 +157,7 @@ class Simulation:
 def simulate(
     models: Iterable[Model],
     clients: Sequence[Sequence[Call]],
-    budget: Places,
+    budget: DeviceBytes,
     policy: ResidencyPolicy | None = None,
     decide: Decide = decide,
 ) -> Outcome:
@@ -169,10 +168,10 @@ def simulate(
 def replay(
     models: Iterable[Model],
     requests: Iterable[Request],
-    budget: Places,
+    budget: DeviceBytes,
     policy: ResidencyPolicy | None = None,
 ) -> Outcome:
-    """The requests of a real run once more, each at its time whatever becomes of the others: how many loads
-    would they have needed? ``models`` have the load times and needs that were measured."""
-    clients = [[Call(each.model, each.service_s, each.arrived_s)] for each in requests]
+    """Replay the requests of a real run, each at its time, to count the loads. ``models`` have the measured
+    load times and needs."""
+    clients = [[Call(request.model, request.service_s, request.arrived_s)] for request in requests]
     return simulate(models, clients, budget, policy)

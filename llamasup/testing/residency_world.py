@@ -1,7 +1,6 @@
-"""A world of models that carries out what ``core.residency`` decides, with time as an argument.
+"""A simulated pool that carries out the actions of a policy event by event, with a manual clock.
 
-It is moved event by event, and raises ``Broken`` where a verdict cannot be carried out or must not be: it
-does its own sums.
+Raises ``PolicyViolation`` for an action that is impossible or exceeds a limit, from its own sums.
 """
 
 from __future__ import annotations
@@ -12,43 +11,43 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from llamasup.core.residency import (
+from llamasup.pool.cheapest_set import UNUSED, Use
+from llamasup.pool.eviction_policy import (
+    Action,
+    Cordon,
+    DeviceBytes,
     Evict,
     Load,
+    ModelSnapshot,
     Phase,
-    Places,
-    Refuse,
+    Reject,
     ResidencyPolicy,
-    Resume,
-    Tenant,
-    Verdict,
+    Snapshot,
+    Uncordon,
     WakeAt,
-    World,
-    Yield,
     decide,
 )
-from llamasup.core.residency_use import UNUSED, Use
 
-__all__ = ["Broken", "Decide", "Model", "ModelWorld"]
+__all__ = ["Decide", "Model", "ModelWorld", "PolicyViolation"]
 
-Decide = Callable[[World], tuple[Verdict, ...]]
+Decide = Callable[[Snapshot], tuple[Action, ...]]
 
-_MOST_ROUNDS: Final = 100  # of deciding without an event: a policy that goes on for ever is broken
-_MOST_LOGGED: Final = 100_000  # verdicts kept for whoever wants to read what happened
+_MAX_ROUNDS: Final = 100  # decisions without an event
+_MAX_LOGGED: Final = 100_000
 
 
-class Broken(AssertionError):
-    """The policy ordered what must never be."""
+class PolicyViolation(AssertionError):
+    """The policy ordered an impossible or forbidden action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """``leave_s``: from being told to end to its memory's being free. ``slots``: requests at a time."""
+    """``unload_s``: from its eviction until its memory is free. ``slots``: concurrent requests."""
 
     id: str
-    needs: Places
+    needs: DeviceBytes
     load_s: float = 1.0
-    leave_s: float = 0.0
+    unload_s: float = 0.0
     slots: int = 1
     pinned: bool = False
     groups: frozenset[str] = frozenset()
@@ -56,8 +55,8 @@ class Model:
 
 
 @dataclass(slots=True)
-class _Life:
-    """One model as it is now. ``queue``: tickets and times of those who wait for it."""
+class _ModelState:
+    """One model now. ``queue``: ids and arrival times of its waiting requests."""
 
     model: Model
     phase: Phase = Phase.ABSENT
@@ -68,9 +67,9 @@ class _Life:
     use: Use = UNUSED
     loads: int = 0
 
-    def tenant(self) -> Tenant:
+    def snapshot(self) -> ModelSnapshot:
         model = self.model
-        return Tenant(
+        return ModelSnapshot(
             model.id,
             model.needs,
             phase=self.phase,
@@ -88,158 +87,164 @@ class _Life:
 
 
 class ModelWorld:
-    """Models in a budget, and requests known by their tickets. Every method that is an event of the world is
-    followed by ``settle``. ``began`` and ``refused`` are the tickets that were, since they were last emptied.
+    """Call ``settle`` after each event. ``began`` and ``refused``: the ids of requests that were served or
+    rejected; the caller empties them.
     """
 
     def __init__(
         self,
         models: Iterable[Model],
-        budget: Places,
+        budget: DeviceBytes,
         policy: ResidencyPolicy | None = None,
         decide: Decide = decide,
     ) -> None:
-        self.lives = {model.id: _Life(model) for model in models}
+        self.states = {model.id: _ModelState(model) for model in models}
         self.budget: dict[str, int] = dict(budget)
         self.policy = ResidencyPolicy() if policy is None else policy
         self.decide = decide
         self.now_s = 0.0
         self.wake_at_s = float("inf")
-        self.log: deque[tuple[float, Verdict]] = deque(maxlen=_MOST_LOGGED)
+        self.log: deque[tuple[float, Action]] = deque(maxlen=_MAX_LOGGED)
         self.began: list[int] = []
         self.refused: list[int] = []
-        self._tickets = count(1)
+        self._request_ids = count(1)
 
-    def world(self) -> World:
-        tenants = {id_: life.tenant() for id_, life in self.lives.items()}
-        return World(self.now_s, tenants, self.budget, self.policy)
+    def snapshot(self) -> Snapshot:
+        models = {id_: state.snapshot() for id_, state in self.states.items()}
+        return Snapshot(self.now_s, models, self.budget, self.policy)
 
     def arrive(self, id_: str) -> int:
-        """A request; served at once where there is a slot, else it waits. Returns its ticket."""
-        ticket = next(self._tickets)
-        self.lives[id_].queue.append((ticket, self.now_s))
-        self._serve(self.lives[id_])
-        return ticket
+        """Add a request; it is served at once if a slot is free. Returns its id."""
+        request = next(self._request_ids)
+        self.states[id_].queue.append((request, self.now_s))
+        self._serve(self.states[id_])
+        return request
 
     def finish(self, id_: str) -> None:
-        """One of the requests in flight has its answer."""
-        life = self.lives[id_]
-        life.in_flight -= 1
-        life.used_s = self.now_s
-        life.use = life.use.after(self.now_s)
-        self._serve(life)
+        """A request in flight has its answer."""
+        state = self.states[id_]
+        state.in_flight -= 1
+        state.used_s = self.now_s
+        state.use = state.use.after(self.now_s)
+        self._serve(state)
 
-    def give_up(self, id_: str, ticket: int) -> None:
-        """One that waits does not any more."""
-        life = self.lives[id_]
-        life.queue = deque(each for each in life.queue if each[0] != ticket)
+    def give_up(self, id_: str, request: int) -> None:
+        """A waiting client leaves."""
+        state = self.states[id_]
+        state.queue = deque(waiting for waiting in state.queue if waiting[0] != request)
 
     def loaded(self, id_: str) -> None:
-        life = self._expect(id_, Phase.LOADING)
-        life.phase = Phase.RESIDENT
-        life.used_s = life.resident_since_s = self.now_s
-        self._serve(life)
+        state = self._expect(id_, Phase.LOADING)
+        state.phase = Phase.RESIDENT
+        state.used_s = state.resident_since_s = self.now_s
+        self._serve(state)
 
-    def gone(self, id_: str) -> None:
+    def unloaded(self, id_: str) -> None:
         """Its memory is free."""
-        self._expect(id_, Phase.LEAVING).phase = Phase.ABSENT
+        self._expect(id_, Phase.UNLOADING).phase = Phase.ABSENT
 
     def failed(self, id_: str) -> list[int]:
-        """It cannot be loaded. Returns the tickets of its waiters, who are told."""
-        life = self._expect(id_, Phase.LOADING)
-        life.phase = Phase.FAILED
-        return self._dismiss(life)
+        """The load fails. Returns the ids of its waiting requests, which are rejected."""
+        state = self._expect(id_, Phase.LOADING)
+        state.phase = Phase.FAILED
+        return self._reject_waiting(state)
 
-    def forgiven(self, id_: str) -> None:
-        """It may be tried again."""
+    def retry_allowed(self, id_: str) -> None:
+        """The model may be loaded again."""
         self._expect(id_, Phase.FAILED).phase = Phase.ABSENT
 
-    def settle(self) -> list[Verdict]:
-        """Decide and carry out until there is nothing more to do. Returns what was carried out."""
-        done: list[Verdict] = []
-        for _ in range(_MOST_ROUNDS):
-            verdicts = self.decide(self.world())
+    def settle(self) -> list[Action]:
+        """Decide and apply until no action is left. Returns the actions."""
+        done: list[Action] = []
+        for _ in range(_MAX_ROUNDS):
+            actions = self.decide(self.snapshot())
             self.wake_at_s = float("inf")
-            orders = [each for each in verdicts if not isinstance(each, WakeAt)]
-            for verdict in verdicts:
-                self._carry_out(verdict)
-            self.log.extend((self.now_s, each) for each in orders)
+            orders = [action for action in actions if not isinstance(action, WakeAt)]
+            for action in actions:
+                self._apply(action)
+            self.log.extend((self.now_s, action) for action in orders)
             done += orders
             if not orders:
                 return done
-        raise Broken(f"no end of verdicts: {done[-5:]}")
+        raise PolicyViolation(f"endless actions: {done[-5:]}")
 
     def held(self) -> dict[str, int]:
-        """Bytes by place that are in use."""
+        """Bytes in use by device."""
         total = dict.fromkeys(self.budget, 0)
-        for life in self.lives.values():
-            if life.phase not in (Phase.ABSENT, Phase.FAILED):
-                for place, size in life.model.needs.items():
-                    total[place] = total.get(place, 0) + size
+        for state in self.states.values():
+            if state.phase not in (Phase.ABSENT, Phase.FAILED):
+                for device, size in state.model.needs.items():
+                    total[device] = total.get(device, 0) + size
         return total
 
-    def _carry_out(self, verdict: Verdict) -> None:
-        match verdict:
+    def _apply(self, action: Action) -> None:
+        match action:
             case Load(id_):
-                life = self._expect(id_, Phase.ABSENT)
-                life.phase = Phase.LOADING
-                life.loads += 1
-                self._check_room(life.model)
+                state = self._expect(id_, Phase.ABSENT)
+                state.phase = Phase.LOADING
+                state.loads += 1
+                self._check_limits(state.model)
             case Evict(id_):
-                life = self._expect(id_, Phase.RESIDENT, Phase.YIELDING)
-                if life.in_flight or life.model.pinned:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.LEAVING
-            case Yield(id_):
-                life = self._expect(id_, Phase.RESIDENT)
-                if life.model.pinned or not life.in_flight:
-                    raise Broken(f"{verdict}: {life.in_flight} in flight, pinned: {life.model.pinned}")
-                life.phase = Phase.YIELDING
-            case Resume(id_):
-                life = self._expect(id_, Phase.YIELDING)
-                life.phase = Phase.RESIDENT
-                self._serve(life)
-            case Refuse(id_):
-                self.refused += self._dismiss(self._expect(id_, Phase.ABSENT))
+                state = self._expect(id_, Phase.RESIDENT, Phase.CORDONED)
+                if state.in_flight or state.model.pinned:
+                    raise PolicyViolation(
+                        f"{action}: {state.in_flight} in flight, pinned: {state.model.pinned}"
+                    )
+                state.phase = Phase.UNLOADING
+            case Cordon(id_):
+                state = self._expect(id_, Phase.RESIDENT)
+                if state.model.pinned or not state.in_flight:
+                    raise PolicyViolation(
+                        f"{action}: {state.in_flight} in flight, pinned: {state.model.pinned}"
+                    )
+                state.phase = Phase.CORDONED
+            case Uncordon(id_):
+                state = self._expect(id_, Phase.CORDONED)
+                state.phase = Phase.RESIDENT
+                self._serve(state)
+            case Reject(id_):
+                self.refused += self._reject_waiting(self._expect(id_, Phase.ABSENT))
             case WakeAt(at_s):
                 if at_s <= self.now_s:
-                    raise Broken(f"{verdict} is not after {self.now_s}")
+                    raise PolicyViolation(f"{action} is not after {self.now_s}")
                 self.wake_at_s = at_s
 
-    def _expect(self, id_: str, *phases: Phase) -> _Life:
-        life = self.lives[id_]
-        if life.phase not in phases:
-            raise Broken(f"{id_} is {life.phase}, not {' or '.join(phases)}")
-        return life
+    def _expect(self, id_: str, *phases: Phase) -> _ModelState:
+        state = self.states[id_]
+        if state.phase not in phases:
+            raise PolicyViolation(f"{id_} is {state.phase}, not {' or '.join(phases)}")
+        return state
 
-    def _check_room(self, new: Model) -> None:
+    def _check_limits(self, new: Model) -> None:
         held = self.held()
         over = [
-            place for place, size in new.needs.items() if size and held[place] > self.budget.get(place, 0)
+            device for device, size in new.needs.items() if size and held[device] > self.budget.get(device, 0)
         ]
         if over:
-            raise Broken(f"{new.id} was loaded into {over}: held {held}, budget {self.budget}")
-        there = [life.model for life in self.lives.values() if life.phase not in (Phase.ABSENT, Phase.FAILED)]
+            raise PolicyViolation(f"{new.id} was loaded into {over}: held {held}, budget {self.budget}")
+        there = [
+            state.model for state in self.states.values() if state.phase not in (Phase.ABSENT, Phase.FAILED)
+        ]
         most = self.policy.max_loaded
         if most is not None and len(there) > most:
-            raise Broken(f"{new.id} is the {len(there)}th of {most}")
+            raise PolicyViolation(f"{new.id} is the {len(there)}th of {most}")
         for other in there:
             shared = _devices(new) & _devices(other)
             if other is not new and shared and new.groups & other.groups:
-                raise Broken(f"{new.id} shares {shared} with {other.id} of its group")
+                raise PolicyViolation(f"{new.id} shares {shared} with {other.id} of its group")
 
-    def _serve(self, life: _Life) -> None:
-        while life.phase is Phase.RESIDENT and life.queue and life.in_flight < life.model.slots:
-            life.in_flight += 1
-            self.began.append(life.queue.popleft()[0])
+    def _serve(self, state: _ModelState) -> None:
+        while state.phase is Phase.RESIDENT and state.queue and state.in_flight < state.model.slots:
+            state.in_flight += 1
+            self.began.append(state.queue.popleft()[0])
 
-    def _dismiss(self, life: _Life) -> list[int]:
-        tickets = [ticket for ticket, _ in life.queue]
-        life.queue.clear()
-        return tickets
+    def _reject_waiting(self, state: _ModelState) -> list[int]:
+        requests = [request for request, _ in state.queue]
+        state.queue.clear()
+        return requests
 
 
 def _devices(model: Model) -> frozenset[str]:
-    return frozenset(place for place, size in model.needs.items() if size and place != "ram") or frozenset(
+    return frozenset(device for device, size in model.needs.items() if size and device != "ram") or frozenset(
         {"ram"}
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.core.demo_model import WORDS, demo_keys, demo_tensors, random_weights
-from llamasup.core.gguf_writer import KeyValue, TensorPlan, write_gguf
+from llamasup.gguf.demo import WORDS, demo_keys, demo_tensors, random_weights
+from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 
 __all__ = ["changed_decoder", "draft_head", "mtp_head", "self_drafting_decoder"]
 

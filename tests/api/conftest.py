@@ -9,8 +9,8 @@ from tests.e2e.conftest import fake_server
 
 __all__ = ["fake_server"]
 
-# What needs no process.
-QUICK = {"test_events.py", "test_given.py", "test_package.py"}
+# Tests without processes.
+QUICK = {"test_events.py", "test_inputs.py", "test_package.py"}
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.sizes import Size
-from llamasup.config.values import Auth, Http, Memory, ModelEntry
+from llamasup.config.config_keys import Auth, Http, Memory, ModelEntry
+from llamasup.config.units import Size
 from tests.api.in_loop import in_loop
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S
@@ -168,9 +168,9 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
         assert server.status()["models"][1]["state"] == "stopped"
     async with llamasup.serve(config=Config(models=two), runtime=fake) as server:
         for ask in (server.load, server.unload, server.restart):
-            with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+            with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
                 await ask()
-        with pytest.raises(llamasup.UsageInvalid, match="Which model"):
+        with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
             await server.switch("demo")
         with pytest.raises(llamasup.ModelUnknown) as caught:
             await server.load("c")
@@ -383,7 +383,7 @@ async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_m
             lambda: server.client,
         ]
         for ask in asks:
-            with pytest.raises(llamasup.NotRunning, match="has ended"):
+            with pytest.raises(llamasup.NotRunning, match="has stopped"):
                 ask()
         for work in (
             server.load("tiny"),
@@ -392,7 +392,7 @@ async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_m
             server.reload(),
             server.switch("demo"),
         ):
-            with pytest.raises(llamasup.NotRunning, match="has ended"):
+            with pytest.raises(llamasup.NotRunning, match="has stopped"):
                 await work
 
 
@@ -502,7 +502,7 @@ async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
 async def test_a_server_that_somebody_else_stops_has_ended(fake: str, tiny_model: Path) -> None:
     async with llamasup.serve(tiny_model, runtime=fake) as server:
         events = server.events()
-        server._hosted.controlled.shutdown()  # as llamasup stop does it
+        server._hosted.control_target.shutdown()  # as llamasup stop does it
         assert [event["event"] async for event in events][-1] == "stopped"
         with pytest.raises(llamasup.NotRunning):
             server.status()

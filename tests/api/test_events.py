@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.api.events import MOST_WAITING, AsyncEvents, Events, Feed
-from llamasup.core.instance import State
-from llamasup.runtime.events import StateChanged, Stopped
+from llamasup.api.events import MAX_WAITING, AsyncEvents, Events, Feed
+from llamasup.supervision.events import StateChanged, Stopped
+from llamasup.supervision.states import State
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S
 
@@ -76,11 +76,11 @@ async def test_a_reader_that_waits_is_woken() -> None:
 async def test_a_reader_too_far_behind_hears_how_much_it_has_missed_and_then_the_newest() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
-    for generation in range(MOST_WAITING + 7):
+    for generation in range(MAX_WAITING + 7):
         feed.notice(ready(generation))
     feed.notice(Stopped())
     assert await anext(events) == {"event": "missed", "protocol": 1, "count": 8}
-    assert await all_of(events) == [*range(8, MOST_WAITING + 7), "stopped"]
+    assert await all_of(events) == [*range(8, MAX_WAITING + 7), "stopped"]
 
 
 @in_loop
@@ -166,12 +166,12 @@ def test_a_thread_has_all_from_the_beginning_to_the_end() -> None:
 def test_what_a_thread_has_not_read_is_there_after_the_end() -> None:
     feed, events = Feed(), Events()
     feed.add(events)
-    for generation in range(MOST_WAITING + 1):
+    for generation in range(MAX_WAITING + 1):
         feed.notice(ready(generation))
     feed.end()
     told = list(events)
     assert told[0] == {"event": "missed", "protocol": 1, "count": 1}
-    assert seen(told[1:]) == list(range(1, MOST_WAITING + 1))
+    assert seen(told[1:]) == list(range(1, MAX_WAITING + 1))
     assert list(events) == []
 
 

@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 import pytest
 
 import llamasup
-from llamasup.config.values import ModelEntry
-from llamasup.core import errors
+from llamasup import errors
+from llamasup.config.config_keys import ModelEntry
 
 NAMES = {
     "AccessDenied",

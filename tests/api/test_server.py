@@ -20,7 +20,7 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import Http
+from llamasup.config.config_keys import Http
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S
 
@@ -109,7 +109,7 @@ def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: 
             lambda: server.client,
         ]
         for ask in asks:
-            with pytest.raises(llamasup.NotRunning, match="has ended"):
+            with pytest.raises(llamasup.NotRunning, match="has stopped"):
                 ask()
         assert client.is_closed
 
@@ -389,7 +389,7 @@ def test_a_program_that_ends_while_a_thread_still_begins_gives_that_up(
             out, err = process.communicate("\n", timeout=PATIENCE_S)
         finally:
             process.kill()
-    assert (out, err, process.returncode) == ("It was stopped before it was ready.\n", "", 0)
+    assert (out, err, process.returncode) == ("llamasup was stopped before it was ready.\n", "", 0)
     gone(child)
 
 

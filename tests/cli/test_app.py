@@ -1,14 +1,22 @@
-"""What the command line costs and says before it does anything."""
+"""The imports and the help of the command line."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import re
 import subprocess
 import sys
 
 import pytest
+from typer.main import get_group
+from typer.testing import CliRunner
 
+from llamasup.cli import commands
+from llamasup.cli.app import COMMANDS, app
 from tests.e2e.driver import run_to_end
 
+COMMAND_MODULES = "llamasup.cli.commands."
 HEAVY = (
     "asyncio",
     "httpx",
@@ -23,31 +31,84 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ps", "--help"], ["run", "--help"]])
-def test_asking_imports_nothing_that_only_serving_needs(arguments: list[str]) -> None:
-    """What makes 150 ms possible. Time itself is measured by nobody's CI."""
+NAMES = [lazy.name for section in COMMANDS.values() for lazy in section]
+COMMAND_OF = {lazy.module: lazy.name for section in COMMANDS.values() for lazy in section}
+"""One command of each module."""
+
+
+def imported_by(arguments: list[str]) -> set[str]:
+    """The modules of HEAVY and of commands that these arguments import."""
     program = (
         "import sys; sys.argv = ['llamasup', *sys.argv[1:]]\n"
         "from llamasup.cli import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
-        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+        f"print([name for name in sys.modules if name in {HEAVY!r} "
+        f"or name.startswith({COMMAND_MODULES!r})], file=sys.stderr)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    imported = set(eval(done.stderr))  # noqa: S307 - our own list
+    return set(eval(done.stderr))  # noqa: S307 - our own list
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
+def test_root_options_import_neither_commands_nor_heavy_packages(arguments: list[str]) -> None:
+    """This makes a start within 150 ms possible."""
+    assert imported_by(arguments) == set()
+
+
+@pytest.mark.parametrize(("module", "name"), COMMAND_OF.items())
+def test_help_of_a_command_imports_its_module_only(module: str, name: str) -> None:
     # typer needs pydantic for options
-    assert imported <= ({"pydantic"} if arguments[0] in ("run", "ps") else set())
+    assert imported_by([name, "--help"]) - {"pydantic"} == {module}
 
 
-def test_without_a_command_the_help_is_shown() -> None:
+def test_every_command_is_in_exactly_one_section() -> None:
+    assert len(NAMES) == len(set(NAMES))
+    declared: list[str] = []
+    for module in COMMAND_OF:
+        group = get_group(importlib.import_module(module).commands)
+        declared += [group.name] if group.name else group.commands
+    assert sorted(NAMES) == sorted(declared)
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"config_check"}
+    assert modules == {module.removeprefix(COMMAND_MODULES) for module in COMMAND_OF}
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_help_shows_whole_first_help_line_of_each_command(width: int) -> None:
+    root = get_group(app)
+    context = root.make_context("llamasup", [], resilient_parsing=True, terminal_width=width - 2)
+    shown = root.get_help(context)
+    for section in COMMANDS.values():
+        for lazy in section:
+            command = root.get_command(context, lazy.name)
+            assert command is not None
+            assert command.help is not None
+            assert command.help.splitlines()[0] == lazy.summary
+            assert re.search(rf"^  {lazy.name} +{re.escape(lazy.summary)}$", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize("group", ["service", "key", "config"])
+def test_help_of_a_group_shows_whole_summaries(group: str) -> None:
+    shown = CliRunner().invoke(app, [group, "--help"], obj=0.0, terminal_width=78).output
+    assert "Commands:" in shown
+    assert "..." not in shown.partition("Commands:")[2]
+
+
+def test_mistyped_command_gets_a_suggestion() -> None:
+    done = run_to_end("serv")
+    assert done.returncode == 2
+    assert "'serve'" in done.stderr
+
+
+def test_llamasup_without_command_shows_help() -> None:
     done = run_to_end()
     assert "run" in done.stdout + done.stderr
     assert "plan" in done.stdout + done.stderr
 
 
-def test_an_unknown_option_is_a_usage_error() -> None:
+def test_unknown_option_is_a_usage_error() -> None:
     done = run_to_end("run", "demo", "--no-such")
     assert done.returncode == 2
     assert "--no-such" in done.stderr

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.cli.models_table import models_table, summary
+from llamasup.cli.output.status_table import models_table, summary
 
 LOADED: dict[str, Any] = {
     "id": "qwen",
@@ -33,7 +33,7 @@ def cells(**changes: Any) -> dict[str, str]:
     return {name.strip(): cell.strip() for name, cell in zip(headings, row, strict=True)}
 
 
-def test_a_loaded_model_shows_what_it_takes() -> None:
+def test_loaded_model_shows_all_columns() -> None:
     assert cells() == {
         "NAME": "qwen",
         "STATE": "ready",
@@ -60,21 +60,21 @@ def test_a_loaded_model_shows_what_it_takes() -> None:
         ({"id": "a\x1b[2Jb"}, "NAME", "a\\x1b[2Jb"),
     ],
 )
-def test_what_is_special_is_seen(changes: dict[str, Any], column: str, shown: str) -> None:
+def test_special_values_are_shown(changes: dict[str, Any], column: str, shown: str) -> None:
     assert cells(**changes)[column] == shown
 
 
-def test_the_time_that_it_still_stays_is_counted_down() -> None:
+def test_time_until_unload_is_counted_down() -> None:
     soon = datetime.now(UTC) + timedelta(seconds=90.5)
     assert cells(until=soon.isoformat())["UNTIL"] in ("in 1 min 30 s", "in 1 min 29 s")
     assert cells(until="2020-01-01T00:00:00+00:00")["UNTIL"] == "in 0 ms"
 
 
-def test_an_older_llamasup_tells_less_and_is_shown_all_the_same() -> None:
+def test_models_of_older_llamasup_are_shown() -> None:
     assert "old   ready" in models_table([{"id": "old", "state": "ready", "in_flight": 1, "slots": 2}])
 
 
-def test_a_model_that_has_failed_says_why_and_what_to_do() -> None:
+def test_failed_model_shows_last_exit_and_remedy() -> None:
     last = {"code": None, "signal": "SIGSEGV", "cause": "crashed", "remedy": "Update it."}
     status = {"version": "1", "pid": 7, "url": "http://127.0.0.1:8080", "uptime_s": 61.0}
     text = summary(status, [{**LOADED, "state": "failed", "last_exit": last}, LOADED])
@@ -84,7 +84,7 @@ def test_a_model_that_has_failed_says_why_and_what_to_do() -> None:
     assert summary(status, []).count("\n") == 0
 
 
-def test_a_model_that_never_started_says_why_as_well() -> None:
+def test_broken_model_shows_problem_and_remedy() -> None:
     status = {"version": "1", "pid": 7, "url": "http://127.0.0.1:8080", "uptime_s": 61.0}
     broken = {"id": "half", "state": "broken", "problem": "half.gguf: truncated", "last_exit": None}
     assert summary(status, [broken]).endswith("\nhalf: half.gguf: truncated")
@@ -92,7 +92,7 @@ def test_a_model_that_never_started_says_why_as_well() -> None:
     assert "truncated" not in summary(status, [{**broken, "state": "ready"}])
 
 
-def test_on_a_narrow_terminal_what_matters_least_is_left_out() -> None:
+def test_narrow_terminal_drops_least_important_columns() -> None:
     lines = models_table([LOADED], 60).splitlines()
     assert lines[0].split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS"]
     assert max(map(len, lines)) <= 60
@@ -100,7 +100,7 @@ def test_on_a_narrow_terminal_what_matters_least_is_left_out() -> None:
     assert models_table([LOADED], 200) == models_table([LOADED])
 
 
-def test_one_long_name_takes_no_columns_from_all_the_others() -> None:
+def test_long_name_is_shortened_before_columns_are_dropped() -> None:
     long = {**LOADED, "id": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"}
     lines = models_table([long, LOADED], 80).splitlines()
     assert lines[0].split() == ["NAME", "STATE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS"]

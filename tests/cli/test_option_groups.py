@@ -1,4 +1,4 @@
-"""Options declared once: every command that takes them reads the same, and a service writes them back."""
+"""Options are declared once: every command parses them alike, and a service formats them again."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from llamasup.cli import options as o
 from llamasup.cli.app import app
-from llamasup.cli.model_options import SETTINGS, WithExtra
-from llamasup.cli.option_groups import Option, takes_groups
-from llamasup.cli.run import OutputOptions
-from llamasup.core.settings import Settings
-from llamasup.service import RunOptions, WrapOptions
+from llamasup.cli.foreground import OutputOptions
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Option, takes_groups
+from llamasup.cli.options.model import SETTINGS, WithExtra
+from llamasup.llama_server.settings import Settings
+from llamasup.service.run import RunOptions, WrapOptions
 
 _text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
     lambda text: not text.startswith("-")
@@ -70,8 +70,8 @@ any_given = st.fixed_dictionaries(
 )
 
 
-def parsed(words: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]:
-    """What the real options make of a command line."""
+def parsed(arguments: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]:
+    """The values that the real options parse from a command line."""
     reader = typer.Typer()
     seen: list[tuple[str, Settings, dict[str, Any], str | None]] = []
 
@@ -88,7 +88,7 @@ def parsed(words: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]
     ) -> None:
         seen.append((model, settings, {**listening, **serving, **logging}, runtime))
 
-    result = CliRunner().invoke(reader, words[1:])
+    result = CliRunner().invoke(reader, arguments[1:])
     assert result.exit_code == 0, result.output
     (found,) = seen
     return found
@@ -96,12 +96,12 @@ def parsed(words: list[str]) -> tuple[str, Settings, dict[str, Any], str | None]
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(any_settings, any_given)
-def test_written_back_and_read_again_they_are_the_same(chosen: Settings, given: dict[str, Any]) -> None:
-    words = o.run_arguments("/srv/m.gguf", chosen, given, "embedded")
-    assert parsed(words) == ("/srv/m.gguf", chosen, given, "embedded")
+def test_formatted_arguments_are_parsed_to_the_same_values(chosen: Settings, given: dict[str, Any]) -> None:
+    arguments = o.run_arguments("/srv/m.gguf", chosen, given, "embedded")
+    assert parsed(arguments) == ("/srv/m.gguf", chosen, given, "embedded")
 
 
-def test_what_is_as_it_is_by_default_is_not_written_unless_the_unit_says_it_too() -> None:
+def test_defaults_are_not_formatted_except_those_of_the_unit() -> None:
     _, chosen, given, _ = parsed(["run", "m.gguf", "--ctx-size", "512", "--no-warmup", "--", "--temp", "0"])
     assert o.run_arguments("m.gguf", chosen, given, "embedded") == [
         *("run", "m.gguf", "--ctx-size", "512", "--host", "127.0.0.1", "--port", "8080", "--no-warmup"),
@@ -117,11 +117,11 @@ _OF_RUN = (*o.LISTENING.options, *o.SERVING.options, *o.FOREGROUND.options)
     [
         (list(_OF_RUN), RunOptions),
         ([*o.SERVING.options, *o.FOREGROUND.options], WrapOptions),
-        ([*o.ATTACHED.options, *o.LOGGING.options], OutputOptions),
+        ([*o.PARENT_PROGRAM.options, *o.LOGGING.options], OutputOptions),
         (list(SETTINGS.options), Settings),
     ],
 )
-def test_an_option_sets_a_field_and_has_its_default(options: list[Option], kind: Any) -> None:
+def test_option_has_the_default_of_its_field(options: list[Option], kind: Any) -> None:
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for option in options:
         field = fields[option.field]
@@ -132,20 +132,21 @@ def test_an_option_sets_a_field_and_has_its_default(options: list[Option], kind:
 
 
 def test_every_setting_of_a_model_has_an_option() -> None:
-    config_only = {"adapters"}  # found beside models
+    config_only = {"adapters"}  # found next to models
     assert {option.field for option in SETTINGS.options} == set(Settings.__slots__) - config_only
 
 
 @pytest.mark.parametrize("command", [["run"], ["service", "print"], ["service", "install"], ["wrap"]])
-def test_what_any_service_can_be_told_every_command_takes(command: list[str]) -> None:
+def test_every_command_of_a_service_has_the_serving_options(command: list[str]) -> None:
     shown = CliRunner().invoke(app, [*command, "--help"], obj=0.0).output
     for option in o.SERVING.options:
-        (flag,) = {word for word in option.spell(_another(option)) if word.startswith("--")}
+        arguments = option.to_arguments(_another(option))
+        (flag,) = {argument for argument in arguments if argument.startswith("--")}
         assert f" {flag} " in shown.replace("\n", " \n"), flag
 
 
 def _another(option: Option) -> Any:
-    """Some value that is not the default."""
+    """A value other than the default."""
     match option.default:
         case bool():
             return not option.default
@@ -158,25 +159,25 @@ def _another(option: Option) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["--allow-origin", "*"], "'*' would let every web page"),
         (["--allow-host", "*"], "DNS rebinding"),
         (["--max-concurrent", "0"], "0 is less than 1"),
         (["--flash-attn", "maybe"], "'maybe' is not on, off or auto"),
-        (["--gpu-layers", "most"], "not 'most'"),
-        (["--request-timeout", "nan"], "'nan' is not a time"),
+        (["--gpu-layers", "most"], "'most' is not a number of layers, auto or all"),
+        (["--request-timeout", "nan"], "'nan' is not a valid number of seconds"),
         (["--log-level", "loud"], "'loud' is not debug, info, warning or error"),
         (["--events", "xml"], "'xml' is not jsonl"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_named(words: list[str], said: str) -> None:
-    result = CliRunner().invoke(app, ["run", "demo", *words], obj=0.0, terminal_width=200)
+def test_invalid_value_is_named(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["run", "demo", *arguments], obj=0.0, terminal_width=200)
     assert result.exit_code == 2
-    assert said in result.output
+    assert message in result.output
 
 
-def test_what_serve_is_told_beside_its_config_is_the_same_when_it_is_read_again() -> None:
+def test_formatted_arguments_of_serve_are_parsed_to_the_same_values() -> None:
     reader = typer.Typer()
     seen: list[tuple[Path | None, dict[str, Any], str | None]] = []
 
@@ -184,15 +185,15 @@ def test_what_serve_is_told_beside_its_config_is_the_same_when_it_is_read_again(
     @takes_groups
     def serve(
         ctx: typer.Context,
-        beside: o.BesideConfig,
+        overrides: o.ConfigOverrides,
         logging: o.Logging,
         config: o.ConfigFile = None,
         watch: o.Watch = False,
         runtime: o.RuntimeOption = None,
     ) -> None:
-        seen.append((config, {**beside, **logging, "watch": watch}, runtime))
+        seen.append((config, {**overrides, **logging, "watch": watch}, runtime))
 
-    nothing = {option.field: option.default for option in (*o.BESIDE_CONFIG.options, *o.LOGGING.options)}
+    nothing = {option.field: option.default for option in (*o.CONFIG_OVERRIDES.options, *o.LOGGING.options)}
     much = {
         **nothing,
         "models_dir": ("/a b", "/c"),
@@ -202,8 +203,8 @@ def test_what_serve_is_told_beside_its_config_is_the_same_when_it_is_read_again(
         "token_file": Path("/t"),
         "log_format": "json",
     }
-    for config, told in ((None, {**nothing, "watch": False}), (Path("/x y.yaml"), {**much, "watch": True})):
-        words = o.serve_arguments(config, told, "embedded")
-        result = CliRunner().invoke(reader, words[1:])
+    for config, values in ((None, {**nothing, "watch": False}), (Path("/x y.yaml"), {**much, "watch": True})):
+        arguments = o.serve_arguments(config, values, "embedded")
+        result = CliRunner().invoke(reader, arguments[1:])
         assert result.exit_code == 0, result.output
-        assert seen.pop() == (config, told, "embedded")
+        assert seen.pop() == (config, values, "embedded")

@@ -1,4 +1,4 @@
-"""``rm`` names every file that goes, and removes none that a process has loaded."""
+"""``rm`` lists every file that it removes, and refuses to remove loaded models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.rm import rm_command
-from llamasup.effects.part_file import PartFile
+from llamasup.cli.commands.rm import rm
+from llamasup.downloads.part_file import PartFile
 from llamasup.testing import models
 
 
@@ -18,7 +18,7 @@ from llamasup.testing import models
     "given",
     ["{folder}/m.gguf", "./m.gguf", "../models/m.gguf", "link.gguf", "other.gguf:0,{folder}/m.gguf:0.5"],
 )
-def test_a_model_is_not_removed_while_a_process_has_it(
+def test_loaded_model_is_not_removed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     folder = tmp_path / "models"
@@ -31,15 +31,15 @@ def test_a_model_is_not_removed_while_a_process_has_it(
     server = [sys.executable, "-c", "input()", "-m", given.format(folder=folder)]
 
     with subprocess.Popen(server, cwd=folder, stdin=subprocess.PIPE) as process:
-        assert rm_command(["m.gguf"], folder=folder, yes=True, json=False) == 2
+        assert rm(["m.gguf"], folder=folder, yes=True, json=False) == 2
         assert f"is loaded by process {process.pid}" in capfd.readouterr().err
         process.communicate(b"\n")
     assert model.exists()
-    assert rm_command(["m.gguf"], folder=folder, yes=True, json=False) == 0
+    assert rm(["m.gguf"], folder=folder, yes=True, json=False) == 0
     assert not model.exists()
 
 
-def test_every_file_is_named_before_and_after(
+def test_all_files_are_listed_before_and_after_removal(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
@@ -56,11 +56,11 @@ def test_every_file_is_named_before_and_after(
     part.write(0, b"some")
     part.keep()
 
-    assert rm_command(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
-    said = capfd.readouterr()
-    before, after, _ = said.err.splitlines()
+    assert rm(["o/r"], folder=tmp_path / "models", yes=True, json=True) == 0
+    printed = capfd.readouterr()
+    before, after, _ = printed.err.splitlines()
     names = ", ".join(str(path.relative_to(tmp_path / "models")) for path in paths)
     assert f"o/r: {names} (" in before
-    assert f"Removed {names}." in after
-    assert json.loads(said.out)["removed"] == [str(path) for path in paths]
+    assert f"Deleted {names}." in after
+    assert json.loads(printed.out)["removed"] == [str(path) for path in paths]
     assert list((tmp_path / "models").iterdir()) == []

@@ -9,20 +9,21 @@ from io import TextIOWrapper
 
 import pytest
 
-from llamasup.cli.outlet import MOST_BYTES, MOST_LINES, Outlet
-from llamasup.cli.view import JsonView, TextView, duration_text, while_waiting
-from llamasup.core.printable import display_width
-from llamasup.core.units import memory_text
+from llamasup.cli.output.nonblocking_writer import MAX_BYTES, MAX_LINES, OutputWriter
+from llamasup.cli.output.view import JsonView, TextView, duration_text, while_waiting
+from llamasup.system.text import display_width, memory_text
 
 
 class Pipe:
-    """Both ends of a pipe."""
+    """Both ends of a pipe, and the writer to it."""
 
     def __init__(self) -> None:
         self.read_end, write_end = os.pipe()
         self.stream: TextIOWrapper = os.fdopen(write_end, "w")
+        self.writer = OutputWriter(self.stream)
 
     def everything(self) -> str:
+        self.writer.close()
         self.stream.close()
         with os.fdopen(self.read_end) as reader:
             return reader.read()
@@ -34,44 +35,42 @@ def pipe() -> Iterator[Pipe]:
     made.stream.close()
 
 
-def test_off_a_terminal_there_is_no_live_line(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    view = TextView(outlet)
-    view.loading("loading tiny")
+def test_live_line_is_shown_on_terminals_only(pipe: Pipe) -> None:
+    view = TextView(pipe.writer)
+    view.show_activity("loading tiny")
     view.tick()
     assert not view.is_busy
     view.say("info", "ready", "two\nlines")
-    outlet.close()
     assert pipe.everything() == "two\nlines\n"
 
 
-def test_what_a_file_is_called_does_not_steer_the_terminal(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    outlet.is_terminal = True
-    view = TextView(outlet)
+def test_control_characters_of_file_names_are_escaped(pipe: Pipe) -> None:
+    pipe.writer.is_terminal = True
+    view = TextView(pipe.writer)
     view.say("info", "found", "\x1b[31mred.gguf\nis here")
-    view.loading("loading \x1b[2Jgone.gguf")
-    outlet.close()
+    view.show_activity("loading \x1b[2Jgone.gguf")
     seen = pipe.everything()
     assert seen.startswith("\\x1b[31mred.gguf\nis here\n")
     assert "loading \\x1b[2Jgone.gguf" in seen
 
 
 @pytest.mark.parametrize("columns", [40, 80])
-def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> None:
+def test_live_line_is_shortened_in_its_middle(columns: int) -> None:
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (24, columns))
     stream = os.fdopen(theirs, "w")
-    outlet = Outlet(stream)
-    view = TextView(outlet)
-    view.loading("downloading org/A-Model-With-A-Very-Long-Name-Instruct-GGUF:Q4_K_M 模型模型 · 12 of 80 GiB")
+    writer = OutputWriter(stream)
+    view = TextView(writer)
+    view.show_activity(
+        "downloading org/A-Model-With-A-Very-Long-Name-Instruct-GGUF:Q4_K_M 模型模型 · 12 of 80 GiB"
+    )
     view.tick()
-    outlet.close()
-    said = ""
-    while len(re.findall(r"GiB · [\d.]+ m?s", said)) < 2:  # what was written comes when the kernel likes
-        said += os.read(ours, 4096).decode()
+    writer.close()
+    text = ""
+    while len(re.findall(r"GiB · [\d.]+ m?s", text)) < 2:  # the terminal may deliver it in pieces
+        text += os.read(ours, 4096).decode()
     stream.close()
-    shown = said.split("\r\x1b[2K")[1:]
+    shown = text.split("\r\x1b[2K")[1:]
     os.close(ours)
     assert len(shown) == 2
     for line in shown:
@@ -80,37 +79,33 @@ def test_the_live_line_stays_one_line_and_keeps_how_far_it_is(columns: int) -> N
         assert " 80 GiB · " in line
 
 
-def test_a_line_below_the_level_is_not_written(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    TextView(outlet, level="warning").say("info", "ready", "ready")
-    JsonView(outlet, level="warning").say("debug", "x", "y")
-    JsonView(outlet, level="warning").say("error", "x", "modèle", path="\udcff")
-    outlet.close()
+def test_line_below_the_level_is_not_written(pipe: Pipe) -> None:
+    TextView(pipe.writer, level="warning").say("info", "ready", "ready")
+    JsonView(pipe.writer, level="warning").say("debug", "x", "y")
+    JsonView(pipe.writer, level="warning").say("error", "x", "modèle", path="\udcff")
     record = json.loads(pipe.everything())
     assert (record["level"], record["event"], record["message"]) == ("error", "x", "modèle")
 
 
-def test_a_reader_that_lags_loses_lines_and_keeps_what_must_be_kept(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
+def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:
     line = "x" * 999 + "\n"
-    for _ in range(3 * MOST_LINES):
-        outlet.write(line)
-    outlet.write("event\n", keep=True)
-    assert outlet.left_out > 0
-    outlet.close(timeout_s=0.01)  # returns, although nobody has read
+    for _ in range(3 * MAX_LINES):
+        pipe.writer.write(line)
+    pipe.writer.write("event\n", keep=True)
+    assert pipe.writer.left_out > 0
+    pipe.writer.close(timeout_s=0.01)  # returns although nothing was read
     with os.fdopen(os.dup(pipe.read_end)) as reader:
         lines = []
         while (read := reader.readline()) != "event\n":
             lines.append(read)
-    assert 64 < len(lines) < 3 * MOST_LINES
+    assert 64 < len(lines) < 3 * MAX_LINES
 
 
-def test_a_reader_that_is_gone_is_no_error(pipe: Pipe) -> None:
+def test_closed_reader_is_no_error(pipe: Pipe) -> None:
     os.close(pipe.read_end)
-    outlet = Outlet(pipe.stream)
-    outlet.write("x\n")
-    outlet.close()
-    outlet.write("y\n")
+    pipe.writer.write("x\n")
+    pipe.writer.close()
+    pipe.writer.write("y\n")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +119,7 @@ def test_a_reader_that_is_gone_is_no_error(pipe: Pipe) -> None:
         (3 << 40, "3.0 TiB"),
     ],
 )
-def test_memory_is_told_in_three_digits(size: int, text: str) -> None:
+def test_memory_is_shown_in_three_digits(size: int, text: str) -> None:
     assert memory_text(size) == text
 
 
@@ -135,38 +130,32 @@ def test_memory_is_told_in_three_digits(size: int, text: str) -> None:
         *((179.9, "3 min 0 s"), (3599.9, "1 h 0 min"), (86400, "24 h 0 min"), (2_592_005, "30 d 0 h")),
     ],
 )
-def test_durations_are_told_in_the_unit_that_fits(seconds: float, text: str) -> None:
+def test_durations_are_shown_in_suitable_units(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
 
 
-def test_who_waits_on_a_terminal_sees_what_for_and_the_line_is_gone_afterwards(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    outlet.is_terminal = True
-    with while_waiting(TextView(outlet), "asking the runtimes"):
+def test_while_waiting_shows_live_line_and_removes_it(pipe: Pipe) -> None:
+    pipe.writer.is_terminal = True
+    with while_waiting(TextView(pipe.writer), "asking the runtimes"):
         assert os.read(pipe.read_end, 4) == b"\r\x1b[2"  # comes while the block runs
-    outlet.close()
     seen = pipe.everything()
     assert "asking the runtimes · " in seen
     assert seen.endswith("\x1b[2K")
 
 
-def test_who_waits_for_hardly_any_time_sees_nothing(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    outlet.is_terminal = True
-    with while_waiting(TextView(outlet), "asking the runtimes"):
+def test_short_wait_shows_no_live_line(pipe: Pipe) -> None:
+    pipe.writer.is_terminal = True
+    with while_waiting(TextView(pipe.writer), "asking the runtimes"):
         pass
-    outlet.close()
     assert pipe.everything() == ""
 
 
-def test_the_log_of_a_server_keeps_its_lines_and_steers_no_terminal(pipe: Pipe) -> None:
-    outlet = Outlet(pipe.stream)
-    TextView(outlet, level="error").server_said([b"0.0 I srv  main: \xff", b"two"])
-    outlet.is_terminal = True
-    TextView(outlet).server_said([b"\x1b[2Jthree"])
-    outlet.is_terminal = False
-    JsonView(outlet).server_said([b"four", b"five"])
-    outlet.close()
+def test_server_log_keeps_its_lines_and_its_control_characters_are_escaped(pipe: Pipe) -> None:
+    TextView(pipe.writer, level="error").show_server_log([b"0.0 I srv  main: \xff", b"two"])
+    pipe.writer.is_terminal = True
+    TextView(pipe.writer).show_server_log([b"\x1b[2Jthree"])
+    pipe.writer.is_terminal = False
+    JsonView(pipe.writer).show_server_log([b"four", b"five"])
     *text, four, five = pipe.everything().splitlines()
     assert text[:2] == ["0.0 I srv  main: \ufffd", "two"]
     assert "\x1b" not in text[2]
@@ -175,14 +164,14 @@ def test_the_log_of_a_server_keeps_its_lines_and_steers_no_terminal(pipe: Pipe) 
     assert json.loads(four)["event"] == "server_log"
 
 
-def test_a_flood_that_nobody_reads_is_left_out_and_waits_for_nothing() -> None:
+def test_unread_flood_is_dropped_without_waiting() -> None:
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "w") as stream:
-        outlet = Outlet(stream)
-        view = TextView(outlet)
+        writer = OutputWriter(stream)
+        view = TextView(writer)
         for _ in range(200):
-            view.server_said([b"x" * 65536])
-        assert outlet.is_behind
-        assert outlet.held < 2 * MOST_BYTES
+            view.show_server_log([b"x" * 65536])
+        assert writer.is_behind
+        assert writer.held < 2 * MAX_BYTES
         os.close(read_end)
-        outlet.close()
+        writer.close()

@@ -49,7 +49,7 @@ class Served:
 
     def straight(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server itself answers, asked on its own socket."""
-        (child,) = [each for each in self.running.children() if "--host" in each.cmdline()]
+        (child,) = [process for process in self.running.children() if "--host" in process.cmdline()]
         words = child.cmdline()
         transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
         with httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S) as client:

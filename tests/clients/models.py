@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.core.demo_model import WORDS, demo_keys, demo_tensors
-from llamasup.core.gguf_writer import KeyValue, write_gguf
+from llamasup.gguf.demo import WORDS, demo_keys, demo_tensors
+from llamasup.gguf.writer import KeyValue, write_gguf
 
 __all__ = ["tool_caller"]
 

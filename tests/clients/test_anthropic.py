@@ -33,7 +33,7 @@ def client(chat: Served) -> Iterator[anthropic.Anthropic]:
         yield client
 
 
-def test_a_message_is_what_the_server_itself_answers_plain_and_streamed(
+def test_message_equals_direct_answer_of_server_plain_and_streamed(
     client: anthropic.Anthropic, chat: Served
 ) -> None:
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 30, "model": "tiny"}
@@ -128,6 +128,6 @@ def test_too_long_a_prompt_is_a_bad_request(client: anthropic.Anthropic) -> None
         )
 
 
-def test_what_there_is_not_is_not_found(client: anthropic.Anthropic) -> None:
+def test_missing_routes_are_404(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.batches.list()

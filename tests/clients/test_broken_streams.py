@@ -119,7 +119,7 @@ def test_no_client_takes_half_an_answer_for_a_whole_one(crowded: Served) -> None
         }
         for name, flows in flowing.items():
             assert flows.wait(PATIENCE_S), reading[name]
-        (child,) = [each for each in crowded.running.children() if "--host" in each.cmdline()]
+        (child,) = [process for process in crowded.running.children() if "--host" in process.cmdline()]
         child.send_signal(signal.SIGKILL)
         errors = {name: future.exception(PATIENCE_S) for name, future in reading.items()}
     for name, error in errors.items():

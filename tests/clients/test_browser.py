@@ -61,7 +61,7 @@ def test_a_browser_may_let_a_page_call_that_is_allowed_to(chat: Served) -> None:
         "Access-Control-Request-Headers": "authorization,content-type",
     }
     preflight = httpx.options(url, headers=asked)
-    allowed = {each.strip().lower() for each in preflight.headers["access-control-allow-headers"].split(",")}
+    allowed = {word.strip().lower() for word in preflight.headers["access-control-allow-headers"].split(",")}
     assert preflight.is_success
     assert preflight.headers["access-control-allow-origin"] == PAGE
     assert "POST" in preflight.headers["access-control-allow-methods"]

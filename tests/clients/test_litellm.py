@@ -60,7 +60,7 @@ def test_an_answer_in_a_schema_is_valid(litellm: Any, tools: Served) -> None:
 
 def test_texts_are_embedded(litellm: Any, encoder: Served) -> None:
     answer = litellm.embedding(**of(encoder, "openai/encoder", input=["cat", "cat", "hello world"]))
-    cat, same, other = (each["embedding"] for each in answer.data)
+    cat, same, other = (item["embedding"] for item in answer.data)
     assert len(cat) == 64
     assert math.dist(cat, same) < 1e-4 < math.dist(cat, other)
 

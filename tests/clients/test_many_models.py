@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 from llamasup.testing import models
 from tests.clients.asked import QUESTION
 from tests.clients.conftest import KEY, PATIENCE_S, Served
-from tests.e2e.driver import adopted, command
+from tests.e2e.driver import started
 from tests.real.remains import folders_of
 
 pytestmark = [
@@ -56,15 +55,8 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     config["models"][CHAT]["aliases"] = ["gpt-4o-mini"]
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
     cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
-    process = subprocess.Popen(
-        command("serve", "--config", str(home / "config.yaml"), "--events", "jsonl"),
-        env={**os.environ, **folders_of(home), **cache},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with adopted(process) as running:
+    env = {**os.environ, **folders_of(home), **cache}
+    with started("serve", "--config", str(home / "config.yaml"), env=env) as running:
         yield Served(running, running.url)
         assert running.stop() == 0
 
@@ -72,7 +64,9 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 def straight(many: Served, model: str) -> httpx.Client:
     """The very server that has this model."""
     (words,) = [
-        words for each in many.running.children() if "--alias" in (words := each.cmdline()) and model in words
+        words
+        for child in many.running.children()
+        if "--alias" in (words := child.cmdline()) and model in words
     ]
     transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
     return httpx.Client(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
@@ -90,16 +84,16 @@ def client(many: Served) -> Iterator[openai.OpenAI]:
 
 def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.OpenAI) -> None:
     listed = list(client.models.list())
-    assert sorted(each.id for each in listed) == sorted(WRITTEN)
+    assert sorted(model.id for model in listed) == sorted(WRITTEN)
     assert listed[0].id == CHAT  # the default
-    assert {(each.object, each.owned_by) for each in listed} == {("model", "llamasup")}
+    assert {(model.object, model.owned_by) for model in listed} == {("model", "llamasup")}
     for name in WRITTEN:
         assert client.models.retrieve(name).id == name
     assert client.models.retrieve("gpt-4o-mini").id == CHAT
 
 
 @pytest.mark.parametrize("model", [CHAT, EMBEDDER, RERANKER])
-def test_what_is_listed_of_a_model_is_what_its_server_says_of_it(
+def test_listed_model_facts_equal_those_of_its_server(
     many: Served, client: openai.OpenAI, model: str
 ) -> None:
     with straight(many, model) as server:
@@ -135,7 +129,7 @@ def test_an_unknown_model_is_the_clients_own_not_found(client: openai.OpenAI) ->
         assert "'tiny-chta' does not exist" in caught.value.message
 
 
-def test_a_model_is_loaded_for_what_it_can_do_and_for_nothing_else(client: openai.OpenAI) -> None:
+def test_model_is_loaded_only_for_requests_it_can_serve(client: openai.OpenAI) -> None:
     def status() -> str:
         shown: Any = client.models.retrieve(SLEEPER).model_dump()
         return str(shown["status"]["value"])
@@ -168,7 +162,7 @@ def test_a_model_is_loaded_for_what_it_can_do_and_for_nothing_else(client: opena
         (CHAT, "/v1/responses", {"input": "a", "max_output_tokens": 1}, 0),
     ],
 )
-def test_only_what_the_server_itself_refuses_is_refused(
+def test_only_requests_that_the_server_refuses_are_refused(
     many: Served, model: str, path: str, body: dict[str, Any], refuses: int
 ) -> None:
     """``refuses``: the server's own status; 0: it answers."""
@@ -182,7 +176,7 @@ def test_only_what_the_server_itself_refuses_is_refused(
 
 def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served) -> None:
     with openai.OpenAI(base_url=many.v1, api_key=CHATS, max_retries=0) as client:
-        assert [each.id for each in client.models.list()] == [CHAT]
+        assert [model.id for model in client.models.list()] == [CHAT]
         answer = client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
         assert answer.model == CHAT
         with pytest.raises(openai.PermissionDeniedError, match="may not use the model 'ranker'"):
@@ -222,7 +216,7 @@ def test_the_web_interface_is_that_of_the_default_models_server_if_it_has_one(ma
     assert (through.status_code, through.content) == (own.status_code, own.content)
 
 
-def test_what_was_asked_is_counted_by_model(many: Served) -> None:
+def test_requests_are_counted_by_model(many: Served) -> None:
     post(many, "/v1/chat/completions", model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
     post(many, "/v1/chat/completions", model="made up", messages=MESSAGES)
     lines = many.get("/metrics").text.splitlines()

@@ -39,9 +39,7 @@ def client(chat: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_chat_is_what_the_server_itself_answers_plain_and_streamed(
-    client: openai.OpenAI, chat: Served
-) -> None:
+def test_chat_equals_direct_answer_of_server_plain_and_streamed(client: openai.OpenAI, chat: Served) -> None:
     body: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "seed": 1, "max_tokens": 40}
     straight = chat.straight("/v1/chat/completions", body)
     plain = client.chat.completions.create(
@@ -146,8 +144,8 @@ def test_an_answer_in_a_schema_parses_into_its_class(tools: Served) -> None:
 def test_texts_are_embedded_as_the_server_embeds_them(encoder: Served) -> None:
     texts = ["hello world", "cat", "cat"]
     with client_of(encoder) as client:  # asks for base64, and unpacks it
-        vectors = [each.embedding for each in client.embeddings.create(model="encoder", input=texts).data]
-    straight = [each["embedding"] for each in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
+        vectors = [item.embedding for item in client.embeddings.create(model="encoder", input=texts).data]
+    straight = [item["embedding"] for item in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
     assert [len(vector) for vector in vectors] == [64, 64, 64]
     assert all(math.dist(*pair) < 1e-4 for pair in zip(vectors, straight, strict=True))
     assert math.dist(vectors[1], vectors[2]) < 1e-4 < math.dist(vectors[0], vectors[1])
@@ -261,7 +259,7 @@ def test_too_long_a_prompt_is_a_bad_request_that_says_how_much_too_long(client: 
     assert error["n_prompt_tokens"] > error["n_ctx"] > 0
 
 
-def test_what_there_is_not_is_not_found(client: openai.OpenAI) -> None:
+def test_missing_routes_are_404(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.files.list()
 

@@ -1,4 +1,4 @@
-"""Whatever a file holds, it is a config or its mistakes are told: no other error, and in bounded time."""
+"""Any file is a valid config or raises ConfigIssues: no other exception, and in bounded time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.config.mistakes import ConfigMistakes
-from llamasup.config.nodes import MOST_BYTES
+from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.issues import ConfigIssues
+from llamasup.config.nodes import MAX_BYTES
 from llamasup.config.reading import keys_of, read_text
-from llamasup.config.values import Config, ModelEntry
-from tests.config.reading import mistakes_of
+from tests.config.reading import issues_of
 
 _KEYS = st.sampled_from([*keys_of(Config), *keys_of(ModelEntry), "ram", "keep", "api_key_file", "x"])
-_WORDS = st.sampled_from(
+_TEXTS = st.sampled_from(
     [
         "80%",
         "-1GiB",
@@ -40,7 +40,7 @@ _WORDS = st.sampled_from(
         "",
     ]
 )
-_LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), _WORDS)
+_LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), _TEXTS)
 _TREES = st.recursive(
     _LEAVES,
     lambda inner: (
@@ -58,25 +58,25 @@ _PIECES = st.lists(
 
 
 def _read(content: bytes) -> None:
-    with suppress(ConfigMistakes):
+    with suppress(ConfigIssues):
         read_text(content, "c.yaml", Path("/x"), {"A": "b\x00c", "HOME": "/home/ann"})
 
 
 @settings(max_examples=150)
 @given(st.binary(max_size=200))
-def test_of_any_bytes(content: bytes) -> None:
+def test_any_bytes_are_read_or_refused(content: bytes) -> None:
     _read(content)
 
 
 @settings(max_examples=200)
 @given(_PIECES)
-def test_of_any_pieces_of_yaml(pieces: list[str]) -> None:
+def test_any_pieces_of_yaml_are_read_or_refused(pieces: list[str]) -> None:
     _read("".join(pieces).encode("utf-8", "surrogatepass"))
 
 
 @settings(max_examples=60)
 @given(st.dictionaries(_KEYS, _TREES, max_size=6))
-def test_of_any_values_of_any_keys(tree: dict[str, Any]) -> None:
+def test_any_values_of_any_keys_are_read_or_refused(tree: dict[str, Any]) -> None:
     _read(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
 
 
@@ -86,7 +86,7 @@ _HOSTILE: Mapping[str, Callable[[int], str]] = {
     "lists in lists": lambda size: "- " * (size // 2),
     "mappings in mappings": lambda size: "a: " * (size // 3),
     "keys of keys": lambda size: "? " * (size // 2),
-    "one long word": lambda size: "a" * size,
+    "one long name": lambda size: "a" * size,
     "one long number": lambda size: "max_loaded: " + "9" * (size - 20),
     "one long time": lambda size: "swap_after: " + "9" * (size - 20),
     "unknown keys": lambda size: "".join(f"k{n}:\n" for n in range(size // 12)),
@@ -102,22 +102,24 @@ _HOSTILE: Mapping[str, Callable[[int], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [MOST_BYTES // 16, pytest.param(MOST_BYTES, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [MAX_BYTES // 16, pytest.param(MAX_BYTES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", _HOSTILE)
-def test_hostile_text_takes_no_longer_than_as_much_of_a_real_config(kind: str, size: int) -> None:
+def test_hostile_text_takes_about_the_time_of_a_real_config(kind: str, size: int) -> None:
     models = "".join(f"  model-{n}: {{path: model-{n}.gguf, ttl: 10m}}\n" for n in range(size // 70))
 
     def took_s(text: str) -> float:
-        assert len(text) <= MOST_BYTES
+        assert len(text) <= MAX_BYTES
         began_s = time.process_time()
         _read(text.encode())
         return time.process_time() - began_s
 
-    # The factor is for telling a hundred mistakes; what grows with the square takes a thousand times as long.
+    # The factor covers the listing of a hundred errors; quadratic time would be a factor of a thousand.
     assert took_s(_HOSTILE[kind](size)) < 10 * took_s(f"models:\n{models}")
 
 
-def test_patterns_in_groups_are_few() -> None:
-    found = mistakes_of("models_dir: m\ngroups: {g: [" + "'a*'," * 200 + "]}")
+def test_number_of_patterns_in_groups_is_limited() -> None:
+    found = issues_of("models_dir: m\ngroups: {g: [" + "'a*'," * 200 + "]}")
 
-    assert found == ["c.yaml:2: groups.g[100]: more than 100 names with * or ?"]
+    assert found == [
+        "c.yaml:2: groups.g[100]: more than 100 names with * or ?; groups have at most that many"
+    ]

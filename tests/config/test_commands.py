@@ -1,4 +1,4 @@
-"""``llamasup config``: what is said where, and with which exit code."""
+"""``llamasup config``: output and exit codes."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from typing import Any
 import pytest
 import yaml
 
-from llamasup.cli.config import check_command, init_command, schema_command
-from llamasup.cli.config_check import missing_here
-from llamasup.config.mistakes import ConfigMistakes
+from llamasup.cli.commands.config import check, init, schema
+from llamasup.cli.commands.config_check import environment_issues
+from llamasup.config.issues import ConfigIssues
+from llamasup.config.json_schema import json_schema
 from llamasup.config.reading import Reading, load, read, read_text
-from llamasup.config.schema import json_schema
-from llamasup.config.starter import Surroundings, starter_text
-from llamasup.core.errors import RuntimeMissing
-from llamasup.effects.files import models_folder
-from llamasup.runtime.events import Bus
-from llamasup.serving import ConfigSource, ServeService, serve_options
+from llamasup.config.starter import StarterFacts, starter_text
+from llamasup.errors import RuntimeMissing
+from llamasup.service.serve import ConfigSource, ServeService, serve_options
+from llamasup.supervision.events import Bus
+from llamasup.system.storage.folders import models_folder
 from llamasup.testing.fake_server import install
 from llamasup.testing.models import tiny_decoder
 from tests.config.reading import config_of
-
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without anything: no models, no caches, no runtime."""
+    """A machine without models, caches and a runtime."""
     for name in list(os.environ):
         if name.startswith(("LLAMASUP_", "XDG_", "HF_", "LLAMA_")):
             monkeypatch.delenv(name)
@@ -50,68 +49,74 @@ def written(folder: Path, text: str) -> Path:
 
 
 def missing(path: Path, **environ: str) -> list[str]:
-    reading, mistakes = read(path, {"HOME": str(path.parent), **environ})
-    assert not mistakes
-    return [each.in_file("c.yaml") for each in sorted(missing_here(reading, environ))]
+    reading, issues = read(path, {"HOME": str(path.parent), **environ})
+    assert not issues
+    return [each.in_file("c.yaml") for each in sorted(environment_issues(reading, environ))]
 
 
 # --- check -------------------------------------------------------------------------------------------
 
 
-def test_a_sound_config_is_said_to_be_sound(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_a_valid_config(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "m").mkdir()
     path = written(home, "models_dir: m\nmodels: {a: {path: demo}, 'b*': {ttl: 1m}}\n")
 
-    assert check_command(path, json=False) == 0
+    assert check(path, json=False) == 0
 
-    said = capfd.readouterr()
-    assert said.out == ""
-    sound, untold = said.err.splitlines()
-    assert sound == f"{path} is sound: 1 model, 1 rule, 1 folder."
-    assert untold.startswith("Its models were not tried: ")  # there is nothing that could start them
+    output = capfd.readouterr()
+    assert output.out == ""
+    valid, unchecked = output.err.splitlines()
+    assert valid == f"{path} is valid: 1 model, 1 rule, 1 folder."
+    assert unchecked.startswith("The models were not checked: ")  # there is no runtime
 
 
-def test_everything_that_is_wrong_is_said_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_reports_all_errors_at_once(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(home, "max_loaded: no\nmodels:\n  a: {path: a.gguf}\n")
 
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     assert capfd.readouterr().err.splitlines() == [
-        f"llamasup: {path} has 2 mistakes.",
-        f"    {path}:1: max_loaded: 'no'; it takes a whole number, 1 or more",
+        f"llamasup: {path} has 2 errors.",
+        f"    {path}:1: max_loaded: invalid value 'no'; expected a whole number, 1 or more",
         f"    {path}:3: models.a.path: '{home}/a.gguf': No such file or directory",
     ]
 
 
-def test_a_program_gets_the_same_as_json(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_writes_json(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(home, "max_loaded: no\nmodels: {a: {path: demo}}\n")
 
-    assert check_command(path, json=True) == 78
+    assert check(path, json=True) == 78
     assert json.loads(capfd.readouterr().out) == {
         "ok": False,
         "file": str(path),
-        "mistakes": [{"line": 1, "key": "max_loaded", "message": "'no'; it takes a whole number, 1 or more"}],
+        "mistakes": [
+            {
+                "line": 1,
+                "key": "max_loaded",
+                "message": "invalid value 'no'; expected a whole number, 1 or more",
+            }
+        ],
     }
 
-    assert check_command(home / "none.yaml", json=True) == 78
+    assert check(home / "none.yaml", json=True) == 78
     found = json.loads(capfd.readouterr().out)
     assert (found["ok"], found["mistakes"][0]["line"]) == (False, None)
 
     path.write_text("models: {a: {path: demo}}")
-    assert check_command(path, json=True) == 0
+    assert check(path, json=True) == 0
     assert json.loads(capfd.readouterr().out) == {"ok": True, "file": str(path), "mistakes": []}
 
 
-def test_the_config_that_serve_would_take_is_checked(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_check_uses_the_config_of_serve(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     own = home / ".config/llamasup/config.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("models: {a: {path: demo}}")
 
-    assert check_command(None, json=False) == 0
+    assert check(None, json=False) == 0
     assert str(own) in capfd.readouterr().err
 
 
-def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_reported_with_their_lines(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     path = written(
         tmp_path,
@@ -146,7 +151,7 @@ def test_files_and_folders_that_are_not_there_are_told_with_their_lines(tmp_path
 
 @pytest.fixture
 def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two models, and what can start them."""
+    """Two models and a runtime."""
     monkeypatch.setenv("LLAMASUP_RUNTIME", str(install(home / "llama-server")))
     (home / "m").mkdir()
     for name in ("x", "y"):
@@ -154,9 +159,7 @@ def models(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
-def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
-    models: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_check_and_serve_report_the_same_errors(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (models / "broken.gguf").write_bytes(tiny_decoder()[:2000])
     path = written(
         models,
@@ -172,18 +175,18 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
             extra: [--nonsense]
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
-    assert f"{path} has 3 mistakes." in said
-    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is no KV cache type" in said
+    assert f"{path} has 3 errors." in said
+    assert f"{path}:5: models.b.kv_type: --kv-type 'q9_9' is not a KV cache type" in said
     assert f"{path}:6: models.c2.5.path: {models}/broken.gguf" in said
     assert f"{path}:9: models.d.extra: this llama-server" in said
     assert "has no --nonsense" in said
 
-    with pytest.raises(ConfigMistakes) as refused:
+    with pytest.raises(ConfigIssues) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
-    assert [(each.line, each.key) for each in refused.value.mistakes] == [
+    assert [(each.line, each.key) for each in refused.value.issues] == [
         (5, "models.b.kv_type"),
         (6, "models.c2.5.path"),
         (9, "models.d.extra"),
@@ -191,10 +194,10 @@ def test_what_serve_would_refuse_is_told_by_check_and_by_serve_alike(
 
 
 @pytest.mark.parametrize("flags", ["[--host, 0.0.0.0]", "[--nonsense]", "[--ctx-size]", "[word]"])
-def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
+def test_invalid_flags_are_reported_in_all_sections(
     models: Path, capfd: pytest.CaptureFixture[str], flags: str
 ) -> None:
-    """Also of models that are found in a folder, and of those that are not here yet."""
+    """Also for models from a folder, and for models that are not downloaded yet."""
     path = written(
         models,
         f"""\
@@ -212,21 +215,21 @@ def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
             extra: [--metrics]
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
-    assert f"{path} has 3 mistakes." in said
+    assert f"{path} has 3 errors." in said
     for place in ("4: defaults.extra", "7: models.x*.extra", "10: models.far.extra"):
         assert f"{path}:{place}: " in said
 
     options = serve_options(lambda: load(path, os.environ), config_file=path, port=0)
-    with pytest.raises(ConfigMistakes) as at_start:
+    with pytest.raises(ConfigIssues) as at_start:
         ServeService(options, Bus())
     source = ConfigSource(options, os.environ)
-    with pytest.raises(ConfigMistakes) as at_reload:
+    with pytest.raises(ConfigIssues) as at_reload:
         source.check(source.read(), {})
     for refused in (at_start.value, at_reload.value):
-        assert [(each.line, each.key) for each in refused.mistakes] == [
+        assert [(each.line, each.key) for each in refused.issues] == [
             (4, "defaults.extra"),
             (7, "models.x*.extra"),
             (10, "models.far.extra"),
@@ -235,28 +238,28 @@ def test_flags_that_every_start_refuses_are_mistakes_wherever_they_are(
             assert line in said
 
 
-def test_a_broken_model_that_the_environment_names_is_told_by_the_variable(
+def test_broken_model_from_a_variable_is_reported_by_the_variable(
     models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (models / "not-to-be-seen.gguf").write_bytes(tiny_decoder()[:2000])
     monkeypatch.setenv("S", "not-to-be-seen")
     path = written(models, "models: {a: {path: '${S}.gguf'}}\n")
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "not-to-be-seen" not in said
     assert f"{path}:1: models.a.path: '${{S}}.gguf': " in said
 
 
-def test_a_device_that_is_not_there_is_refused_at_the_start(models: Path) -> None:
+def test_missing_device_is_refused_at_the_start(models: Path) -> None:
     path = written(models, "models: {a: {path: m/x.gguf, devices: CUDA9}}\n")
-    with pytest.raises(ConfigMistakes) as refused:
+    with pytest.raises(ConfigIssues) as refused:
         ServeService(serve_options(lambda: load(path, os.environ), config_file=path, port=0), Bus())
-    assert [each.key for each in refused.value.mistakes] == ["models.a.devices"]
-    assert "'CUDA9' is not there" in refused.value.details[0]
+    assert [each.key for each in refused.value.issues] == ["models.a.devices"]
+    assert "'CUDA9' does not exist" in refused.value.details[0]
 
 
-def test_names_that_no_model_has_are_told(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_are_reported(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(
         models,
         """\
@@ -266,15 +269,13 @@ def test_names_that_no_model_has_are_told(models: Path, capfd: pytest.CaptureFix
         groups: {g: [zz, x, "q*"]}
         """,
     )
-    assert check_command(path, json=True) == 78
+    assert check(path, json=True) == 78
 
     found = [(each["line"], each["key"]) for each in json.loads(capfd.readouterr().out)["mistakes"]]
     assert found == [(2, "default_model"), (3, "models.xx"), (4, "groups.g[0]"), (4, "groups.g[2]")]
 
 
-def test_of_two_that_are_pinned_one_group_has_room_for_one(
-    models: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_two_pinned_models_in_a_group_are_refused(models: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(
         models,
         """\
@@ -285,23 +286,21 @@ def test_of_two_that_are_pinned_one_group_has_room_for_one(
           y: {pin: true}
         """,
     )
-    assert check_command(path, json=False) == 78
-    assert f"{path}:5: models.y: it is pinned, and so is 'x' of the group 'g'" in capfd.readouterr().err
+    assert check(path, json=False) == 78
+    assert f"{path}:5: models.y: it is pinned, and so is 'x'; both are in group 'g'" in capfd.readouterr().err
 
     path.write_text(path.read_text().replace("y: {pin: true}", "y: {pin: false}"))
-    assert check_command(path, json=False) == 0
+    assert check(path, json=False) == 0
 
 
-def test_words_that_are_no_files_are_not_looked_for(tmp_path: Path) -> None:
+def test_literal_values_are_not_checked_as_files(tmp_path: Path) -> None:
     path = written(
         tmp_path, "models: {a: {path: demo, mmproj: none, loras: auto}}\ndefaults: {mmproj: none}\n"
     )
     assert missing(path) == []
 
 
-def test_a_key_pasted_where_its_file_belongs_is_not_shown(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_key_in_place_of_its_file_is_not_shown(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = written(
         home,
         """\
@@ -310,15 +309,15 @@ def test_a_key_pasted_where_its_file_belongs_is_not_shown(
         downloads: {token_file: hf_SECRET}
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "SECRET" not in said
     assert f"{path}:2: auth.api_key_file: The API key file of auth.api_key_file cannot be read: " in said
-    assert f"{path}:3: downloads.token_file: what is there (not shown: it may be a secret): no file" in said
+    assert f"{path}:3: downloads.token_file: the file (not shown: it may be a secret) cannot be read" in said
 
 
-def test_what_comes_from_the_environment_is_not_shown(
+def test_values_of_variables_are_not_shown(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("S", "not-to-be-seen")
@@ -332,26 +331,26 @@ def test_what_comes_from_the_environment_is_not_shown(
         http: {access_log: "${S}/log"}
         """,
     )
-    assert check_command(path, json=False) == 78
+    assert check(path, json=False) == 78
 
     said = capfd.readouterr().err
     assert "not-to-be-seen" not in said
     assert f"{path}:1: models_dir: '${{S}}/m': No such file or directory" in said
     assert f"{path}:2: models.a.path: '${{S}}.gguf': No such file or directory" in said
     assert f"{path}:3: listen: '/${{S}}/x.sock/..': No such file or directory" in said
-    assert f"{path}:4: runtime: './${{S}}-server' is no program" in said
+    assert f"{path}:4: runtime: './${{S}}-server' is not an executable" in said
 
 
-def test_a_pipe_in_the_place_of_a_model_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_pipe_as_a_model_file_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.gguf")
     assert missing(written(tmp_path, "models: {a: {path: m.gguf}}\n")) == []
 
 
-def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
+def test_public_address_needs_a_key(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nlisten: 0.0.0.0:80\n")
     assert missing(path) == [
         "c.yaml:2: listen: '0.0.0.0' can be reached from other machines, and no API key is set; "
-        "give auth.api_key_file, or let anybody in with auth.insecure_no_auth"
+        "set auth.api_key_file, or auth.insecure_no_auth to allow access without a key"
     ]
     assert missing(path, LLAMASUP_API_KEY="k") == []
 
@@ -366,7 +365,7 @@ def test_an_address_that_others_reach_needs_a_key(tmp_path: Path) -> None:
     assert missing(path) == []
 
 
-def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
+def test_key_file_is_checked(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nauth: {api_key_file: keys}\n")
     assert "auth.api_key_file: The API key file" in missing(path)[0]
 
@@ -376,7 +375,7 @@ def test_a_file_of_keys_is_read(tmp_path: Path) -> None:
     assert "line 1" in found
 
 
-def test_certificates_are_loaded(tmp_path: Path) -> None:
+def test_certificates_are_checked(tmp_path: Path) -> None:
     for name in ("cert", "key"):
         (tmp_path / name).write_text("no PEM")
     path = written(tmp_path, "models: {a: {path: demo}}\nhttp: {tls_cert: cert, tls_key: key}\n")
@@ -387,63 +386,63 @@ def test_certificates_are_loaded(tmp_path: Path) -> None:
     assert "the certificate '${S}' and the key '${S}/k'" in missing(path, S="not-to-be-seen")[0]
 
 
-def test_a_runtime_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_missing_runtime_is_reported(tmp_path: Path) -> None:
     path = written(tmp_path, "models: {a: {path: demo}}\nruntime: ./none\n")
 
     assert missing(path) == [
-        f"c.yaml:2: runtime: '{tmp_path}/none' is no program that can be started; give another, or auto"
+        f"c.yaml:2: runtime: '{tmp_path}/none' is not an executable program; give another one, or auto"
     ]
 
 
 def _reading(text: str) -> Reading:
-    reading, mistakes = read_text(text.encode(), "c.yaml", Path("/"), {})
-    assert not mistakes
+    reading, issues = read_text(text.encode(), "c.yaml", Path("/"), {})
+    assert not issues
     return reading
 
 
-def test_devices_are_compared_with_those_of_the_runtime() -> None:
+def test_unknown_devices_are_reported() -> None:
     reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
 
-    assert missing_here(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
-    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: ["CUDA0"])]
-    assert found == ["'CUDA1' is not there; the runtime has CUDA0"] * 2
-    found = [each.what for each in missing_here(reading, {}, devices_of=lambda *_: [])]
-    assert found[0] == "'CUDA0' is not there; the runtime has no device"
+    assert environment_issues(reading, {}, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    found = [each.what for each in environment_issues(reading, {}, devices_of=lambda *_: ["CUDA0"])]
+    assert found == ["'CUDA1' does not exist; the runtime has CUDA0"] * 2
+    found = [each.what for each in environment_issues(reading, {}, devices_of=lambda *_: [])]
+    assert found[0] == "'CUDA0' does not exist; the runtime has no devices"
 
 
-def test_a_runtime_without_an_answer_is_told_once() -> None:
+def test_failed_list_of_devices_is_reported_once() -> None:
     def none(*_: Any) -> list[str]:
         raise RuntimeMissing("No llama-server was found.")
 
     reading = _reading((ROOT / "configs" / "two-gpus.yaml").read_text())
 
-    assert [each.what for each in missing_here(reading, {}, devices_of=none)] == [
-        "its devices are not known: No llama-server was found."
+    assert [each.what for each in environment_issues(reading, {}, devices_of=none)] == [
+        "cannot list the devices: No llama-server was found."
     ]
 
 
-def test_nobody_is_asked_for_devices_that_no_model_names() -> None:
+def test_devices_are_listed_only_if_a_model_names_one() -> None:
     def never(*_: Any) -> list[str]:
         raise AssertionError
 
     reading = _reading("models: {a: {path: demo, devices: none}}")
 
-    assert missing_here(reading, {}, devices_of=never) == ()
+    assert environment_issues(reading, {}, devices_of=never) == ()
 
 
 # --- init --------------------------------------------------------------------------------------------
 
 
 def test_init_writes_a_config_that_check_accepts(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert init_command(None, force=False) == 0
+    assert init(None, force=False) == 0
     path = home / ".config/llamasup/config.yaml"
     assert f"Wrote {path}" in capfd.readouterr().err
 
-    assert check_command(None, json=False) == 0
-    assert capfd.readouterr().err.startswith(f"{path} is sound: 1 model.\n")
+    assert check(None, json=False) == 0
+    assert capfd.readouterr().err.startswith(f"{path} is valid: 1 model.\n")
 
 
-def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_init_finds_models_caches_and_keys(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (home / "models").mkdir()
     (home / ".cache/llama.cpp").mkdir(parents=True)
     keys = home / ".config/llamasup/keys"
@@ -451,7 +450,7 @@ def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str])
     keys.write_text("k\n")
     keys.chmod(0o600)
 
-    assert init_command(Path("-"), force=False) == 0
+    assert init(Path("-"), force=False) == 0
 
     text = capfd.readouterr().out
     config = config_of(text, HOME=str(home))
@@ -460,38 +459,36 @@ def test_init_finds_what_there_is(home: Path, capfd: pytest.CaptureFixture[str])
     assert config.auth.api_key_file == keys
 
 
-def test_init_names_the_folder_that_pull_fills_once_it_is_there(
-    home: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_init_names_the_folder_of_pull_if_it_exists(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     models_folder().mkdir(parents=True)
     (home / "models").mkdir(exist_ok=True)
-    assert init_command(Path("-"), force=False) == 0
+    assert init(Path("-"), force=False) == 0
     folders = config_of(capfd.readouterr().out, HOME=str(home)).models_dir
     assert list(folders[:2]) == [models_folder(), home / "models"]
 
 
-def test_init_overwrites_only_when_it_is_told_to(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_init_overwrites_only_with_force(home: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = home / "x" / "c.yaml"
-    assert init_command(path, force=False) == 0
+    assert init(path, force=False) == 0
     path.write_text("mine")
 
-    assert init_command(path, force=False) == 2
+    assert init(path, force=False) == 2
     assert path.read_text() == "mine"
     assert "--force" in capfd.readouterr().err
 
-    assert init_command(path, force=True) == 0
-    assert check_command(path, json=False) == 0
+    assert init(path, force=True) == 0
+    assert check(path, json=False) == 0
 
 
 @pytest.mark.parametrize("output", ["/proc/none/c.yaml", "/", "~nobody-at-all/c.yaml"])
-def test_init_says_where_it_cannot_write(home: Path, output: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert init_command(Path(output), force=False) in (2, 71)
+def test_init_reports_an_unwritable_path(home: Path, output: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert init(Path(output), force=False) in (2, 71)
 
     assert "Traceback" not in (said := capfd.readouterr().err)
     assert output.rstrip("/") in said
 
 
-_FOUND = Surroundings(
+_FOUND = StarterFacts(
     ram_bytes=64 << 30,
     cores=16,
     devices=[("CUDA0", "NVIDIA GeForce RTX 4090"), ("CUDA1", "NVIDIA GeForce RTX 3060")],
@@ -502,7 +499,7 @@ _FOUND = Surroundings(
 )
 
 
-def test_the_starter_says_what_was_found_however_it_is_called() -> None:
+def test_starter_quotes_unusual_names() -> None:
     text = starter_text(_FOUND)
     config = config_of(text)
 
@@ -514,9 +511,8 @@ def test_the_starter_says_what_was_found_however_it_is_called() -> None:
     assert "auto found /usr/bin/llama-server (b11434)" in text
 
 
-def test_what_the_starter_leaves_out_can_be_put_in() -> None:
-    """Every commented line of YAML is right when its # is taken away."""
-    text = starter_text(Surroundings(ram_bytes=8 << 30, cores=4))
+def test_commented_lines_of_the_starter_are_valid() -> None:
+    text = starter_text(StarterFacts(ram_bytes=8 << 30, cores=4))
     config_of(text)
     config = config_of(re.sub(r"^#(?=  |[^ ])", "", text, flags=re.MULTILINE))
 
@@ -526,15 +522,15 @@ def test_what_the_starter_leaves_out_can_be_put_in() -> None:
     assert config.defaults.ctx_size == 8192
 
 
-# --- schema, and the commands as they are typed ------------------------------------------------------
+# --- schema, and imports -----------------------------------------------------------------------------
 
 
 def test_schema_prints_the_schema(capfd: pytest.CaptureFixture[str]) -> None:
-    assert schema_command() == 0
+    assert schema() == 0
     assert json.loads(capfd.readouterr().out) == json_schema()
 
 
-def test_other_commands_do_without_yaml() -> None:
+def test_other_commands_do_not_import_yaml() -> None:
     """PyYAML and the values take 30 ms to import."""
     code = "import sys, llamasup.cli.app; print([m for m in sys.modules if m in ('yaml', 'llamasup.config')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -542,7 +538,7 @@ def test_other_commands_do_without_yaml() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_yaml_is_read_safely_whatever_is_installed() -> None:
+def test_libyaml_is_installed() -> None:
     assert config_of("models_dir: m") is not None
     assert hasattr(yaml, "CSafeLoader"), (
         "the wheels of PyYAML have libyaml; without it reading is ten times as slow"

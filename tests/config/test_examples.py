@@ -1,4 +1,4 @@
-"""configs/: every one is read, is sound where what it names is there, and says what is missing where not."""
+"""configs/: every example is read, and is valid on a machine that has the files it names."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config import load
 from llamasup.config.reading import read
+from tests.paths import ROOT
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 EXAMPLES = sorted(CONFIGS.glob("*.yaml"))
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> dict[str, str]:
-    """An environment with all that the examples ask for."""
+    """An environment with everything that the examples need."""
     (tmp_path / "models").mkdir()
     keys = tmp_path / "keys"
     keys.write_text("a-key\n")
@@ -30,27 +31,27 @@ def machine(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_there_is_one_for_each_use() -> None:
+def test_examples_cover_each_use() -> None:
     assert [path.stem for path in EXAMPLES] == ["cpu-only", "folder", "sidecar", "single", "team", "two-gpus"]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_sound_on_a_machine_that_has_what_it_names(path: Path, machine: dict[str, str]) -> None:
-    reading, mistakes = read(path, machine)
+def test_example_is_valid_on_a_machine_with_its_files(path: Path, machine: dict[str, str]) -> None:
+    reading, issues = read(path, machine)
 
-    assert mistakes == ()
-    assert missing_here(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
+    assert issues == ()
+    assert environment_issues(reading, machine, devices_of=lambda *_: ["CUDA0", "CUDA1"]) == ()
     assert reading.config.port == 0
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_read_without_any_variable(path: Path) -> None:
-    """``serve --config configs/X.yaml`` needs nothing set to say what it would need."""
+def test_example_is_read_without_environment_variables(path: Path) -> None:
+    """``serve --config configs/X.yaml`` then reports the missing files."""
     load(path, {"HOME": "/nonexistent"})
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_it_is_short_and_says_how_it_is_run(path: Path) -> None:
+def test_example_is_short_and_shows_its_command(path: Path) -> None:
     lines = path.read_text().splitlines()
 
     assert len(lines) <= 35
@@ -58,9 +59,9 @@ def test_it_is_short_and_says_how_it_is_run(path: Path) -> None:
     assert any(f"--config configs/{path.name}" in line for line in lines[:4])
 
 
-def test_team_is_open_to_others_with_a_key_alone(machine: dict[str, str]) -> None:
+def test_team_example_needs_a_key_file(machine: dict[str, str]) -> None:
     reading, _ = read(CONFIGS / "team.yaml", machine)
     assert reading.config.hosts == ("0.0.0.0",)
 
     (Path(machine["HOME"]) / "keys").unlink()
-    assert [each.key for each in missing_here(reading, machine)] == ["auth.api_key_file"]
+    assert [issue.key for issue in environment_issues(reading, machine)] == ["auth.api_key_file"]

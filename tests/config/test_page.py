@@ -1,19 +1,20 @@
-"""docs/configuration.md says what is so."""
+"""The examples in docs/configuration.md are right."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from llamasup.cli.config_check import missing_here
+from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.reading import read
 from tests.config.reading import config_of
-from tests.config.test_schema import errors_of
+from tests.config.test_json_schema import errors_of
+from tests.paths import ROOT
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+PAGE = (ROOT / "docs" / "configuration.md").read_text()
 
 
-def test_its_example_is_a_config() -> None:
+def test_example_is_a_valid_config() -> None:
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 
     config = config_of(example)
@@ -21,18 +22,18 @@ def test_its_example_is_a_config() -> None:
     assert errors_of(example) == []
 
 
-def test_its_mistakes_are_told_like_that(tmp_path: Path) -> None:
+def test_errors_are_those_of_check(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "listen: 127.0.0.1:8080\n\ndefaults: {ctxsize: 8192}\n\nmodels:\n  qwen: {\n    pin: yes,\n"
         "    path: demo}\n  coder: {path: models/coder.gguf}\n"
     )
 
-    reading, mistakes = read(path, {})
-    told = sorted((*mistakes, *missing_here(reading, {})))
+    reading, found = read(path, {})
+    issues = sorted((*found, *environment_issues(reading, {})))
 
     folder = "/home/ann/.config/llamasup"
-    for mistake in told:
-        said = mistake.in_file(f"{folder}/config.yaml").replace(f"{tmp_path}/models", "/home/ann/models")
-        assert f"    {said}\n" in PAGE
-    assert len(told) == 3
+    for issue in issues:
+        message = issue.in_file(f"{folder}/config.yaml").replace(f"{tmp_path}/models", "/home/ann/models")
+        assert f"    {message}\n" in PAGE
+    assert len(issues) == 3

@@ -1,22 +1,26 @@
-"""Something that can be controlled without any process: what is asked of it is written down."""
+"""A control target without any process, which records the requests, and a client for it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+import httpx
 
 from llamasup.control.app import ControlServer
-from llamasup.control.client import AsyncControlClient, Place
-from llamasup.core.errors import LlamasupError, ModelUnknown
-from llamasup.core.instance import State
-from llamasup.runtime.events import Bus, Notice, StateChanged
-from llamasup.runtime.metrics import InstanceGauges, Metrics
+from llamasup.errors import LlamasupError, ModelUnknown
+from llamasup.http.errors import error_from
+from llamasup.observability.metrics import InstanceGauges, Metrics
+from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
-__all__ = ["PATIENCE_S", "FakeControlled", "controlled", "served"]
+__all__ = ["PATIENCE_S", "AsyncControlClient", "FakeControlTarget", "controlled", "served"]
 
 
 class WatchedBus(Bus):
@@ -27,24 +31,24 @@ class WatchedBus(Bus):
         self.listeners = 0
         self._changed = changed
 
-    def listen(self, listener: Callable[[Notice], None]) -> None:
+    def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
         super().listen(listener)
         self.listeners += 1
         self._changed()
 
-    def forget(self, listener: Callable[[Notice], None]) -> None:
-        super().forget(listener)
+    def unsubscribe(self, listener: Callable[[PublishedEvent], None]) -> None:
+        super().unsubscribe(listener)
         self.listeners -= 1
         self._changed()
 
 
-class FakeControlled:
-    """Two models. ``error`` is raised by whatever is asked for; with ``gate`` cleared it takes its time."""
+class FakeControlTarget:
+    """Two models. Each request raises ``error``, and waits while ``gate`` is cleared."""
 
     def __init__(self, log: Path | None = None) -> None:
         self._changed = asyncio.Event()
         self.bus = WatchedBus(self._changed.set)
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.error: LlamasupError | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -80,18 +84,18 @@ class FakeControlled:
         return {"added": ["new"], "removed": [], "changed": [], "unchanged": list(self.names)}
 
     def shutdown(self, *, now: bool = False) -> None:
-        self.asked.append(("shutdown", "now" if now else ""))
+        self.requests.append(("shutdown", "now" if now else ""))
 
     def log_path(self, model: str) -> Path | None:
         self._find(model)
         return self.log
 
     def happens(self, generation: int) -> None:
-        """Something is told on the bus."""
+        """Publish an event on the bus."""
         self.bus.publish(StateChanged("tiny", State.READY, generation))
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for something that changes with who listens, or with what is asked."""
+        """Wait for a condition on the listeners or the requests."""
         while not holds():
             self._changed.clear()
             await self._changed.wait()
@@ -99,12 +103,12 @@ class FakeControlled:
     async def _do(self, what: str, model: str) -> None:
         if what != "reload":
             self._find(model)
-        self.asked.append((what, model))
+        self.requests.append((what, model))
         self._changed.set()
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
-            self.asked.append((f"{what} given up", model))
+            self.requests.append((f"{what} given up", model))
             self._changed.set()
             raise
         if self.error is not None:
@@ -127,7 +131,7 @@ class FakeControlled:
 
 
 @asynccontextmanager
-async def served(fake: FakeControlled, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
+async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
@@ -139,8 +143,74 @@ async def served(fake: FakeControlled, folder: Path) -> AsyncIterator[tuple[Cont
             await server.aclose()
 
 
+class AsyncControlClient:
+    """A client whose requests a test can cancel."""
+
+    def __init__(self, socket: str) -> None:
+        transport = httpx.AsyncHTTPTransport(uds=socket)
+        self._http = httpx.AsyncClient(
+            transport=transport, base_url="http://localhost/llamasup/v1", timeout=PATIENCE_S
+        )
+
+    async def __aenter__(self) -> AsyncControlClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def status(self) -> Mapping[str, Any]:
+        return await self._request("GET", "/status")
+
+    async def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/load", wait=wait)
+
+    async def unload(self, model: str) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/unload")
+
+    async def restart(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
+        return await self._request("POST", f"{_path(model)}/restart", wait=wait)
+
+    async def reload(self) -> Mapping[str, Any]:
+        return await self._request("POST", "/reload")
+
+    async def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
+        return await self._request("POST", "/shutdown", now=now)
+
+    async def events(self) -> AsyncGenerator[Mapping[str, Any]]:
+        async with self._http.stream("GET", "/events") as response:
+            await _check(response)
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+
+    async def log(self, model: str, **query: int) -> AsyncGenerator[bytes]:
+        async with self._http.stream("GET", f"{_path(model)}/logs", params=_numbers(query)) as response:
+            await _check(response)
+            async for chunk in response.aiter_bytes():
+                yield chunk
+
+    async def _request(self, method: str, path: str, **query: bool) -> Mapping[str, Any]:
+        response = await self._http.request(method, path, params=_numbers(query))
+        await _check(response)
+        answer: Mapping[str, Any] = response.json()
+        return answer
+
+
+def _numbers(query: Mapping[str, int]) -> dict[str, int]:
+    return {name: int(value) for name, value in query.items()}
+
+
+async def _check(response: httpx.Response) -> None:
+    if not response.is_success:
+        raise error_from(response.status_code, json.loads(await response.aread()))
+
+
+def _path(model: str) -> str:
+    return f"/models/{quote(model, safe='').replace('.', '%2E')}"
+
+
 @asynccontextmanager
-async def controlled(fake: FakeControlled, folder: Path) -> AsyncIterator[AsyncControlClient]:
+async def controlled(fake: FakeControlTarget, folder: Path) -> AsyncIterator[AsyncControlClient]:
     """The same, with a client of it."""
-    async with served(fake, folder) as (_, path), AsyncControlClient(Place(socket=path)) as client:
+    async with served(fake, folder) as (_, path), AsyncControlClient(path) as client:
         yield client

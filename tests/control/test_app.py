@@ -1,4 +1,4 @@
-"""The control application on its private socket, and what becomes of a model when it breaks."""
+"""The control application on its private socket, and the models when it breaks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from llamasup.control.app import ControlServer
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
-from llamasup.effects import probe
-from llamasup.runtime.events import Bus, Notice, Ready, StateChanged, Stopped
-from llamasup.service import RunOptions, Service
+from llamasup.llama_server import client as probe
+from llamasup.llama_server.settings import Settings
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, PublishedEvent, Ready, StateChanged, Stopped
+from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
 
 
@@ -25,7 +25,7 @@ class Running:
 
     def __init__(self, model: Path, runtime: Path) -> None:
         self.bus = Bus()
-        self.notices: list[Notice] = []
+        self.notices: list[PublishedEvent] = []
         self.bus.listen(self.notices.append)
         self.service = Service(
             RunOptions(model=str(model), settings=Settings(alias="tiny,small"), runtime=str(runtime), port=0),
@@ -35,7 +35,7 @@ class Running:
     async def until_ready(self) -> str:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def listen(notice: Notice) -> None:
+        def listen(notice: PublishedEvent) -> None:
             if isinstance(notice, Ready):
                 ready.set_result(notice.address.url)
 
@@ -87,7 +87,7 @@ def test_status_over_the_private_socket_has_the_shape_of_the_contract(running: R
     serve(running, visit)
 
 
-def test_a_control_application_that_breaks_takes_no_model_with_it(
+def test_broken_control_application_does_not_end_the_models(
     running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: ControlServer) -> None:
@@ -108,9 +108,7 @@ def test_a_control_application_that_breaks_takes_no_model_with_it(
     assert "control application failed" in caplog.text
 
 
-def test_a_server_that_stands_still_keeps_its_own_metrics_back_and_no_others(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_server_only_omits_its_own_metrics(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.05)
 
     async def visit(client: httpx.AsyncClient) -> None:
@@ -128,7 +126,7 @@ def test_a_server_that_stands_still_keeps_its_own_metrics_back_and_no_others(
     serve(running, visit)
 
 
-def test_asking_for_metrics_is_no_request_to_the_model(running: Running) -> None:
+def test_scrape_does_not_count_as_a_request_to_the_model(running: Running) -> None:
     async def visit(client: httpx.AsyncClient) -> None:
         for _ in range(2):
             answer = await client.get("/metrics")

@@ -1,4 +1,4 @@
-"""Who is asked over the control API is trusted with a key: what answers there must be what it says it is."""
+"""The control client sends its key only to a trusted llamasup, and checks the answers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from llamasup.control.client import ControlClient, Place
-from llamasup.core.errors import ControlFailed, NotRunning
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.errors import ControlFailed, NotRunning
 from tests.control.fake import PATIENCE_S
 
 
@@ -57,11 +57,11 @@ def another(body: bytes, certificate: tuple[str, str] | None = None) -> Iterator
 
 
 @pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
-def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
+def test_key_is_not_sent_to_a_server_with_untrusted_certificate(
     scheme: str, certificate: tuple[str, str]
 ) -> None:
     with another(b"{}", certificate) as other:
-        place = Place(f"{scheme}://localhost:{other.port}", api_key="sk-secret")
+        place = ControlAddress(f"{scheme}://localhost:{other.port}", api_key="sk-secret")
         with ControlClient(place) as client, pytest.raises(NotRunning) as caught:
             client.status()
     assert other.heard == b""
@@ -80,8 +80,8 @@ def test_a_key_is_told_to_nobody_whose_certificate_is_not_trusted(
         b"[" * 100_000 + b"]" * 100_000,
     ],
 )
-def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
-    with another(body) as other, ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client:
+def test_other_program_is_detected(body: bytes) -> None:
+    with another(body) as other, ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client:
         with pytest.raises(ControlFailed, match="does not answer GET /llamasup/v1/status"):
             client.status()
         if body[:1] != b"{":
@@ -90,10 +90,10 @@ def test_another_program_is_told_from_a_llamasup(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("event", [b"data: {", b"data: " + b"[" * 100_000])
-def test_an_event_that_cannot_be_read_is_an_error_of_ours(event: bytes) -> None:
+def test_invalid_event_is_an_error_of_llamasup(event: bytes) -> None:
     with (
         another(event + b"\n\n") as other,
-        ControlClient(Place(f"http://127.0.0.1:{other.port}")) as client,
+        ControlClient(ControlAddress(f"http://127.0.0.1:{other.port}")) as client,
         pytest.raises(ControlFailed, match="llamasup sent an invalid event"),
     ):
         list(client.events())

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llamasup.control.metrics import CONTENT_TYPE, exposition
-from llamasup.core.instance import State
-from llamasup.core.routes import route_of
-from llamasup.runtime.metrics import InstanceGauges, Metrics, RequestRecord
+from llamasup.http.routes import route_of
+from llamasup.observability.metrics import InstanceGauges, Metrics, RequestRecord
+from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.supervision.states import State
 
 LLAMA_SERVER = """\
 # HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
@@ -119,7 +119,7 @@ def test_every_family_has_one_type_and_one_help_and_they_come_before_its_samples
             assert {name, *(name.removesuffix(end) for end in ("_bucket", "_sum", "_count"))} & known, line
 
 
-def test_paths_and_models_that_clients_make_up_grow_nothing() -> None:
+def test_invented_paths_and_models_add_no_labels() -> None:
     metrics = Metrics()
     for number in range(500):
         made_up = b"/%d/v1/chat/completions" % number
@@ -127,18 +127,18 @@ def test_paths_and_models_that_clients_make_up_grow_nothing() -> None:
     assert list(metrics.requests) == [("", "other", 200)]
 
 
-def test_lines_that_the_access_log_lost_are_told_where_there_is_one() -> None:
+def test_lost_access_log_lines_are_counted_if_there_is_a_log() -> None:
     metrics = Metrics()
     assert b"access_log" not in exposition(metrics, [], {})
     metrics.lines_dropped = lambda: 7
     assert values(exposition(metrics, [], {}))["llamasup_access_log_dropped_total", ()] == 7
 
 
-def test_the_text_says_which_format_it_is() -> None:
+def test_content_type_names_the_format() -> None:
     assert CONTENT_TYPE.startswith("text/plain; version=0.0.4")
 
 
-def test_a_request_that_no_server_had_is_counted_for_its_model_and_has_no_time() -> None:
+def test_unserved_request_is_counted_for_its_model_without_times() -> None:
     metrics = Metrics()
     metrics.count_request(record(generation=0, status=503, outcome="unavailable"))
     seen = values(exposition(metrics, [], {}))

@@ -1,4 +1,4 @@
-"""The control API from request to answer, over a real socket and without any model."""
+"""The control API from request to answer, over a real socket and without a model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from llamasup.control import routes
-from llamasup.control.client import AsyncControlClient, ControlClient, Place
-from llamasup.core.errors import (
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.errors import (
     ConfigInvalid,
     Conflict,
     ControlFailed,
@@ -28,39 +28,39 @@ from llamasup.core.errors import (
     Stopping,
     UsageInvalid,
 )
-from tests.control.fake import FakeControlled, controlled, served
+from tests.control.fake import AsyncControlClient, FakeControlTarget, controlled, served
 
 
-def run(folder: Path, visit: Callable[[FakeControlled, AsyncControlClient], Awaitable[None]]) -> None:
+def run(folder: Path, visit: Callable[[FakeControlTarget, AsyncControlClient], Awaitable[None]]) -> None:
     async def both() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         async with controlled(fake, folder) as client:
             await visit(fake, client)
 
     asyncio.run(both())
 
 
-def raw(folder: Path, *asked: tuple[str, str]) -> list[httpx.Response]:
+def raw(folder: Path, *requests: tuple[str, str]) -> list[httpx.Response]:
     """Requests as any HTTP client sends them."""
 
     async def all_of_them() -> list[httpx.Response]:
-        async with served(FakeControlled(), folder) as (_, path):
+        async with served(FakeControlTarget(), folder) as (_, path):
             transport = httpx.AsyncHTTPTransport(uds=path)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-                return [await http.request(method, target) for method, target in asked]
+                return [await http.request(method, target) for method, target in requests]
 
     return asyncio.run(all_of_them())
 
 
-def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_each_request_is_carried_out_once_and_answered(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         assert (await client.load("tiny"))["id"] == "tiny"
         assert (await client.unload("small"))["id"] == "tiny"  # by its alias
         assert (await client.restart("org/repo:q8_0"))["id"] == "org/repo:q8_0"
         assert (await client.reload())["added"] == ["new"]
         assert await client.shutdown() == {"pid": 4242, "in_flight": 2}
         await client.shutdown(now=True)
-        assert fake.asked == [
+        assert fake.requests == [
             ("load", "tiny"),
             ("unload", "small"),
             ("restart", "org/repo:q8_0"),
@@ -76,15 +76,15 @@ def test_each_thing_that_is_asked_for_is_done_once_and_its_outcome_told(tmp_path
     "name", ["a/b/c:Q4", "a b", "ü%2F", "..", ".", "a//b", "/a", "a/", "load", "x/logs", "a?b#c"]
 )
 def test_a_model_may_have_any_name(tmp_path: Path, name: str) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.names = {name: ()}
         await client.load(name)
-        assert fake.asked == [("load", name)]
+        assert fake.requests == [("load", name)]
 
     run(tmp_path, visit)
 
 
-def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
+def test_slashes_in_a_name_need_no_encoding(tmp_path: Path) -> None:
     plain, encoded = raw(
         tmp_path,
         ("POST", "/llamasup/v1/models/org/repo:q8_0/load"),
@@ -94,13 +94,13 @@ def test_slashes_in_a_name_may_be_written_as_they_are(tmp_path: Path) -> None:
     assert plain.json()["id"] == "org/repo:q8_0"
 
 
-def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_request_without_wait_continues_in_background(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         assert (await client.load("tiny", wait=False))["id"] == "tiny"
-        assert fake.asked == [("load", "tiny")]
+        assert fake.requests == [("load", "tiny")]
         waiting = asyncio.ensure_future(client.restart("tiny"))  # noqa: TID251 - awaited below
-        await fake.until(lambda: len(fake.asked) == 2)
+        await fake.until(lambda: len(fake.requests) == 2)
         assert not waiting.done()
         fake.gate.set()
         await waiting
@@ -109,49 +109,47 @@ def test_without_waiting_it_goes_on_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["load", "restart"])
-def test_what_is_asked_of_a_model_is_given_up_when_its_client_goes(tmp_path: Path, what: str) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_change_of_a_model_is_cancelled_when_its_client_disconnects(tmp_path: Path, what: str) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(getattr(client, what)("tiny"))  # noqa: TID251 - cancelled below
-        await fake.until(lambda: fake.asked == [(what, "tiny")])
+        await fake.until(lambda: fake.requests == [(what, "tiny")])
         waiting.cancel()
-        await fake.until(lambda: fake.asked[1:] == [(f"{what} given up", "tiny")])
+        await fake.until(lambda: fake.requests[1:] == [(f"{what} given up", "tiny")])
 
     run(tmp_path, visit)
 
 
-def test_a_reload_is_carried_out_although_its_client_goes(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_reload_continues_when_its_client_disconnects(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.gate.clear()
         waiting = asyncio.ensure_future(client.reload())  # noqa: TID251 - cancelled below
-        await fake.until(lambda: fake.asked == [("reload", "")])
+        await fake.until(lambda: fake.requests == [("reload", "")])
         waiting.cancel()
         await client.status()  # what was sent before has been seen
         fake.gate.set()
-        assert fake.asked == [("reload", "")]
+        assert fake.requests == [("reload", "")]
 
     run(tmp_path, visit)
 
 
-def test_what_is_refused_at_once_is_told_even_to_who_does_not_wait(tmp_path: Path) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_early_error_is_answered_even_without_wait(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         with pytest.raises(ModelUnknown, match="nosuch"):
             await client.load("nosuch", wait=False)
 
     run(tmp_path, visit)
 
 
-def test_a_failure_that_nobody_waits_for_is_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_failure_in_background_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         logged: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(routes._log, "warning", lambda text, *rest: logged.set_result(text % rest))
         fake.gate.clear()
         fake.error = DoesNotFit("It does not fit.")
         await client.load("tiny", wait=False)
         fake.gate.set()
-        assert await logged == "What was asked for has failed: It does not fit."
+        assert await logged == "A request of the control API failed: It does not fit."
 
     run(tmp_path, visit)
 
@@ -169,19 +167,19 @@ def test_a_failure_that_nobody_waits_for_is_in_the_log(
     ],
     ids=lambda error: error.cause,
 )
-def test_an_error_is_the_same_on_both_sides(tmp_path: Path, error: LlamasupError) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+def test_client_raises_the_same_error_as_the_server(tmp_path: Path, error: LlamasupError) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         fake.error = error
         with pytest.raises(type(error)) as raised:
             await client.reload()
-        told = raised.value
+        raised_error = raised.value
         for name in ("message", "remedy", "cause", "exit_code", "http_status", "lines", "details"):
-            assert getattr(told, name) == getattr(error, name), name
+            assert getattr(raised_error, name) == getattr(error, name), name
 
     run(tmp_path, visit)
 
 
-def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
+def test_error_object_has_the_shape_of_the_contract(tmp_path: Path) -> None:
     (answer,) = raw(tmp_path, ("POST", "/llamasup/v1/models/nosuch/load"))
     assert answer.status_code == 404
     assert answer.json()["error"] == {
@@ -194,10 +192,10 @@ def test_the_error_object_is_that_of_the_contract(tmp_path: Path) -> None:
     }
 
 
-def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
+def test_internal_error_is_answered_without_details_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         async def broken(model: str) -> None:
             raise RuntimeError("the secret inside")
 
@@ -232,7 +230,7 @@ def test_a_bug_of_ours_is_told_without_a_word_of_its_inside_and_ends_nothing(
         ("DELETE", "/llamasup/v1/models/tiny/logs", 405, "no_such_route"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error_object(
+def test_invalid_request_gets_an_error_object(
     tmp_path: Path, method: str, target: str, status: int, cause: str
 ) -> None:
     (answer,) = raw(tmp_path, (method, target))
@@ -243,18 +241,16 @@ def test_what_cannot_be_meant_is_an_error_object(
     assert error["remedy"]
 
 
-def test_whoever_asks_for_the_head_of_a_stream_leaves_the_connection_to_the_next(tmp_path: Path) -> None:
+def test_head_request_of_a_stream_keeps_the_connection_usable(tmp_path: Path) -> None:
     head, status = raw(tmp_path, ("HEAD", "/llamasup/v1/events"), ("GET", "/llamasup/v1/status"))
     assert head.headers["content-type"].startswith("text/event-stream")
     assert status.json()["pid"] == 4242
 
 
-def test_what_the_driver_tells_of_a_process_is_in_its_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_contains_vram_reported_by_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(routes, "vram_by_process", lambda: {7: 1000, 8: 1})
 
-    async def visit(fake: FakeControlled, client: AsyncControlClient) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
         tiny, other = (await client.status())["models"]
         assert tiny["memory"] == {"ram_bytes": 1, "vram_bytes": 1000}
         assert other["memory"]["vram_bytes"] is None
@@ -262,12 +258,12 @@ def test_what_the_driver_tells_of_a_process_is_in_its_status(
     run(tmp_path, visit)
 
 
-def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
+def test_blocking_client_sends_the_same_requests(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntwo\n")
 
     def ask(path: str) -> list[Any]:
-        with ControlClient(Place(socket=path)) as client:
+        with ControlClient(ControlAddress(socket=path)) as client:
             return [
                 client.status()["pid"],
                 client.load("small")["id"],
@@ -280,21 +276,21 @@ def test_the_client_for_threads_asks_the_same(tmp_path: Path) -> None:
             ]
 
     async def both() -> None:
-        fake = FakeControlled(log)
+        fake = FakeControlTarget(log)
         async with served(fake, tmp_path) as (_, path):
             answers = await asyncio.to_thread(ask, path)
         assert answers == [4242, "tiny", "tiny", "tiny", ["new"], b"two\n", "tiny", 4242]
-        assert [what for what, _ in fake.asked] == ["load", "unload", "restart", "reload", "shutdown"]
+        assert [what for what, _ in fake.requests] == ["load", "unload", "restart", "reload", "shutdown"]
 
     asyncio.run(both())
 
 
-# --- nobody, or somebody else ------------------------------------------------------------------------
+# --- no llamasup, or another program -----------------------------------------------------------------
 
 
 @contextmanager
 def other_program(path: Path, response: bytes) -> Iterator[None]:
-    """Something that is no llamasup answers once."""
+    """Another program answers once."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -316,17 +312,17 @@ def other_program(path: Path, response: bytes) -> Iterator[None]:
     [
         (b"", ControlFailed, "broke"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", ControlFailed, "broke"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "as a llamasup does"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", ControlFailed, "like a llamasup"),
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 9\r\n\r\nNot Found", ControlFailed, "does not know"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\n[]", ControlFailed, "status 500"),
         (b'HTTP/1.1 503 No\r\nContent-Length: 14\r\n\r\n{"error":null}', ControlFailed, "status 503"),
     ],
 )
-def test_somebody_else_who_answers_is_no_traceback(
+def test_answer_of_another_program_is_a_control_error(
     tmp_path: Path, response: bytes, error: type[LlamasupError], says: str
 ) -> None:
     path = tmp_path / "other.sock"
-    client = ControlClient(Place(socket=str(path)))
+    client = ControlClient(ControlAddress(socket=str(path)))
     with other_program(path, response), client, pytest.raises(error, match=says):
         client.reload()
 
@@ -334,23 +330,23 @@ def test_somebody_else_who_answers_is_no_traceback(
 # httpcore (1.0) leaves a Unix socket that could not be connected for the collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("place", "error"),
+    ("address", "error"),
     [
-        (Place(socket="/nonexistent/control.sock"), NotRunning),
-        (Place(url="http://127.0.0.1:1"), NotRunning),
-        (Place(url="ftp://127.0.0.1:1"), UsageInvalid),
-        (Place(url="http://"), UsageInvalid),
-        (Place(url="http://[::1"), UsageInvalid),
+        (ControlAddress(socket="/nonexistent/control.sock"), NotRunning),
+        (ControlAddress(url="http://127.0.0.1:1"), NotRunning),
+        (ControlAddress(url="ftp://127.0.0.1:1"), UsageInvalid),
+        (ControlAddress(url="http://"), UsageInvalid),
+        (ControlAddress(url="http://[::1"), UsageInvalid),
     ],
 )
-def test_where_nobody_answers_says_so(place: Place, error: type[LlamasupError]) -> None:
-    with pytest.raises(error), ControlClient(place) as client:
+def test_unreachable_address_is_an_error(address: ControlAddress, error: type[LlamasupError]) -> None:
+    with pytest.raises(error), ControlClient(address) as client:
         client.status()
 
 
 def test_a_key_is_sent_and_never_shown() -> None:
-    place = Place(url="http://127.0.0.1:1", api_key="the-secret")
-    assert "the-secret" not in repr(place)
-    with pytest.raises(NotRunning) as raised, ControlClient(place) as client:
+    address = ControlAddress(url="http://127.0.0.1:1", api_key="the-secret")
+    assert "the-secret" not in repr(address)
+    with pytest.raises(NotRunning) as raised, ControlClient(address) as client:
         client.status()
     assert "the-secret" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""Events and logs for who goes on reading, who reads slowly, who leaves, and who is there at the end."""
+"""Event streams and followed logs: slow, disconnecting and idle clients, and the end of llamasup."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ from typing import Any
 import pytest
 
 from llamasup.control import streams
-from llamasup.control.client import AsyncControlClient, Place
-from llamasup.control.streams import (
-    MOST_STREAMS,
-    MOST_WAITING,
-    Streams,
-    TooManyStreams,
-    event_stream,
-)
-from llamasup.core.errors import LogMissing
-from llamasup.effects.log_tail import LogTail
-from llamasup.effects.logs import RotatedFile
-from llamasup.runtime.events import ServerWarned
-from tests.control.fake import PATIENCE_S, FakeControlled, controlled, served
+from llamasup.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
+from llamasup.errors import LogMissing
+from llamasup.supervision.events import ServerWarned
+from llamasup.system.process.log_tail import LogTail
+from llamasup.system.process.output_pump import RotatedFile
+from tests.control.fake import PATIENCE_S, AsyncControlClient, FakeControlTarget, controlled, served
 
 Event = Mapping[str, Any]
 
@@ -48,9 +41,9 @@ def as_event(frame: bytes) -> Event:
 # --- events ------------------------------------------------------------------------------------------
 
 
-def test_events_begin_with_what_is_and_go_on_with_what_happens(tmp_path: Path) -> None:
+def test_events_begin_with_the_state_of_each_model(tmp_path: Path) -> None:
     async def visit() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         async with controlled(fake, tmp_path) as client:
             events = client.events()
             assert await event(events) == {
@@ -67,31 +60,31 @@ def test_events_begin_with_what_is_and_go_on_with_what_happens(tmp_path: Path) -
             fake.bus.publish(ServerWarned("tiny", 4, "it is odd\n\ndata: {}", "look"))
             warned = await event(events)
             assert (warned["event"], warned["message"]) == ("warning", "it is odd\n\ndata: {}")
-            await events.aclose()  # type: ignore[attr-defined]
+            await events.aclose()
 
     run(visit)
 
 
-def test_a_listener_that_leaves_is_forgotten(tmp_path: Path) -> None:
+def test_disconnected_listener_is_unsubscribed(tmp_path: Path) -> None:
     async def visit() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         async with served(fake, tmp_path) as (_, path):
-            async with AsyncControlClient(Place(socket=path)) as client:
+            async with AsyncControlClient(path) as client:
                 listening = [client.events() for _ in range(3)]
                 for events in listening:
                     await event(events)
                 assert fake.bus.listeners == 3
                 for events in listening:
-                    await events.aclose()  # type: ignore[attr-defined]
+                    await events.aclose()
             await fake.until(lambda: fake.bus.listeners == 0)
 
     run(visit)
 
 
-def test_at_the_end_listeners_are_told_and_let_go(tmp_path: Path) -> None:
+def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
     async def visit() -> None:
-        fake = FakeControlled()
-        async with served(fake, tmp_path) as (server, path), AsyncControlClient(Place(socket=path)) as client:
+        fake = FakeControlTarget()
+        async with served(fake, tmp_path) as (server, path), AsyncControlClient(path) as client:
             events = client.events()
             await event(events)
             fake.happens(2)
@@ -102,27 +95,27 @@ def test_at_the_end_listeners_are_told_and_let_go(tmp_path: Path) -> None:
     run(visit)
 
 
-def test_whoever_reads_too_slowly_is_told_so_after_what_came_before() -> None:
+def test_slow_reader_gets_missed_event_after_queued_ones() -> None:
     async def visit() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         stream = event_stream(fake, Streams())
         await anext(stream)
-        for generation in range(MOST_WAITING + 44):
+        for generation in range(MAX_WAITING + 44):
             fake.happens(generation)
         told = [as_event(frame) async for frame in stream]
         assert told[0]["model"] == "org/repo:q8_0"
-        assert [each["generation"] for each in told[1:-1]] == list(range(MOST_WAITING))
+        assert [each["generation"] for each in told[1:-1]] == list(range(MAX_WAITING))
         assert told[-1] == {"event": "missed", "protocol": 1, "count": 44}
         assert fake.bus.listeners == 0
 
     run(visit)
 
 
-def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> None:
+def test_client_that_never_reads_costs_a_bounded_queue(tmp_path: Path) -> None:
     """Over a real socket: its buffers take what they can, then the queue, then it is over."""
 
     async def visit() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         async with served(fake, tmp_path) as (_, path):
             reader, writer = await asyncio.open_unix_connection(path, limit=1)
             writer.write(b"GET /llamasup/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -138,7 +131,7 @@ def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> Non
                     break
             missed = int(json.loads(rest[rest.rindex(b"data: ") + 6 : rest.rindex(b"}") + 1])["count"])
             assert missed > 0
-            assert rest.count(b'"state"') > MOST_WAITING
+            assert rest.count(b'"state"') > MAX_WAITING
             await fake.until(lambda: fake.bus.listeners == 0)
             writer.close()
             await writer.wait_closed()
@@ -146,9 +139,9 @@ def test_a_reader_who_takes_nothing_costs_a_bounded_queue(tmp_path: Path) -> Non
     run(visit)
 
 
-def test_a_silent_stream_is_kept_alive_with_comments() -> None:
+def test_idle_stream_gets_keepalive_comments() -> None:
     async def visit() -> None:
-        fake = FakeControlled()
+        fake = FakeControlTarget()
         fake.names = {}
         stream = event_stream(fake, Streams(), keepalive_s=0.01)
         assert [await anext(stream) for _ in range(2)] == [b": keepalive\n\n"] * 2
@@ -159,23 +152,23 @@ def test_a_silent_stream_is_kept_alive_with_comments() -> None:
     run(visit)
 
 
-def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: Path) -> None:
+def test_number_of_streams_is_limited_and_ended_streams_free_theirs(tmp_path: Path) -> None:
     async def visit() -> None:
-        fake = FakeControlled()
-        async with served(fake, tmp_path) as (_, path), AsyncControlClient(Place(socket=path)) as client:
-            listening = [client.events() for _ in range(MOST_STREAMS)]
+        fake = FakeControlTarget()
+        async with served(fake, tmp_path) as (_, path), AsyncControlClient(path) as client:
+            listening = [client.events() for _ in range(MAX_STREAMS)]
             for events in listening:
                 await event(events)
-            with pytest.raises(Exception, match=f"{MOST_STREAMS} streams") as raised:
+            with pytest.raises(Exception, match=f"{MAX_STREAMS} streams") as raised:
                 await event(client.events())
             assert getattr(raised.value, "cause", "") == TooManyStreams.cause
             assert (await client.status())["pid"] == 4242  # which is no stream
-            await listening.pop().aclose()  # type: ignore[attr-defined]
-            await fake.until(lambda: fake.bus.listeners == MOST_STREAMS - 1)
+            await listening.pop().aclose()
+            await fake.until(lambda: fake.bus.listeners == MAX_STREAMS - 1)
             again = client.events()
             await event(again)
             for events in (*listening, again):
-                await events.aclose()  # type: ignore[attr-defined]
+                await events.aclose()
 
     run(visit)
 
@@ -183,11 +176,11 @@ def test_there_are_only_so_many_streams_and_each_that_ends_makes_room(tmp_path: 
 # --- logs --------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_log_is_given_as_it_is(tmp_path: Path) -> None:
+def test_end_of_a_log_is_sent_unchanged(tmp_path: Path) -> None:
     async def visit() -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\ntwo\n\xff\x1b[31mthree\n")
-        async with controlled(FakeControlled(log), tmp_path) as client:
+        async with controlled(FakeControlTarget(log), tmp_path) as client:
             assert (
                 b"".join([each async for each in client.log("tiny", lines=2)]) == b"two\n\xff\x1b[31mthree\n"
             )
@@ -196,7 +189,7 @@ def test_the_end_of_a_log_is_given_as_it_is(tmp_path: Path) -> None:
     run(visit)
 
 
-def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
+def test_follower_gets_all_lines_through_rotations_until_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "POLL_S", 0.01)
@@ -205,8 +198,8 @@ def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
         log = tmp_path / "a.log"
         written = RotatedFile(log, max_bytes=64, files=3)
         written.write(b"line 0\n")
-        fake = FakeControlled(log)
-        async with served(fake, tmp_path) as (server, path), AsyncControlClient(Place(socket=path)) as client:
+        fake = FakeControlTarget(log)
+        async with served(fake, tmp_path) as (server, path), AsyncControlClient(path) as client:
             following = client.log("tiny", follow=True)
             seen = await anext(following)
             for number in range(1, 60):
@@ -223,15 +216,15 @@ def test_whoever_follows_sees_what_is_written_through_rotations_until_the_end(
     run(visit)
 
 
-def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
+def test_disconnected_follower_frees_its_stream(tmp_path: Path) -> None:
     async def visit() -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\n")
-        async with controlled(FakeControlled(log), tmp_path) as client:
-            for _ in range(MOST_STREAMS * 2):
+        async with controlled(FakeControlTarget(log), tmp_path) as client:
+            for _ in range(MAX_STREAMS * 2):
                 following = client.log("tiny", follow=True)
                 assert await anext(following) == b"one\n"
-                await following.aclose()  # type: ignore[attr-defined]
+                await following.aclose()
 
     run(visit)
 
@@ -240,17 +233,19 @@ def test_a_follower_who_leaves_makes_room(tmp_path: Path) -> None:
     ("log", "says"), [(None, "is not kept"), ("missing.log", "has no log yet"), (".", "cannot be read")]
 )
 @pytest.mark.parametrize("follow", [False, True])
-def test_a_model_without_a_log_says_why(tmp_path: Path, log: str | None, says: str, follow: bool) -> None:
+def test_missing_log_is_an_error_with_a_reason(
+    tmp_path: Path, log: str | None, says: str, follow: bool
+) -> None:
     async def visit() -> None:
         path = None if log is None else tmp_path / log
-        async with controlled(FakeControlled(path), tmp_path) as client:
+        async with controlled(FakeControlTarget(path), tmp_path) as client:
             with pytest.raises(LogMissing, match=says):
                 await anext(client.log("tiny", follow=follow))
 
     run(visit)
 
 
-def test_every_log_that_was_opened_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_opened_log_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of a reader who has gone before the first byte, whose stream never begins."""
     opened: list[LogTail] = []
     closed: list[LogTail] = []
@@ -269,7 +264,7 @@ def test_every_log_that_was_opened_is_closed(tmp_path: Path, monkeypatch: pytest
     async def visit() -> None:
         log = tmp_path / "a.log"
         log.write_bytes(b"one\n" * 10_000)
-        async with served(FakeControlled(log), tmp_path) as (_, path):
+        async with served(FakeControlTarget(log), tmp_path) as (_, path):
             for number in range(40):
                 _, writer = await asyncio.open_unix_connection(path)
                 writer.write(

@@ -7,6 +7,13 @@ from pathlib import Path
 import pytest
 
 from llamasup.testing.fake_server import install
+from tests.e2e.forked import forked_to_end
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server() -> None:
+    """Start it before the tests: later it would be a new child of this process."""
+    forked_to_end("--version")
 
 
 @pytest.fixture(scope="session")

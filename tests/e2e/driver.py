@@ -12,12 +12,13 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.e2e.forked import ForkedCommand, forked_to_end
 from tests.patience import PATIENCE_S
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "on_terminal",
     "run_to_end",
     "seconds_until_gone",
+    "started",
     "wrapped",
 ]
 
@@ -41,17 +43,31 @@ def command(*arguments: str) -> list[str]:
 
 
 def run_to_end(
-    *arguments: str, prefix: Sequence[str] = (), **options: Any
+    *arguments: str,
+    prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself; ``prefix`` is a program that runs it."""
+    if not prefix and not options and not _changes_python(env):
+        return forked_to_end(*arguments, env=env, cwd=cwd)
     return subprocess.run(
         [*prefix, *command(*arguments)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
+        env=env,
+        cwd=cwd,
         **options,
     )
+
+
+def _changes_python(env: Mapping[str, str] | None) -> bool:
+    """Whether a variable is another one than here that Python reads when it starts."""
+    names = {name for name in (*(env or ()), *os.environ) if name.startswith(("PYTHON", "LC_", "LANG", "TZ"))}
+    return env is not None and any(env.get(name) != os.environ.get(name) for name in names)
 
 
 def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
@@ -93,7 +109,7 @@ def children_of(pid: int) -> list[psutil.Process]:
 class Llamasup:
     """A running ``llamasup run … --events jsonl``."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | ForkedCommand) -> None:
         self.process = process
         self.events: list[Mapping[str, Any]] = []
         self.stderr: list[str] = []
@@ -185,30 +201,44 @@ class Llamasup:
         self.stderr.extend(self.process.stderr)
 
 
-@contextmanager
-def llamasup(
-    model: Path | str, *arguments: str, prefix: Sequence[str] = (), **options: Any
-) -> Iterator[Llamasup]:
-    """``llamasup run MODEL --port 0 --events jsonl ARGUMENTS…``, surely ended afterwards.
+def llamasup(model: Path | str, *arguments: str, **options: Any) -> AbstractContextManager[Llamasup]:
+    """``llamasup run MODEL --port 0 --events jsonl ARGUMENTS…``; options are those of ``started``."""
+    return started("run", str(model), "--port", "0", *arguments, **options)
 
-    ``prefix`` is a program that becomes it (``exec``).
+
+@contextmanager
+def started(
+    name: str,
+    *arguments: str,
+    prefix: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    **options: Any,
+) -> Iterator[Llamasup]:
+    """``llamasup NAME --events jsonl ARGUMENTS…``, surely ended afterwards.
+
+    ``prefix`` is a program that becomes it (``exec``). With options of Popen it is no fork.
     """
-    process = subprocess.Popen(
-        [*prefix, *command("run", str(model), "--port", "0", "--events", "jsonl", *arguments)],
-        **{
+    words = (name, "--events", "jsonl", *arguments)
+    process: subprocess.Popen[str] | ForkedCommand
+    if prefix or options or _changes_python(env):
+        pipes = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
             "text": True,
-            **options,
-        },
-    )
+        }
+        process = subprocess.Popen(
+            [*prefix, *command(*words)], **{**pipes, "env": env, "cwd": cwd, **options}
+        )
+    else:
+        process = ForkedCommand(*words, env=env, cwd=cwd)
     with adopted(process) as running:
         yield running
 
 
 @contextmanager
-def adopted(process: subprocess.Popen[str]) -> Iterator[Llamasup]:
+def adopted(process: subprocess.Popen[str] | ForkedCommand) -> Iterator[Llamasup]:
     """A process that speaks as ``llamasup run … --events jsonl`` does, surely ended afterwards."""
     try:
         yield (running := Llamasup(process))
@@ -233,7 +263,7 @@ def seconds_until_gone(processes: Sequence[psutil.Process]) -> float:
     """Wait until all have ended."""
     began = time.monotonic()
     while any(map(is_alive, processes)):
-        assert time.monotonic() - began < PATIENCE_S, [each for each in processes if is_alive(each)]
+        assert time.monotonic() - began < PATIENCE_S, [process for process in processes if is_alive(process)]
         time.sleep(0.002)
     return time.monotonic() - began
 
@@ -246,16 +276,6 @@ def await_removed(path: Path) -> None:
         time.sleep(0.002)
 
 
-@contextmanager
-def wrapped(*words: str, options: Sequence[str] = (), **more: Any) -> Iterator[Llamasup]:
-    """``llamasup wrap --events jsonl OPTIONS… -- WORDS…``, surely ended afterwards."""
-    process = subprocess.Popen(
-        command("wrap", "--events", "jsonl", *options, "--", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **more,
-    )
-    with adopted(process) as running:
-        yield running
+def wrapped(*words: str, options: Sequence[str] = (), **more: Any) -> AbstractContextManager[Llamasup]:
+    """``llamasup wrap --events jsonl OPTIONS… -- WORDS…``; more options are those of ``started``."""
+    return started("wrap", *options, "--", *words, **more)

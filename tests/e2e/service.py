@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.core.instance import State
 from llamasup.proxy.bind import bind
-from llamasup.runtime.events import Bus, Notice, ServerExited, StateChanged
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
 __all__ = ["PATIENCE_S", "Serving", "serving"]
@@ -28,7 +28,7 @@ class Serving:
         self.service = service
         self.bus = bus
         self.client = client
-        self.notices: list[Notice] = []
+        self.notices: list[PublishedEvent] = []
         self._news = asyncio.Condition()
 
     @property
@@ -61,7 +61,7 @@ class Serving:
     async def complete(self, **fields: Any) -> httpx.Response:
         return await self.client.post("/completion", json={"prompt": "Once", "n_predict": 4, **fields})
 
-    async def hear(self, notice: Notice) -> None:
+    async def hear(self, notice: PublishedEvent) -> None:
         async with self._news:
             self.notices.append(notice)
             self._news.notify_all()
@@ -74,7 +74,7 @@ async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterat
     sockets = tuple(bind("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     service = Service(RunOptions(str(model), runtime=runtime, sockets=sockets, **options), bus)
-    notices: asyncio.Queue[Notice] = asyncio.Queue()
+    notices: asyncio.Queue[PublishedEvent] = asyncio.Queue()
     bus.listen(notices.put_nowait)
     async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         run = tasks.create_task(service.run())
@@ -87,6 +87,6 @@ async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterat
             telling.cancel()
 
 
-async def tell(serving: Serving, notices: asyncio.Queue[Notice]) -> None:
+async def tell(serving: Serving, notices: asyncio.Queue[PublishedEvent]) -> None:
     while True:
         await serving.hear(await notices.get())

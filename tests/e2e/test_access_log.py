@@ -140,7 +140,7 @@ def test_a_log_on_standard_error_is_whole_lines_between_the_others(
     assert [line["path"] for line in lines] == ["/completion"] * 20
 
 
-def test_a_log_that_logrotate_moves_away_is_begun_anew(
+def test_log_moved_by_logrotate_is_reopened(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path, moved = tmp_path / "access.log", tmp_path / "access.log-yesterday"
@@ -170,7 +170,7 @@ def test_a_full_disk_costs_lines_and_no_request(
         assert running.stop() == 0
     written = lines_of(path)
     assert len(written) + dropped >= 30
-    assert running.said.count("no more access log is written") == 1
+    assert running.said.count("the access log is no longer written") == 1
     assert str(path) in running.said
 
 
@@ -185,7 +185,7 @@ def dropped_lines(client: httpx.Client) -> int:
     ("where", "says"),
     [("none/access.log", "No such file or directory"), (".", "Is a directory"), ("link", "symlink")],
 )
-def test_a_place_that_is_none_is_refused_before_anything_starts(
+def test_invalid_log_path_is_refused_before_the_start(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path, where: str, says: str
 ) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
@@ -198,7 +198,7 @@ def test_a_place_that_is_none_is_refused_before_anything_starts(
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_slow_request_is_told_with_where_its_time_went(tiny_model: Path, fake_server: FakeServer) -> None:
+def test_slow_request_is_logged_with_its_phases(tiny_model: Path, fake_server: FakeServer) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), "--slow-request", "0.000001") as running:
         with httpx.Client(base_url=running.url) as client:
             for _ in range(30):

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 

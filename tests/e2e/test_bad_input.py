@@ -44,42 +44,35 @@ def run_tiny(tiny_model: Path, fake_server: Callable[..., str]) -> tuple[str, ..
 # --- the model file -------------------------------------------------------------------------------------
 
 
-def test_a_missing_file_is_named_with_what_lies_near_it(tiny_model: Path) -> None:
+def test_missing_file_error_suggests_files_with_similar_names(tiny_model: Path) -> None:
     said = refused(66, "tinny.gguf", "run", str(tiny_model.with_name("tinny.gguf")))
     assert "tiny.gguf" in said.replace("tinny.gguf", "")
 
 
-def test_a_folder_is_answered_with_the_models_in_it(tiny_model: Path) -> None:
+def test_folder_error_lists_the_models_in_it(tiny_model: Path) -> None:
     refused(66, ("folder", "tiny.gguf"), "run", str(tiny_model.parent))
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "empty.gguf").touch()
-    refused(65, "empty", "run", str(tmp_path / "empty.gguf"))
-
-
-def test_a_truncated_model_says_how_much_of_it_is_there(tiny_model: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(tiny_model.read_bytes()[:-1000])
-    refused(65, ("truncated", f"{cut.stat().st_size} of"), "run", str(cut))
-
-
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
-    path = tmp_path / "page.gguf"
-    path.write_text("<!DOCTYPE html><html><body>404</body></html>")
-    refused(65, "web page", "run", str(path))
-
-
-def test_a_gguf_of_an_unknown_version(tiny_model: Path, tmp_path: Path) -> None:
-    content = bytearray(tiny_model.read_bytes())
-    content[4:8] = (9).to_bytes(4, "little")
-    path = tmp_path / "v9.gguf"
-    path.write_bytes(content)
-    refused(65, "the version at offset 4 is 9", "run", str(path))
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (lambda model: b"", ("empty",)),
+        (lambda model: model[:-1000], ("truncated", "675160 of")),
+        (lambda model: b"<!DOCTYPE html><html><body>404</body></html>", ("web page",)),
+        (lambda model: model[:4] + b"\x09\0\0\0" + model[8:], ("the version at offset 4 is 9",)),
+    ],
+    ids=["empty", "truncated", "web page", "unknown version"],
+)
+def test_file_that_is_no_complete_model_is_refused(
+    content: Callable[[bytes], bytes], says: tuple[str, ...], tiny_model: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content(tiny_model.read_bytes()))
+    refused(65, says, "run", str(path))
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
-def test_a_file_that_may_not_be_read(tiny_model: Path, tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "secret.gguf"
     path.write_bytes(tiny_model.read_bytes())
     path.chmod(0)
@@ -89,7 +82,7 @@ def test_a_file_that_may_not_be_read(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["two words.gguf", 'it\'s "quoted".gguf', "模型 ✓.gguf", "-weird.gguf"])
-def test_odd_names_are_just_names(
+def test_model_with_odd_file_name_is_served(
     name: str, tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
 ) -> None:
     path = tmp_path / name
@@ -99,7 +92,7 @@ def test_odd_names_are_just_names(
         assert running.stop() == 0
 
 
-def test_a_leading_dash_works_after_the_dashes(
+def test_file_name_with_leading_dash_works_after_double_dash(
     tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
 ) -> None:
     (tmp_path / "-weird.gguf").write_bytes(tiny_model.read_bytes())
@@ -111,7 +104,7 @@ def test_a_leading_dash_works_after_the_dashes(
 @pytest.mark.parametrize(
     ("name", "shown"), [(b"\x1b[31mred.gguf", "\\x1b[31mred.gguf"), (b"caf\xe9.gguf", "caf\\xe9.gguf")]
 )
-def test_a_name_reaches_the_terminal_as_letters_alone(
+def test_file_name_is_printed_without_control_characters(
     name: bytes, shown: str, tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
 ) -> None:
     path = tmp_path / os.fsdecode(name)
@@ -124,33 +117,33 @@ def test_a_name_reaches_the_terminal_as_letters_alone(
     assert shown in refused(66, "there is no such file", "plan", str(path))
 
 
-def test_a_model_that_must_not_be_downloaded_is_told() -> None:
-    refused(78, "127.0.0.1, no public one", "run", "https://127.0.0.1:9/m.gguf")
+def test_download_from_loopback_address_is_refused() -> None:
+    refused(78, "the private address 127.0.0.1", "run", "https://127.0.0.1:9/m.gguf")
 
 
 # --- the address ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def taken_port() -> Iterator[int]:
+def port_in_use() -> Iterator[int]:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         yield holder.getsockname()[1]
 
 
-def test_a_port_in_use_names_its_holder(
-    taken_port: int, tiny_model: Path, fake_server: Callable[..., str]
+def test_error_for_port_in_use_names_its_process(
+    port_in_use: int, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     refused(
         71,
-        (str(taken_port), f"pid {os.getpid()}"),
-        *("run", str(tiny_model), "--runtime", fake_server(), "--port", str(taken_port)),
+        (str(port_in_use), f"pid {os.getpid()}"),
+        *("run", str(tiny_model), "--runtime", fake_server(), "--port", str(port_in_use)),
     )
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
-def test_a_privileged_port(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_privileged_port_is_refused(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     start = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
     if start < 2:
         pytest.skip("every port is unprivileged here")
@@ -159,22 +152,22 @@ def test_a_privileged_port(tiny_model: Path, fake_server: Callable[..., str]) ->
     refused(71, ("port 1 ", "1023"), *arguments, prefix=plain)
 
 
-def test_an_address_of_another_machine(run_tiny: tuple[str, ...]) -> None:
+def test_address_of_another_machine_is_refused(run_tiny: tuple[str, ...]) -> None:
     refused(71, "192.0.2.1", *run_tiny, "--host", "192.0.2.1", env={"LLAMASUP_API_KEY": "k"})
 
 
-def test_an_open_address_without_a_key_is_refused(run_tiny: tuple[str, ...]) -> None:
+def test_public_address_without_api_key_is_refused(run_tiny: tuple[str, ...]) -> None:
     refused(78, ("0.0.0.0", "--api-key-file"), *run_tiny, "--host", "0.0.0.0")
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_that_is_none(port: str, run_tiny: tuple[str, ...]) -> None:
+def test_invalid_port_is_refused(port: str, run_tiny: tuple[str, ...]) -> None:
     refused(2, port, *run_tiny, "--port", port)
 
 
-def test_a_key_file_without_a_key_protects_nothing(run_tiny: tuple[str, ...], tmp_path: Path) -> None:
+def test_key_file_without_keys_is_refused(run_tiny: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# none yet\n")
-    refused(78, "holds no key", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
+    refused(78, "has no keys", *run_tiny, "--api-key-file", str(tmp_path / "keys"))
 
 
 # --- the runtime ----------------------------------------------------------------------------------------
@@ -187,19 +180,19 @@ def script(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_an_unknown_runtime(tiny_model: Path) -> None:
+def test_unknown_runtime_is_refused(tiny_model: Path) -> None:
     refused(69, "no-such-server", "run", str(tiny_model), "--runtime", "no-such-server")
 
 
-def test_a_runtime_that_is_no_llama_server(tiny_model: Path) -> None:
+def test_program_that_is_not_llama_server_is_refused(tiny_model: Path) -> None:
     refused(69, "is not llama-server", "run", str(tiny_model), "--runtime", sys.executable)
 
 
-def test_a_runtime_that_prints_nothing(tiny_model: Path, tmp_path: Path) -> None:
+def test_runtime_without_output_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     refused(69, "nothing", "run", str(tiny_model), "--runtime", script(tmp_path, "exit 0"))
 
 
-def test_a_runtime_that_is_a_text_file(tiny_model: Path, tmp_path: Path) -> None:
+def test_runtime_that_is_a_text_file_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "server"
     path.write_text("hello")
     refused(69, "executable", "run", str(tiny_model), "--runtime", str(path))
@@ -218,24 +211,26 @@ def test_a_runtime_that_is_a_text_file(tiny_model: Path, tmp_path: Path) -> None
         ("--kv-type", "q3_9"),
     ],
 )
-def test_values_that_cannot_be_meant(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
+def test_invalid_values_are_refused(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
     refused(2, (option, value), *run_tiny, option, value)
 
 
-def test_a_flag_that_this_build_lacks(run_tiny: tuple[str, ...]) -> None:
+def test_flag_unknown_to_this_build_is_refused(run_tiny: tuple[str, ...]) -> None:
     refused(2, "--no-such-flag", *run_tiny, "--", "--no-such-flag")
 
 
-def test_a_flag_that_is_llamasups_to_set(run_tiny: tuple[str, ...]) -> None:
+def test_flag_reserved_for_llamasup_is_refused(run_tiny: tuple[str, ...]) -> None:
     refused(2, ("--port", "llamasup"), *run_tiny, "--", "--port", "1234")
 
 
-def test_a_second_argument_without_the_dashes(run_tiny: tuple[str, ...]) -> None:
+def test_second_argument_without_double_dash_is_refused(run_tiny: tuple[str, ...]) -> None:
     refused(2, "stray.gguf", *run_tiny, "stray.gguf")
 
 
 @pytest.mark.parametrize(
     ("option", "value"), [("--log-level", "loud"), ("--log-format", "xml"), ("--events", "csv")]
 )
-def test_output_options_name_what_they_take(option: str, value: str, run_tiny: tuple[str, ...]) -> None:
+def test_errors_of_output_options_show_the_invalid_value(
+    option: str, value: str, run_tiny: tuple[str, ...]
+) -> None:
     refused(2, (option, value), *run_tiny, option, value)

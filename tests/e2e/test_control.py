@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.control.controlled import shown
-from llamasup.core.registry_changes import Changes
+from llamasup.control.interface import shown
+from llamasup.models.diff import Changes
 from tests.e2e.driver import (
     PATIENCE_S,
     Llamasup,
@@ -113,14 +113,14 @@ def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
 def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) -> None:
     unloaded = run_to_end("unload", "small")
     assert (unloaded.returncode, unloaded.stdout, said(unloaded)) == (0, "", "small is unloaded\n")
-    assert [each.cmdline() for each in running.children() if "--host" in each.cmdline()] == []
+    assert [child.cmdline() for child in running.children() if "--host" in child.cmdline()] == []
     assert json.loads(run_to_end("ps", "--json").stdout)["models"][0]["state"] == "stopped"
 
     loaded = run_to_end("load", "--json")
-    assert said(loaded) == "tiny serves\n"
+    assert said(loaded) == "tiny is ready\n"
     assert (json.loads(loaded.stdout)["state"], json.loads(loaded.stdout)["generation"]) == ("ready", 2)
 
-    assert said(run_to_end("restart")) == "tiny serves again\n"
+    assert said(run_to_end("restart")) == "tiny is ready again\n"
     reloaded = run_to_end("reload", "--json")
     assert json.loads(reloaded.stdout) == shown(Changes(changed=("tiny",)))
     running.wait_for("state", state="ready", generation=4)
@@ -142,15 +142,15 @@ def test_a_load_that_fails_ends_the_command_as_it_ends_the_service(
         assert running.end() == 2
 
 
-def test_a_stop_is_told_and_waited_for(running: Llamasup) -> None:
+def test_stop_is_reported_and_waited_for(running: Llamasup) -> None:
     children = running.children()
     done = run_to_end("stop", "--wait", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"pid": running.pid, "in_flight": 0, "ended": True}
-    assert said(done) == f"llamasup (process {running.pid}) is stopping\nIt has ended\n"
+    assert said(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
     assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
     assert running.end() == 0
-    assert not [each for each in children if is_alive(each)]
+    assert not [child for child in children if is_alive(child)]
     assert "llamasup stop: stopping." in running.said
 
 
@@ -180,7 +180,7 @@ def test_a_stop_of_one_that_runs_under_wrap(tiny_model: Path, fake_server: Calla
         ("logs", "-f"),
     ],
 )
-def test_where_none_runs_every_command_says_so(arguments: tuple[str, ...]) -> None:
+def test_every_command_reports_that_no_llamasup_runs(arguments: tuple[str, ...]) -> None:
     done = run_to_end(*arguments)
     assert (done.returncode, done.stdout) == (69, "")
     assert "No llamasup runs here.\n  → Start one: llamasup run MODEL" in said(done)
@@ -198,13 +198,13 @@ def test_of_two_one_must_be_chosen(
         assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
         wrong = run_to_end("ps", "--pid", str(os.getpid()))
         assert wrong.returncode == 69
-        assert f"with the process number {os.getpid()}" in said(wrong)
+        assert f"with process ID {os.getpid()}" in said(wrong)
         assert f"--pid {running.pid} " in said(wrong)
         assert run_to_end("stop", "--wait", "--pid", str(other.pid)).returncode == 0
         assert run_to_end("ps").returncode == 0  # one is left
 
 
-def test_one_that_was_killed_is_none(running: Llamasup) -> None:
+def test_killed_llamasup_does_not_count_as_running(running: Llamasup) -> None:
     os.kill(running.pid, signal.SIGKILL)
     running.end()
     done = run_to_end("ps")
@@ -230,15 +230,15 @@ def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(runn
         (("logs", "-n", "-1"), 2, "-1 is less than 0"),
         (("logs", "-n", "10001"), 2, "10001 is more than 10000"),
         (("ps", "--pid", "x"), 2, "'x' is not a whole number"),
-        (("ps", "--pid", "1", "--url", "http://localhost"), 2, "name two different ones"),
-        (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file without --url"),
-        (("ps", "--url", "ftp://x"), 2, "is no address of a llamasup"),
-        (("ps", "--url", "http://"), 2, "is no address of a llamasup"),
+        (("ps", "--pid", "1", "--url", "http://localhost"), 2, "exclude each other"),
+        (("ps", "--api-key-file", "/dev/null"), 2, "--api-key-file needs --url"),
+        (("ps", "--url", "ftp://x"), 2, "is not a valid URL of a llamasup"),
+        (("ps", "--url", "http://"), 2, "is not a valid URL of a llamasup"),
         (("ps", "--url", "127.0.0.1:1"), 69, "No llamasup answers at http://127.0.0.1:1"),
         (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "/nonexistent"), 78, "cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_a_sentence(
+def test_impossible_commands_are_explained_in_a_sentence(
     running: Llamasup, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     done = run_to_end(*arguments)
@@ -256,18 +256,18 @@ def test_over_tcp_a_key_with_the_right_is_needed(
         environ = {**os.environ, "LLAMASUP_URL": running.url}
         without = run_to_end("ps", env=environ)
         assert without.returncode == 77
-        assert "an API key is needed" in said(without)
+        assert "an API key is required" in said(without)
         inference = run_to_end("stop", env={**environ, "LLAMASUP_API_KEY": "for-all"})
         assert inference.returncode == 77
-        assert "the key 'a' may infer, not control" in said(inference)
+        assert "the key 'a' has only the right `inference`" in said(inference)
         assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
-        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "It has ended")
+        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "llamasup has exited")
         assert running.end() == 0
         assert "for-ops" not in running.said + stopped.stdout + stopped.stderr
 
 
-def test_another_program_at_the_url_is_told_from_an_older_llamasup(
+def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     """llama-server itself, for example."""
@@ -282,7 +282,7 @@ def test_another_program_at_the_url_is_told_from_an_older_llamasup(
 # --- who reads ---------------------------------------------------------------------------------------
 
 
-def test_whoever_follows_a_log_sees_it_go_on_and_is_let_go_by_ctrl_c(running: Llamasup) -> None:
+def test_followed_log_continues_and_ctrl_c_ends_it(running: Llamasup) -> None:
     with follower("-n", "1") as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -297,7 +297,7 @@ def test_whoever_follows_a_log_sees_it_go_on_and_is_let_go_by_ctrl_c(running: Ll
         assert process.stderr.read() == b""
 
 
-def test_whoever_follows_a_log_is_let_go_when_llamasup_ends(running: Llamasup) -> None:
+def test_followed_log_ends_when_llamasup_ends(running: Llamasup) -> None:
     with follower("-n", "1") as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -307,7 +307,7 @@ def test_whoever_follows_a_log_is_let_go_when_llamasup_ends(running: Llamasup) -
         assert process.stderr.read() == b""
 
 
-def test_nobody_who_reads_on_is_no_error(running: Llamasup) -> None:
+def test_closed_pipe_of_the_reader_is_no_error(running: Llamasup) -> None:
     for arguments in (("ps",), ("logs",), ("logs", "-f"), ("status", "--json")):
         process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout is not None
@@ -318,7 +318,7 @@ def test_nobody_who_reads_on_is_no_error(running: Llamasup) -> None:
         process.stderr.close()
 
 
-def test_what_a_log_holds_does_not_steer_the_terminal(running: Llamasup, own_folders: Path) -> None:
+def test_log_content_cannot_control_the_terminal(running: Llamasup, own_folders: Path) -> None:
     (log,) = (own_folders / "state" / "llamasup" / "logs").glob("*.log")
     with log.open("ab") as file:
         file.write(b"\x1b]0;owned\x07\xff\n")
@@ -329,7 +329,7 @@ def test_what_a_log_holds_does_not_steer_the_terminal(running: Llamasup, own_fol
     assert raw.stdout == b"\x1b]0;owned\x07\xff\n"
 
 
-def test_a_log_that_is_gone_is_told(running: Llamasup, own_folders: Path) -> None:
+def test_missing_log_is_reported(running: Llamasup, own_folders: Path) -> None:
     for log in (own_folders / "state" / "llamasup" / "logs").glob("*.log"):
         log.unlink()
     done = run_to_end("logs", "-f")

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from llamasup.testing.models import big_endian_decoder
 from tests.e2e.driver import PATIENCE_S, command, llamasup, on_terminal, run_to_end
+from tests.paths import FIXTURES
 from tests.ports import free_port
 
 pytestmark = [
@@ -103,7 +103,7 @@ def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
     report = doctor(str(tiny_model), *fake)
     assert report.bad == set()
     assert re.fullmatch(
-        r"tiny: llama decoder, F32; \d slots?, \d\d MiB of .* GiB; up to .* for prompts already read",
+        r"tiny: llama decoder, F32; \d slots?, \d\d MiB of .* GiB; up to .* for the prompt cache",
         report.found("model"),
     )
 
@@ -138,7 +138,7 @@ def test_no_runtime_at_all_is_a_check_and_no_error(tiny_model: Path) -> None:
     assert "model" not in report.checks
 
 
-def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -> None:
+def test_broken_runtime_is_reported_and_the_others_are_checked(tmp_path: Path) -> None:
     program = tmp_path / "llama-server"
     program.write_text("#!/bin/sh\nexit 3\n")
     program.chmod(0o755)
@@ -149,7 +149,7 @@ def test_a_broken_runtime_is_told_and_the_others_are_looked_at(tmp_path: Path) -
     assert all(check["ok"] for check in others)
 
 
-HELP = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+HELP = FIXTURES / "help" / "b11434.txt"
 
 
 def with_devices(folder: Path, *lines: str) -> str:
@@ -170,7 +170,7 @@ def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_
     program.chmod(0o755)
     report = doctor("--runtime", str(program), "--port", "0", str(tiny_model))
     assert report.bad == {"runtime"}
-    assert "fails at --list-devices (exit code 3)" in report.found("runtime")
+    assert "--list-devices fails (exit code 3)" in report.found("runtime")
     assert asked.read_text() == "x\n"
     big = tmp_path / "big.gguf"
     big.write_bytes(big_endian_decoder())
@@ -178,9 +178,7 @@ def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a real NVIDIA driver")
-def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_devices_are_shown_with_free_memory_even_without_nvml(tmp_path: Path, tiny_model: Path) -> None:
     listed = "CUDA0: NVIDIA H200 (143156 MiB, 71578 MiB free)"
     report = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0")
     assert report.bad == set()
@@ -188,22 +186,6 @@ def test_devices_are_told_with_what_is_free_even_where_nvml_does_not_answer(
     with_model = doctor("--runtime", with_devices(tmp_path, listed), "--port", "0", str(tiny_model))
     assert "MiB of 70 GiB on devices" in with_model.found("model")
     assert report.remedy("NVML") != ""  # no driver here, or no package
-
-
-def test_a_device_that_only_computes_is_no_gpu(tmp_path: Path) -> None:
-    runtime = with_devices(tmp_path, "BLAS: OpenBLAS (0 MiB, 0 MiB free)")
-    assert doctor("--runtime", runtime, "--port", "0").found("devices") == "none: the CPU computes"
-
-
-def test_a_port_that_is_taken_names_its_holder(fake: tuple[str, ...]) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = str(holder.getsockname()[1])
-        report = doctor(*fake[:2], "--port", port)
-    assert report.bad == {"port"}
-    assert port in report.found("port")
-    assert f"pid {os.getpid()}" in report.found("port")
 
 
 def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
@@ -220,14 +202,7 @@ def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
     assert "--port 0" in report.remedy("port")
 
 
-def test_a_driver_that_fails_is_told_in_its_own_words(tmp_path: Path) -> None:
-    program = Path(with_devices(tmp_path))
-    said = "ggml_cuda_init: failed to initialize CUDA: unknown error"
-    program.write_text(program.read_text().replace("--list-devices)", f"--list-devices) echo '{said}' >&2;"))
-    assert said in doctor("--runtime", str(program), "--port", "0").found("devices")
-
-
-def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
+def test_terminal_shows_what_doctor_waits_for(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     program = Path(with_devices(tmp_path))
     wait = f"while ! [ -e '{go_on}' ]; do sleep 0.05; done;"
@@ -239,7 +214,7 @@ def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
     os.close(theirs)
     seen = b""
     try:
-        while b"asking the runtimes and their devices" not in seen:
+        while b"checking the runtimes and their devices" not in seen:
             seen += os.read(ours, 4096)
         go_on.touch()
         out, _ = child.communicate(timeout=PATIENCE_S)
@@ -253,8 +228,8 @@ def test_who_waits_at_a_terminal_is_told_what_for(tmp_path: Path) -> None:
 def test_on_a_narrow_terminal_lines_are_broken_between_words(fake: tuple[str, ...]) -> None:
     wide = run_to_end("doctor", *fake).stdout
     narrow = on_terminal(command("doctor", *fake), 60)
-    words = [each for each in narrow.split() if not each[0].isdigit()]
-    assert words == [each for each in wide.split() if not each[0].isdigit()]  # what is free changes
+    words = [word for word in narrow.split() if not word[0].isdigit()]
+    assert words == [word for word in wide.split() if not word[0].isdigit()]  # what is free changes
     assert all(len(line) <= 60 or "/" in line for line in narrow.splitlines())
     assert any(line.startswith(" " * 20) for line in narrow.splitlines())
 
@@ -268,7 +243,7 @@ def test_a_port_that_is_none_is_a_usage_error(port: str) -> None:
 
 
 @needs_setpriv
-def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake: tuple[str, ...]) -> None:
+def test_missing_rights_to_lock_memory_and_raise_priority_are_advice_only(fake: tuple[str, ...]) -> None:
     report = doctor(*fake, prefix=limited("-l 0", "ipc_lock", "sys_nice"))
     assert report.bad == set()
     assert report.found("locked memory").startswith("at most 0 B")
@@ -276,20 +251,7 @@ def test_no_right_to_lock_memory_or_raise_priority_is_told_and_does_no_harm(fake
     assert "LimitNICE" in report.remedy("priority")
 
 
-def test_an_address_space_that_is_too_small_hurts(fake: tuple[str, ...]) -> None:
-    limit_kib = psutil.virtual_memory().total // 1024 // 2
-    report = doctor(*fake, prefix=limited(f"-v {limit_kib}"))
-    assert report.bad == {"address space"}
-    assert "ulimit -v unlimited" in report.remedy("address space")
-
-
-def test_too_few_open_files_hurt(fake: tuple[str, ...]) -> None:
-    report = doctor(*fake, prefix=limited("-n 64"))
-    assert report.bad == {"open files"}
-    assert "about 12 clients" in report.found("open files")
-
-
-def test_a_folder_that_a_killed_run_left_is_told_and_stays(fake: tuple[str, ...], short: str) -> None:
+def test_folder_of_a_killed_run_is_reported_and_not_removed(fake: tuple[str, ...], short: str) -> None:
     ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
     ended.wait()
     left = Path(short) / "llamasup" / f"{ended.pid}-abcd1234"
@@ -326,12 +288,6 @@ def test_a_folder_that_may_not_be_written(name: str, fake: tuple[str, ...], tmp_
     report = doctor(*fake, prefix=prefix, **{f"XDG_{name.upper()}_HOME": str(closed)})
     assert report.bad == {f"{name} folder"}
     assert str(closed) in report.found(f"{name} folder")
-
-
-def test_a_folder_that_is_a_file(fake: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    report = doctor(*fake, XDG_STATE_HOME=str(tmp_path / "file"))
-    assert report.bad == {"state folder"}
 
 
 def test_settings_from_elsewhere_are_named_without_their_values(

@@ -76,7 +76,7 @@ def test_names_and_pages_that_are_allowed_get_in(tiny_model: Path, fake_server: 
         assert running.stop() == 0
 
 
-def test_with_few_descriptors_idle_connections_make_room_and_everybody_is_served(
+def test_with_few_descriptors_idle_connections_close_and_all_clients_are_served(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     """300 descriptors are 86 clients, 43 of each address."""
@@ -102,7 +102,7 @@ def test_the_limit_of_descriptors_is_raised_for_the_service_and_not_for_its_chil
     with llamasup(tiny_model, "--runtime", fake_server(), prefix=low) as running:
         running.wait_for("ready")
         service = psutil.Process(running.pid)
-        (child,) = [each for each in service.children() if str(tiny_model) in each.cmdline()]
+        (child,) = [process for process in service.children() if str(tiny_model) in process.cmdline()]
         _, hard = service.rlimit(psutil.RLIMIT_NOFILE)
         assert service.rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
         assert child.rlimit(psutil.RLIMIT_NOFILE) == (256, hard)
@@ -123,7 +123,7 @@ def test_the_limit_of_descriptors_is_raised_for_the_service_and_not_for_its_chil
         (["--allow-host", "a:80"], 2, "has a port"),
     ],
 )
-def test_what_cannot_be_served_is_said_at_once(
+def test_unusable_listen_options_are_refused_at_once(
     tiny_model: Path, certificate: tuple[str, str], words: list[str], code: int, said: str
 ) -> None:
     files = dict(zip(("CHAIN", "KEY"), certificate, strict=True))
@@ -170,4 +170,4 @@ def test_a_unit_has_the_certificate_handed_over(
     assert "--access-log -" in unit
     done = run_to_end(*words, "--access-log", "/var/x")
     assert done.returncode == 78
-    assert "below /var/lib/llamasup/tiny, which is the service's own" in done.stderr
+    assert "below /var/lib/llamasup/tiny, which belongs to the service" in done.stderr

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
-from llamasup.core.liveness import LivenessPolicy
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.liveness import LivenessPolicy
+from llamasup.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
 
@@ -25,35 +25,13 @@ QUICK = LivenessPolicy(
     stall_s=0.5,
     prefill_stall_s=0.5,
     busy_prefill_stall_s=2.0,
-    proof_timeout_s=1.0,
+    token_timeout_s=1.0,
 )
 FakeServer = Callable[..., str]
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
-
-
-@pytest.mark.slow
-def test_a_stopped_server_is_replaced_and_what_it_was_asked_meanwhile_is_answered(
-    tiny_model: Path, fake_server: FakeServer
-) -> None:
-    async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server(), liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            first = it.pid
-            os.kill(first, signal.SIGSTOP)
-            answer = await it.complete()
-            exited = await it.exit_of(1)
-            assert exited.diagnosis.cause == "unresponsive"
-            assert "it is stopped" in exited.diagnosis.message
-            assert exited.exit is None  # it did not end by itself
-            assert answer.status_code == 200
-            assert it.runner.instance.generation == 2
-            with pytest.raises(ProcessLookupError):
-                os.kill(first, 0)
-
-    run(test)
 
 
 def test_completions_that_never_move_are_a_hang_although_health_says_ok(
@@ -71,8 +49,8 @@ def test_completions_that_never_move_are_a_hang_although_health_says_ok(
             answers = await asked
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
-            assert "nothing in flight has moved" in exited.diagnosis.message
-            assert "one token did not come" in exited.diagnosis.message
+            assert "have made no progress" in exited.diagnosis.message
+            assert "a test request for one token got no answer" in exited.diagnosis.message
             assert [answer.status_code for answer in answers] == [200] * 3
 
     run(test)
@@ -133,7 +111,7 @@ def test_one_stuck_stream_does_not_end_a_server_that_works(tiny_model: Path, fak
 
 
 @pytest.mark.slow
-def test_a_slow_stream_is_never_interrupted(tiny_model: Path, fake_server: FakeServer) -> None:
+def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=QUICK) as it:
             await it.reaches(State.READY, 1)
@@ -145,16 +123,14 @@ def test_a_slow_stream_is_never_interrupted(tiny_model: Path, fake_server: FakeS
                 text = (await stream.aread()).decode()
             assert text.count('"content": " w') == 12
             assert (await plain).json()["tokens_predicted"] == 10
-            assert await decodes(it.runner.prober()) == before + 22  # and nobody asked for a token beside
+            assert await decodes(it.runner.prober()) == before + 22
             assert it.runner.instance.generation == 1
 
     run(test)
 
 
 @pytest.mark.slow
-def test_a_hang_ends_the_drain_for_nobody_waits_for_what_does_not_come(
-    tiny_model: Path, fake_server: FakeServer
-) -> None:
+def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(
             tiny_model, runtime=fake_server(), liveness=QUICK, drain_timeout_s=1000.0, stop_timeout_s=1000.0

@@ -63,12 +63,12 @@ def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
         running.wait_for("state", state="ready", generation=2)
         assert asked(running) == 200
         assert running.stop() == 0
-        told = [each for each in warnings(running) if "No space left on device" in each]
+        told = [warning for warning in warnings(running) if "No space left on device" in warning]
     assert 1 <= len(told) <= 2  # once for each server's log
 
 
 @pytest.mark.parametrize("place", ["state", "run"])
-def test_a_folder_that_cannot_be_written_does_not_keep_anybody_from_serving(
+def test_unwritable_folder_does_not_prevent_serving(
     place: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     """The log is not kept, and it is told; the run folder is made in the temporary folder."""
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_does_not_keep_anybody_from_serving(
         folder = Path(child.cwd())
         assert folder.is_relative_to(own_folders / "run") == (place != "run")
         assert running.stop() == 0
-        told = [each for each in warnings(running) if "output is not kept" in each]
+        told = [warning for warning in warnings(running) if "output is not kept" in warning]
         assert len(told) == (1 if place == "state" else 0)
         assert not folder.exists()
 
@@ -166,7 +166,7 @@ def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighb
                 neighbour.wait_for("ready")
                 assert asked(running) == 200
                 assert neighbour.stop() == 0
-                assert "had left" not in neighbour.said
+                assert "Cleaned up after" not in neighbour.said
         exits = [event for event in running.events if event["event"] == "exit"]
         assert [event["cause"] for event in exits] == ["killed", "killed"]
         jump(3 * DAY_S)
@@ -182,7 +182,7 @@ def script(path: Path, *lines: str) -> str:
     return str(path)
 
 
-def test_a_child_that_forks_and_exits_has_ended_and_what_it_forked_goes_before_the_next_start(
+def test_fork_of_an_exited_child_ends_before_the_next_start(
     tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
     """A daemon puts itself where no process group and no parent reaches; it would hold the memory."""
@@ -213,7 +213,7 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def test_what_a_server_leaves_in_its_group_goes_with_it(tiny_model: Path, fake_server: ServerMaker) -> None:
+def test_processes_in_the_group_of_a_server_end_with_it(tiny_model: Path, fake_server: ServerMaker) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("grandchild=stay")) as running:
         running.wait_for("ready")
         children = running.children()

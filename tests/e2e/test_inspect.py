@@ -84,7 +84,7 @@ def test_a_split_set_is_shown_whole(tmp_path: Path) -> None:
     assert "and 2 more parts" in inspected(parts[0]).stdout
 
 
-def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
+def test_text_shows_class_memory_and_fit() -> None:
     text = inspected("demo").stdout
     for words in (
         "decoder: chat and text completion",
@@ -104,23 +104,23 @@ def test_a_person_reads_what_it_is_what_it_takes_and_whether_it_fits() -> None:
         ("gpt-oss", ["window 64 tokens in 2 layers", "experts 2 of 4 for each token"]),
         ("falcon-h1", ["recurrent 2 layers of 2", "attention 2 heads of 32, 1 for keys and values"]),
         ("deepseek2", ["experts 2 of 4 and 1 shared for each token", "for keys and values, latent (MLA)"]),
-        ("glm4moe", ["layers 3, width 64, 1 of them to guess ahead (MTP)", "192 KiB experts"]),
-        ("rwkv7", ["besides 17 KiB for each request, however long it is"]),
+        ("glm4moe", ["layers 3, width 64, 1 of them for speculative decoding (MTP)", "192 KiB experts"]),
+        ("rwkv7", ["state 17 KiB for each request, of any length"]),
     ],
 )
-def test_a_person_reads_what_is_special_about_it(name: str, lines: list[str], tmp_path: Path) -> None:
+def test_text_shows_architecture_specific_facts(name: str, lines: list[str], tmp_path: Path) -> None:
     text = " ".join(inspected(put(tmp_path / "m.gguf", tiny_model(name))).stdout.split())
     for line in lines:
         assert line in text
 
 
-def test_a_lora_says_what_it_is_for(tmp_path: Path) -> None:
+def test_lora_text_shows_how_to_use_it(tmp_path: Path) -> None:
     text = inspected(put(tmp_path / "l.gguf", models.tiny_lora())).stdout
-    assert "adapts the model it was trained on: -- --lora FILE" in text
+    assert "changes the model that it was trained on: -- --lora FILE" in text
     assert "fits here" not in text
 
 
-def test_what_is_in_the_file_does_not_reach_the_terminal_raw(tmp_path: Path) -> None:
+def test_control_characters_in_file_content_are_escaped(tmp_path: Path) -> None:
     evil = b"\x1b]0;owned"  # as long as what it replaces, so that the header stays true
     content = models.tiny_decoder().replace(b"llamasup demo", evil.ljust(13))
     path = put(tmp_path / "\x1b[31mred\n.gguf", content)
@@ -131,7 +131,7 @@ def test_what_is_in_the_file_does_not_reach_the_terminal_raw(tmp_path: Path) -> 
     assert as_json(path)["name"] == evil.decode().ljust(13)
 
 
-def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) -> None:
+def test_control_characters_in_errors_are_escaped(tmp_path: Path) -> None:
     said = inspected(put(tmp_path / "\x1b[31mred.gguf", b""), code=65).stderr
     assert "\\x1b[31mred.gguf: the file is empty" in said
 
@@ -147,8 +147,8 @@ def test_an_error_does_not_bring_escapes_to_the_terminal_either(tmp_path: Path) 
         (lambda path: path.write_bytes(models.truncated_decoder(0.25)), 65, "truncated: 169040 of 676160"),
         (os.mkfifo, 65, "is a named pipe"),
         (lambda path: path.symlink_to("/dev/zero"), 65, "is a character device"),
-        (lambda path: path.symlink_to(path), 66, "lead in a circle"),
-        (lambda path: path.mkdir(), 66, "there is no .gguf file in this folder"),
+        (lambda path: path.symlink_to(path), 66, "form a circle"),
+        (lambda path: path.mkdir(), 66, "no .gguf file in this folder"),
     ],
     ids=["missing", "empty", "truncated", "fifo", "zero", "loop", "folder"],
 )
@@ -215,29 +215,27 @@ def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
 def test_a_folder_as_json_has_every_model_and_every_error(mixed: Path) -> None:
     shown = as_json(mixed)["models"]
     assert len(shown) == 7
-    broken = {Path(each["path"]).name: each["error"] for each in shown if "error" in each}
+    broken = {Path(model["path"]).name: model["error"] for model in shown if "error" in model}
     assert broken.keys() == {"cut.gguf", "loop.gguf"}
     assert broken["cut.gguf"]["cause"] == "model_invalid"
     assert all(error["message"] and error["remedy"] for error in broken.values())
-    assert all(each.keys() >= CONTRACT for each in shown if "error" not in each)
+    assert all(model.keys() >= CONTRACT for model in shown if "error" not in model)
 
 
-def test_a_projector_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
+def test_projector_in_the_folder_of_a_model_is_shown_with_it(tmp_path: Path) -> None:
     model = put(tmp_path / "eyes.gguf", models.tiny_decoder())
     projector = put(tmp_path / "mmproj-F16.gguf", models.tiny_projector())
     assert as_json(model)["projector"] == str(projector)
-    shown = {each["path"]: each["projector"] for each in as_json(tmp_path)["models"]}
+    shown = {one_model["path"]: one_model["projector"] for one_model in as_json(tmp_path)["models"]}
     assert shown == {str(model): str(projector), str(projector): None}
     assert ", with mmproj-F16.gguf" in inspected(tmp_path).stdout
-    assert "mmproj-F16.gguf, beside it" in inspected(model).stdout
+    assert "mmproj-F16.gguf, in the same folder" in inspected(model).stdout
     put(tmp_path / "cut.gguf", b"GGUF")
     assert ", with mmproj-F16.gguf" not in inspected(tmp_path).stdout
-    assert "may belong to this model or to cut.gguf: give it with --mmproj" in inspected(model).stdout
+    assert "may belong to this model or to cut.gguf: choose one with --mmproj" in inspected(model).stdout
 
 
-def test_a_user_without_a_place_for_a_cache_is_answered_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inspect_works_without_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service without a home, or a container whose root is read-only."""
     model = put(tmp_path / "models" / "m.gguf", models.tiny_decoder())
     monkeypatch.setenv("XDG_CACHE_HOME", str(put(tmp_path / "file", b"")))
@@ -250,7 +248,7 @@ def test_a_model_of_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
     path = put(tmp_path / "m.gguf", models.big_endian_decoder())
     assert as_json(path)["fits_here"]["foreign_byte_order"] is True
     for text in (inspected(path).stdout, inspected(tmp_path).stdout):
-        assert "no: its byte order is not this machine's" in text
+        assert "no: its byte order differs from the machine's" in text
 
 
 def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
@@ -260,14 +258,14 @@ def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
 
 def test_a_folder_without_models(tmp_path: Path) -> None:
     put(tmp_path / "readme.md", b"")
-    assert "there is no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
+    assert "no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
     assert as_json(tmp_path) == {"models": [], "notes": []}
 
 
-def test_a_folder_whose_models_lie_too_deep_is_not_said_to_be_empty(tmp_path: Path) -> None:
+def test_folder_with_models_too_deep_is_not_reported_as_empty(tmp_path: Path) -> None:
     put(tmp_path / "1/2/3/4/5/6/7/deep.gguf", models.tiny_decoder())
-    assert "(folders more than 6 levels down are left out)" in inspected(tmp_path, code=66).stderr
-    assert as_json(tmp_path)["notes"] == ["folders more than 6 levels down are left out"]
+    assert "(folders more than 6 levels down were skipped)" in inspected(tmp_path, code=66).stderr
+    assert as_json(tmp_path)["notes"] == ["folders more than 6 levels down were skipped"]
 
 
 # --- several at once -----------------------------------------------------------------------------
@@ -279,7 +277,7 @@ def test_several_files_are_shown_one_after_the_other_as_a_glob_gives_them(mixed:
     places = [text.index(str(path)) for path in given]
     assert places == sorted(places)
     assert "encoder.gguf" in text[places[-1] :]
-    assert [Path(each["path"]).name for each in as_json(*given)["models"]] == [
+    assert [Path(model["path"]).name for model in as_json(*given)["models"]] == [
         "good.gguf",
         "lora.gguf",
         "encoder.gguf",
@@ -297,8 +295,12 @@ def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path
     done = run_to_end("inspect", "--json", *given)
     assert done.returncode == 66
     shown = json.loads(done.stdout)["models"]
-    assert [each["path"] for each in shown] == given
-    assert [each.get("error", {}).get("cause") for each in shown] == ["model_missing", None, "model_invalid"]
+    assert [model["path"] for model in shown] == given
+    assert [model.get("error", {}).get("cause") for model in shown] == [
+        "model_missing",
+        None,
+        "model_invalid",
+    ]
 
 
 # --- terminals -----------------------------------------------------------------------------------
@@ -348,7 +350,7 @@ def test_a_disk_without_room_is_an_error() -> None:
             check=False,
         )
     assert done.returncode == 71
-    assert "cannot be written: No space left on device" in done.stderr
+    assert "Cannot write the result to standard output: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
 
 

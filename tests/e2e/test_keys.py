@@ -70,7 +70,7 @@ def test_a_key_is_made_used_and_revoked_while_the_service_goes_on(
             assert secret not in json.dumps(running.events)
 
 
-def test_a_file_whose_last_key_is_revoked_opens_nothing_and_is_told(
+def test_key_file_without_keys_admits_no_client_and_is_reported(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -86,22 +86,22 @@ def test_a_file_whose_last_key_is_revoked_opens_nothing_and_is_told(
         await_status(http, "two", 200)
         assert asked(http, "one").status_code == 401
         assert running.stop() == 0
-        assert running.said.count("holds no key") == 1
+        assert running.said.count("has no keys now") == 1
 
 
-def test_a_mistake_in_the_file_is_told_before_anything_is_started(
+def test_invalid_key_file_is_reported_before_the_start(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
     path.write_text("# team\nsecret-of-alice nmae=alice\n")
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--api-key-file", str(path))
     assert done.returncode == 78
-    assert f"{str(path)!r}, line 2: nmae= is unknown; the nearest known is name=." in done.stderr
+    assert f"{str(path)!r}, line 2: unknown attribute nmae= (did you mean name?)." in done.stderr
     assert "secret" not in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_file_that_others_can_read_is_told_and_served(
+def test_key_file_readable_by_others_is_a_warning(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -111,7 +111,7 @@ def test_a_file_that_others_can_read_is_told_and_served(
     with llamasup(tiny_model, *arguments) as running, client(running) as http:
         assert asked(http, "one").status_code == 200
         assert running.stop() == 0
-        assert running.said.count("can be read by others") == 1
+        assert running.said.count("Other users can read the API key file") == 1
 
 
 def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
@@ -138,7 +138,7 @@ def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
         (("new", "a", "--rpm", "many"), "'many' is not a whole number"),
         (("new", "a", "--rights", "admin"), "'admin' is not inference"),
         (("new", "a", "--priority", "low"), "'low' is not normal or high"),
-        (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "no such user"),
+        (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "there is no user"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], says: str) -> None:

@@ -28,11 +28,11 @@ def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
             (2, [{"setting": "--ctx-size", "before": "8192", "after": "2048"}]),
         ]
         assert running.stop() == 0
-    assert "Starting again with --parallel 1 instead of 4 (step 1 of 3)" in running.said
-    assert "Starting again with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
+    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.said
+    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
 
 
-def test_what_carried_is_remembered_and_explained_at_the_next_start(
+def test_successful_plan_is_remembered_and_explained_at_the_next_start(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("out_of_memory=host", "above_ctx=20000")
@@ -41,7 +41,7 @@ def test_what_carried_is_remembered_and_explained_at_the_next_start(
         assert len(steps(running)) == 1
         assert running.stop() == 0
     shown = json.loads(run_to_end("plan", str(tiny_model), "--runtime", server, "--json").stdout)
-    (slots,) = [each for each in shown["reasons"] if each["flag"] == "--parallel"]
+    (slots,) = [reason for reason in shown["reasons"] if reason["flag"] == "--parallel"]
     assert slots["value"] == "1"
     assert "ran out of memory on 20" in slots["reason"]
     with llamasup(tiny_model, "--runtime", server) as running:
@@ -51,7 +51,7 @@ def test_what_carried_is_remembered_and_explained_at_the_next_start(
     assert "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20" in running.said
 
 
-def test_what_was_set_by_hand_is_not_made_smaller(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_settings_of_the_user_are_not_reduced(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     server = fake_server("out_of_memory=host")
     with llamasup(
         tiny_model, "--runtime", server, "--parallel", "4", "--ctx-size", "8192", "--kv-type", "f16"

@@ -63,7 +63,7 @@ def test_models_are_listed_by_the_names_that_clients_would_ask_for(tmp_path: Pat
     assert told["a-b"]["path"] == str(tmp_path / "a b.gguf")
 
 
-def test_what_is_broken_has_a_row_and_what_is_not_served_a_line_on_standard_error(tmp_path: Path) -> None:
+def test_broken_models_have_a_row_and_unserved_files_a_line_on_stderr(tmp_path: Path) -> None:
     put(tmp_path / "cut.gguf", models.truncated_decoder(0.25))
     put(tmp_path / "one/same.gguf")
     put(tmp_path / "two/same.gguf", models.tiny_encoder())
@@ -71,14 +71,14 @@ def test_what_is_broken_has_a_row_and_what_is_not_served_a_line_on_standard_erro
     (row,) = done.stdout.splitlines()[1:]
     assert row.split()[:2] == ["cut", "broken"]
     assert "truncated: 169040 of 676160 bytes" in row
-    assert "2 files are called 'same'" in done.stderr
+    assert "2 files have the name 'same'" in done.stderr
     assert str(tmp_path / "two/same.gguf") in done.stderr
     told = as_json(tmp_path)
     assert {problem["cause"] for problem in told["problems"]} == {"same_id", "model_invalid"}
     assert told["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
 
 
-def test_what_is_beside_a_model_is_shown_with_it(tmp_path: Path) -> None:
+def test_attachments_are_shown_with_their_model(tmp_path: Path) -> None:
     put(tmp_path / "x.gguf")
     put(tmp_path / "mmproj-x.gguf", models.tiny_projector())
     put(tmp_path / "lora.gguf", models.tiny_lora())
@@ -106,14 +106,14 @@ def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp
     }
 
 
-def test_an_empty_folder_is_an_empty_list_and_said_to_a_person(tmp_path: Path) -> None:
+def test_empty_folder_is_an_empty_list_with_a_message(tmp_path: Path) -> None:
     done = listed(tmp_path)
     assert done.stdout == ""
-    assert f"there is no model in {tmp_path}" in done.stderr
+    assert f"no models in {tmp_path}" in done.stderr
     assert as_json(tmp_path)["models"] == []
 
 
-def test_a_folder_that_is_none_is_refused_and_the_others_are_shown(tmp_path: Path) -> None:
+def test_invalid_folder_is_refused_and_the_others_are_shown(tmp_path: Path) -> None:
     put(tmp_path / "m/x.gguf")
     done = listed(tmp_path / "gone", tmp_path / "m/x.gguf", tmp_path / "m", code=66)
     assert done.stdout.splitlines()[1].startswith("x ")

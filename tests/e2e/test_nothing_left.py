@@ -78,7 +78,7 @@ def is_served(running: Llamasup) -> bool:
 # --- llamasup is killed --------------------------------------------------------------------------
 
 
-def test_a_kill_takes_a_server_behind_a_script_and_what_has_left_its_group(
+def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
     tiny_model: Path, wrapper: str, own_folders: Path, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -148,7 +148,7 @@ def killed_with_its_guardian(
                 child.kill()
 
 
-def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
+def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -158,7 +158,7 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
     ):
         sibling.wait_for("ready")
         folder, survivors = left
-        (sleeper,) = [each for each in survivors if each.name() == "sleep"]
+        (sleeper,) = [survivor for survivor in survivors if survivor.name() == "sleep"]
         assert ready_file.exists()
         with llamasup(tiny_model, "--runtime", fake_server()) as running:
             running.wait_for("ready")
@@ -170,20 +170,22 @@ def test_the_next_start_ends_what_survived_and_says_so_in_one_line(
             assert len(sibling.children()) == 3
             assert run_folder(own_folders, sibling).is_dir()
             assert running.stop() == 0
-            (line,) = [line for line in running.said.splitlines() if "had left" in line]
+            (line,) = [line for line in running.said.splitlines() if "Cleaned up after" in line]
         assert str(folder) in line
         assert str(ready_file) in line
         # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
-        assert f"process {sleeper.pid} (one of its descendants)" in line
+        assert f"process {sleeper.pid} (a descendant)" in line
         assert sibling.stop() == 0
 
 
-def test_doctor_shows_what_survived_and_ends_nothing(
+def test_doctor_shows_surviving_processes_and_ends_none(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with killed_with_its_guardian(tiny_model, wrapper, own_folders) as (folder, survivors):
         done = run_to_end("doctor", "--runtime", fake_server(), "--port", "0", "--json")
-        (check,) = [each for each in json.loads(done.stdout)["checks"] if each["name"] == "left behind"]
+        (check,) = [
+            one_check for one_check in json.loads(done.stdout)["checks"] if one_check["name"] == "left behind"
+        ]
         assert not check["ok"]
         assert str(folder) in check["found"]
         assert all(map(is_alive, survivors))
@@ -207,7 +209,7 @@ def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
         assert is_served(one)
         assert is_served(two)
         assert one.stop() == two.stop() == 0
-        told = [line for line in (one.said + two.said).splitlines() if "had left" in line]
+        told = [line for line in (one.said + two.said).splitlines() if "Cleaned up after" in line]
         assert len(told) == 1
 
 

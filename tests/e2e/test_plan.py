@@ -27,10 +27,10 @@ def test_a_variable_that_llamasup_sets_is_shown_with_its_reason_and_others_witho
     lines = environment.split("\n\n")[0].split("\n")
     assert "  OMP_PLACES=cores" in lines
     (spin,) = [line for line in lines if "GOMP_SPINCOUNT" in line]
-    assert re.fullmatch(r"  GOMP_SPINCOUNT=3000 +\S.* sleeps soon.*", spin)
+    assert re.fullmatch(r"  GOMP_SPINCOUNT=3000 +\S.* sleep soon.*", spin)
 
 
-def test_how_threads_wait_is_left_to_a_user_who_says_it(
+def test_polling_of_threads_set_by_the_user_is_kept(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     done = run_to_end(
@@ -63,24 +63,26 @@ def test_on_a_narrow_terminal_reasons_are_broken_between_words(
     why = on_terminal(arguments, 70).split("Why:\n")[1].split("\n\nLeft out")[0]
     assert all(len(line) <= 70 or "/" in line for line in why.splitlines())
     # The model's path makes the second column wide, so that reasons go beneath.
-    assert "\n  --jinja\n      the model's own chat template, tools included\n" in why
+    assert "\n  --jinja\n      applies the model's own chat template, tool calls included\n" in why
 
 
-def test_what_run_refuses_is_said_with_what_does_fit(
+def test_plan_that_run_refuses_is_shown_with_one_that_fits(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     asked = (str(tiny_model), "--runtime", fake_server(), "--parallel", "4", "--ctx-size", "500000000")
     shown = run_to_end("plan", *asked)
     assert shown.returncode == 0, shown.stderr
     verdict = shown.stdout.split("\n\n")[-1]
-    assert re.match(r"run refuses it with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict)
+    assert re.match(
+        r"run refuses this plan with exit code 71:\n  → Fits: --parallel 1 --ctx-size \d+", verdict
+    )
     assert json.loads(run_to_end("plan", *asked, "--json").stdout)["remedy"].startswith("Fits: --parallel 1")
     refused = run_to_end("run", *asked, "--port", "0")
     assert refused.returncode == 71
     assert "→ Fits: --parallel 1" in refused.stderr
 
 
-def test_what_is_started_all_the_same_is_not_said_to_be_refused(
+def test_plan_that_is_started_without_check_is_not_shown_as_refused(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     asked = (str(tiny_model), "--runtime", fake_server(), "--ctx-size", "500000000", "--no-memory-check")

@@ -101,7 +101,7 @@ def test_a_model_is_pulled_shown_again_and_inspected(hub: Hub, folder: Path) -> 
     done = pulled("org/tiny-GGUF")
     path = folder / "org/tiny-GGUF" / NAME
     assert done.stdout == f"{path}\n"
-    assert "Q4_K_M, as llama.cpp chooses" in done.stderr
+    assert "Q4_K_M, the default of llama.cpp" in done.stderr
     assert "llamasup run org/tiny-GGUF" in done.stderr
     assert path.read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
     hub.asked.clear()
@@ -127,7 +127,7 @@ def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
         "reason": "the quantization asked for",
         "notes": [],
     }
-    progress = [each for each in events if each["event"] == "progress"]
+    progress = [event for event in events if event["event"] == "progress"]
     assert progress
     assert all(each["total_bytes"] == 40 * MIB for each in progress)
     path = str(tmp_path / "m/org/tiny-GGUF" / NAME)
@@ -146,9 +146,9 @@ def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first
     hub: Hub, folder: Path
 ) -> None:
     done = pulled("org/tiny-GGUF:Q2_K", "org/tiny-GGUF", "./path", code=66)
-    assert "has no Q2_K" in done.stderr
+    assert "has no quantization Q2_K" in done.stderr
     assert "Q8_0" in done.stderr  # what there is
-    assert "nothing that can be downloaded" in done.stderr
+    assert "is not a model reference" in done.stderr
     assert done.stdout == f"{folder / 'org/tiny-GGUF' / NAME}\n"
     events = run_to_end("pull", "--json", "org/none").stdout.splitlines()
     error = json.loads(events[-1])
@@ -167,7 +167,7 @@ def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first
         (["https://127.0.0.1:1/m.gguf"], 78),
     ],
 )
-def test_what_cannot_be_meant_or_must_not_be_asked(hub: Hub, arguments: list[str], code: int) -> None:
+def test_invalid_or_forbidden_references_are_refused(hub: Hub, arguments: list[str], code: int) -> None:
     pulled(*arguments, code=code)
     assert hub.asked == []
 
@@ -193,7 +193,7 @@ def test_a_bar_on_a_terminal_with_speed_and_time_left(hub: Hub) -> None:
     assert "llamasup run" in running.said
 
 
-def test_ctrl_c_keeps_what_has_come_and_the_same_command_goes_on(hub: Hub, folder: Path) -> None:
+def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, folder: Path) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=4 * MIB, only_parts=True))
     running = OnTerminal("pull", "org/tiny-GGUF")
     hub.held.wait(PATIENCE_S)
@@ -201,15 +201,15 @@ def test_ctrl_c_keeps_what_has_come_and_the_same_command_goes_on(hub: Hub, folde
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130
-    assert re.search(r"Stopped: .* are kept; the same command goes on", running.said)
+    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.said)
     assert "Traceback" not in running.said
-    left = sorted(each.name for each in (folder / "org/tiny-GGUF").iterdir())
+    left = sorted(path.name for path in (folder / "org/tiny-GGUF").iterdir())
     assert left == [f"{NAME}.part", f"{NAME}.part.json"]
     hub.released.set()
     hub.faults.clear()
     hub.asked.clear()
     pulled("org/tiny-GGUF")
-    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    ranges = [re.findall(r"\d+", part) for part in hub.parts()]
     assert sum(int(end) + 1 - int(start) for start, end in ranges) < 40 * MIB
     assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
 
@@ -228,12 +228,12 @@ def test_a_killed_download_goes_on_too(hub: Hub, folder: Path) -> None:
     hub.faults.clear()
     hub.asked.clear()
     pulled("org/tiny-GGUF")
-    ranges = [re.findall(r"\d+", each) for each in hub.parts()]
+    ranges = [re.findall(r"\d+", part) for part in hub.parts()]
     assert sum(int(end) + 1 - int(start) for start, end in ranges) <= 40 * MIB - 8 * MIB
     assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
 
 
-def test_a_limit_on_the_size_of_files_is_told_as_what_it_is(hub: Hub, folder: Path) -> None:
+def test_file_size_limit_is_reported_as_such(hub: Hub, folder: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10 * MIB, 10 * MIB))
 
@@ -246,7 +246,7 @@ def test_a_limit_on_the_size_of_files_is_told_as_what_it_is(hub: Hub, folder: Pa
 # --- run -------------------------------------------------------------------------------------------
 
 
-def test_run_downloads_what_is_not_there_and_asks_nobody_when_it_is(
+def test_run_downloads_a_missing_model_and_sends_no_request_for_a_present_one(
     hub: Hub, fake_server: Callable[..., str]
 ) -> None:
     for expected in (True, False):
@@ -283,7 +283,7 @@ def test_a_url_may_be_longer_than_any_path(hub: Hub, fake_server: Callable[..., 
     assert "sss" not in running.said
 
 
-def test_what_only_looks_at_a_model_says_how_to_get_it(hub: Hub) -> None:
+def test_commands_that_only_read_a_model_say_how_to_download_it(hub: Hub) -> None:
     done = run_to_end("inspect", "org/tiny-GGUF")
     assert done.returncode == 66
     assert "llamasup pull org/tiny-GGUF" in done.stderr
@@ -302,14 +302,14 @@ def model(folder: Path) -> Path:
     return path
 
 
-def test_a_model_is_removed_only_when_somebody_agrees(model: Path, folder: Path) -> None:
+def test_model_is_removed_only_after_confirmation(model: Path, folder: Path) -> None:
     refused = run_to_end("rm", "org/m-GGUF")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
     for answer, code in (("n\n", 1), ("y\n", 0)):
         assert model.exists()
         running = OnTerminal("rm", "org/m-GGUF")
-        running.wait_for(r"Remove\? \[y/N\]")
+        running.wait_for(r"Delete\? \[y/N\]")
         running.type(answer)
         assert running.end()[0] == code
     assert list(folder.iterdir()) == []

@@ -12,10 +12,10 @@ from typing import Any
 
 import httpx
 
-from llamasup.core.instance import State
-from llamasup.runtime.events import Bus, Notice, Ready
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.events import Bus, PublishedEvent, Ready
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import State
 from tests.e2e.driver import PATIENCE_S
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -27,7 +27,7 @@ def serve(options: RunOptions, visit: Visit) -> None:
         bus = Bus()
         url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def listen(notice: Notice) -> None:
+        def listen(notice: PublishedEvent) -> None:
             if isinstance(notice, Ready):
                 url.set_result(notice.address.url)
 
@@ -53,7 +53,7 @@ def post(tasks: asyncio.TaskGroup, client: httpx.AsyncClient, **body: object) ->
     return tasks.create_task(client.post("/v1/chat/completions", json={**CHAT, **body}))
 
 
-def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
+def test_restart_finishes_requests_in_flight_and_queues_the_others(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     async def visit(service: Service, runner: InstanceRunner, client: httpx.AsyncClient) -> None:
@@ -63,7 +63,7 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
             service.ask_reload()
             await runner.reached(State.DRAINING)
             late = [post(tasks, client, max_tokens=1) for _ in range(4)]
-            await until(lambda: len(runner.room) == 4)
+            await until(lambda: len(runner.queue) == 4)
             assert runner.instance.state is State.DRAINING
             assert (await client.get("/props")).status_code == 503
             (tmp_path / "go").touch()
@@ -75,7 +75,7 @@ def test_a_restart_finishes_what_is_in_flight_and_lets_the_rest_wait(
     serve(RunOptions(str(tiny_model), runtime=runtime, port=0, warm_up=False), visit)
 
 
-def test_what_a_restart_does_not_wait_for_is_sent_to_the_next_generation(
+def test_requests_cut_by_a_restart_are_sent_to_the_next_generation(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     """The time to drain is over, and no byte of an answer has come."""
@@ -95,7 +95,7 @@ def test_what_a_restart_does_not_wait_for_is_sent_to_the_next_generation(
     serve(options, visit)
 
 
-def test_a_stop_refuses_what_waits_for_a_restart_and_what_it_breaks_off(
+def test_stop_refuses_requests_that_wait_for_a_restart_or_were_cut(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     async def visit(service: Service, runner: InstanceRunner, client: httpx.AsyncClient) -> None:
@@ -105,7 +105,7 @@ def test_a_stop_refuses_what_waits_for_a_restart_and_what_it_breaks_off(
             service.ask_reload()
             await runner.reached(State.DRAINING)
             waits = post(tasks, client)
-            await until(lambda: len(runner.room) == 1)
+            await until(lambda: len(runner.queue) == 1)
             service.ask_stop()
             assert (await waits).json()["error"]["message"] == "The server is stopping"
             assert not slow.done()

@@ -32,7 +32,9 @@ PLANTED = {
 
 def listening(process: psutil.Process) -> set[str]:
     return {
-        each.laddr.ip for each in process.net_connections(kind="inet") if each.status == psutil.CONN_LISTEN
+        connection.laddr.ip
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
     }
 
 
@@ -68,7 +70,7 @@ def test_an_address_that_others_can_reach_needs_a_key(
 
 
 @pytest.mark.check("X1", "starts, and says nothing of a key")
-def test_insecure_no_auth_is_said_by_the_user_alone(serve: Serve) -> None:
+def test_insecure_no_auth_comes_only_from_the_user(serve: Serve) -> None:
     with serve("--host", "0.0.0.0", "--insecure-no-auth") as running:
         running.wait_for("ready")
         assert listening(psutil.Process(running.pid)) == {"0.0.0.0"}
@@ -80,7 +82,9 @@ def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
         sockets = [
-            Path(str(each.laddr)) for child in running.children() for each in child.net_connections("unix")
+            Path(str(connection.laddr))
+            for child in running.children()
+            for connection in child.net_connections("unix")
         ]
         (path,) = {path for path in sockets if path.is_absolute()}
         for folder in (path.parent, path.parent.parent):

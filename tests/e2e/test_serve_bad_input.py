@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,15 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, Llamasup, adopted, command, run_to_end
+from tests.e2e.driver import PATIENCE_S, Llamasup, run_to_end, started
 
 CHAT = {"prompt": "Hi", "max_tokens": 4}
 
 
 @contextmanager
-def serve(*arguments: str, prefix: Sequence[str] = (), **options: Any) -> Iterator[Llamasup]:
+def serve(*arguments: str, **options: Any) -> Iterator[Llamasup]:
     """Stopped afterwards, kindly."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    words = [*prefix, *command("serve", "--events", "jsonl", *arguments)]
-    with adopted(subprocess.Popen(words, text=True, **pipes, **options)) as running:
+    with started("serve", *arguments, **options) as running:
         yield running
         if running.process.poll() is None:
             assert running.stop() == 0
@@ -59,7 +56,7 @@ def ask(client: httpx.Client, model: str) -> httpx.Response:
 
 
 def listed(client: httpx.Client) -> list[str]:
-    return [each["id"] for each in client.get("/v1/models").raise_for_status().json()["data"]]
+    return [item["id"] for item in client.get("/v1/models").raise_for_status().json()["data"]]
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -81,26 +78,20 @@ def test_a_name_that_no_model_has_is_refused_with_those_that_are_near(config: Pa
         assert ask(client, "alpha").status_code == 200
 
 
-@pytest.mark.parametrize(
-    "name", ["../alpha", "a/../../alpha", "/etc/passwd", "alpha.gguf/..", "%2e%2e/alpha"]
-)
-def test_a_name_that_would_be_a_path_is_only_a_name_that_no_model_has(name: str, config: Path) -> None:
+def test_path_is_never_the_name_of_a_model(config: Path, folder: Path) -> None:
     with serve("--config", str(config)) as running, client_of(running) as client:
-        assert ask(client, name).status_code in {400, 404}
-        assert listed(client) == ["alpha", "beta"]
-        assert running.children() == []
-        assert running.process.poll() is None
-
-
-def test_the_path_of_a_model_is_no_name_of_it(config: Path, folder: Path) -> None:
-    with serve("--config", str(config)) as running, client_of(running) as client:
+        for name in ("../alpha", "a/../../alpha", "/etc/passwd", "alpha.gguf/..", "%2e%2e/alpha"):
+            assert ask(client, name).status_code in {400, 404}, name
+            assert listed(client) == ["alpha", "beta"]
+            assert running.children() == []
+            assert running.process.poll() is None
         assert ask(client, str(folder / "alpha.gguf")).status_code == 404
 
 
 # --- memory
 
 
-def test_a_model_that_cannot_fit_alone_is_refused_at_the_start_with_what_it_needs(
+def test_model_too_large_for_memory_is_refused_at_the_start_with_its_needs(
     tmp_path: Path, folder: Path, fake_server: Callable[..., str]
 ) -> None:
     path = tmp_path / "small.yaml"
@@ -133,7 +124,7 @@ def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
         for more, why in (
             (f"  big: {{path: {folder}/beta.gguf, ctx_size: 8000000, parallel: 1}}\n", "big"),
             (f"  gone: {{path: {folder}/gamma.gguf}}\n", "gamma.gguf"),
-            ("  alpha: {path: x}\n", "given twice"),
+            ("  alpha: {path: x}\n", "duplicate key"),
             ("  - nonsense\n", ""),
         ):
             path.write_text(sound + more)
@@ -174,24 +165,18 @@ def test_a_reload_of_an_invalid_config_is_the_configs_error_over_the_control_soc
     assert (error["cause"], error["exit_code"]) == ("config_invalid", 78)
     assert any(line.startswith(f"{config}:5: defaults.ctx_size: ") for line in error["details"])
     assert any(line.startswith(f"{config}:7: nonsense: ") for line in error["details"])
-    assert "defaults.extra: --host is llamasup's to set" in flags.json()["error"]["details"][0]
+    assert "defaults.extra: --host is not allowed after --" in flags.json()["error"]["details"][0]
 
 
-@pytest.mark.parametrize(
-    "content", [b"\xff\xfe\x00", b"\x00" * 100, b"models: {a: {path: demo}", b"# nothing"]
-)
-def test_a_config_that_becomes_rubbish_changes_nothing(content: bytes, config: Path) -> None:
+def test_invalid_missing_or_unreadable_config_changes_nothing(config: Path) -> None:
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
-        config.write_bytes(content)
+        for content in (b"\xff\xfe\x00", b"\x00" * 100, b"models: {a: {path: demo}", b"# nothing"):
+            config.write_bytes(content)
+            assert run_to_end("reload").returncode == 78, content
+            assert ask(client, "alpha").status_code == 200
         os.kill(running.pid, signal.SIGHUP)
         running.wait_for("config", ok=False)
-
-        assert ask(client, "alpha").status_code == 200
-
-
-def test_a_config_that_is_gone_or_a_folder_changes_nothing(config: Path) -> None:
-    with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
         config.unlink()
         assert run_to_end("reload").returncode == 78
@@ -334,7 +319,7 @@ def test_an_empty_folder_serves_nothing_until_there_is_something(
         assert ask(client, "alpha").status_code == 200
 
 
-@pytest.mark.parametrize(("is_file", "said"), [(True, "is a file"), (False, "there is no such folder")])
+@pytest.mark.parametrize(("is_file", "said"), [(True, " is a file"), (False, ": there is no such folder")])
 def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tmp_path: Path) -> None:
     path = tmp_path / "models"
     if is_file:
@@ -342,7 +327,7 @@ def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tm
     ended = run_to_end("serve", "--models-dir", str(path), "--port", "0")
 
     assert ended.returncode == 66
-    assert f"{path}: {said}" in ended.stderr
+    assert f"{path}{said}" in ended.stderr
 
 
 def test_a_folder_of_the_config_may_come_later(config: Path, folder: Path) -> None:
@@ -365,7 +350,7 @@ def with_runtime(path: str) -> dict[str, str]:
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_a_thousand_models_are_listed_and_cost_nothing_while_nobody_asks(
+def test_thousand_models_are_listed_and_cost_no_cpu_while_idle(
     tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     folder = tmp_path / "many"
@@ -404,7 +389,9 @@ def test_of_two_on_one_port_the_second_is_refused_and_the_first_serves_on(config
         assert ask(client, "alpha").status_code == 200
 
 
-def test_a_broken_file_is_told_to_whoever_loads_it_and_disturbs_nobody(config: Path, folder: Path) -> None:
+def test_broken_file_is_reported_to_its_client_and_disturbs_no_other_model(
+    config: Path, folder: Path
+) -> None:
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
     with serve("--config", str(config)) as running, client_of(running) as client:
         ended = run_to_end("load", "broken")

@@ -1,7 +1,7 @@
 """``llamasup service`` as a command: what it writes, removes, shows and refuses.
 
 Its ``systemctl`` is a small program of the test that writes down what it is asked; the real one is in
-tests/systemd. Only ``--user`` units are written: their folder belongs to the test.
+tests/service/systemd. Only ``--user`` units are written: their folder belongs to the test.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from llamasup.core.unit_file import MARKER
+from llamasup.service.systemd.unit_file import MARKER
 from tests.e2e.driver import run_to_end
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
@@ -66,7 +66,9 @@ def desk(tmp_path: Path) -> Desk:
 RUNTIME = ("--runtime", "embedded")
 
 
-def test_install_writes_what_print_shows_and_uninstall_takes_it_away(desk: Desk, tiny_model: Path) -> None:
+def test_install_writes_the_unit_that_print_shows_and_uninstall_removes_it(
+    desk: Desk, tiny_model: Path
+) -> None:
     printed = desk.service("print", str(tiny_model), "--user", *RUNTIME, "--ctx-size", "512")
     assert printed.returncode == 0, printed.stderr
     done = desk.service("install", str(tiny_model), "--user", *RUNTIME, "--ctx-size", "512", "--now")
@@ -119,9 +121,7 @@ def test_status_shows_how_it_does(desk: Desk, name: str) -> None:
 
 
 @pytest.mark.parametrize("foreign", ["[Unit]\nDescription=mine\n", None])
-def test_what_somebody_else_has_written_is_left_alone(
-    desk: Desk, tiny_model: Path, foreign: str | None
-) -> None:
+def test_foreign_unit_files_are_left_alone(desk: Desk, tiny_model: Path, foreign: str | None) -> None:
     unit = desk.units / "llamasup-tiny.service"
     unit.parent.mkdir(parents=True)
     if foreign is None:
@@ -144,7 +144,7 @@ def test_an_own_unit_is_changed_in_place(desk: Desk, tiny_model: Path) -> None:
     assert "older" not in unit.read_text()
 
 
-def test_what_systemd_says_is_passed_on(desk: Desk, tiny_model: Path) -> None:
+def test_errors_of_systemd_are_shown(desk: Desk, tiny_model: Path) -> None:
     desk.break_reload()
     done = desk.service("install", str(tiny_model), "--user", *RUNTIME)
     assert done.returncode == 71
@@ -173,10 +173,10 @@ def test_the_systems_units_are_roots(desk: Desk, tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["--name", "a/b"], 2, "'a/b' is no name for a service"),
-        (["--name", ".."], 2, "no name for a service"),
-        (["--port", "80"], 2, "--port 80 needs a right"),
-        (["--port", "65536"], 2, "--port 65536 is no port"),
+        (["--name", "a/b"], 2, "'a/b' is not a valid name for a service"),
+        (["--name", ".."], 2, "is not a valid name for a service"),
+        (["--port", "80"], 2, "--port 80 needs a privilege"),
+        (["--port", "65536"], 2, "--port 65536 is not a valid port"),
         (["--run-as", "no such user"], 2, "There is no user 'no such user'"),
         (["--user", "--run-as", "root"], 2, "exclude each other"),
         (["--host", "0.0.0.0"], 78, "no API key is set"),
@@ -188,7 +188,7 @@ def test_the_systems_units_are_roots(desk: Desk, tiny_model: Path) -> None:
         (["two.gguf"], 2, "unexpected argument"),
     ],
 )
-def test_what_could_not_run_is_not_installed(
+def test_service_that_could_not_run_is_not_installed(
     desk: Desk, tiny_model: Path, options: list[str], code: int, said: str
 ) -> None:
     done = desk.service("install", str(tiny_model), *RUNTIME, *options)
@@ -199,7 +199,7 @@ def test_what_could_not_run_is_not_installed(
 
 
 @pytest.mark.parametrize("name", ["missing.gguf", "in\nvalid.gguf"])
-def test_a_model_that_cannot_be_served_is_told_as_run_tells_it(desk: Desk, tmp_path: Path, name: str) -> None:
+def test_unservable_model_is_refused_with_the_error_of_run(desk: Desk, tmp_path: Path, name: str) -> None:
     if "\n" in name:
         (tmp_path / name).write_bytes(b"GGUF" + bytes(60))
     done = desk.service("print", str(tmp_path / name), *RUNTIME)
@@ -220,10 +220,10 @@ def test_a_path_is_made_absolute_and_keeps_its_odd_letters(
 
 
 @pytest.mark.parametrize("name", ["", "/", "."])
-def test_what_names_nothing_is_no_service(desk: Desk, name: str) -> None:
+def test_install_without_a_model_is_refused(desk: Desk, name: str) -> None:
     for command in ("status", "uninstall"):
         done = desk.service(command, name, "--user")
-        assert (done.returncode, "names no service" in done.stderr) == (2, True)
+        assert (done.returncode, "is not the name of a service" in done.stderr) == (2, True)
     assert desk.asked == []
 
 

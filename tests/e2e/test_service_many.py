@@ -1,6 +1,6 @@
 """``llamasup service`` of many models: what the unit says for a config, and what is refused.
 
-The unit under a real systemd is in tests/systemd.
+The unit under a real systemd is in tests/service/systemd.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def settings(unit: CompletedProcess[str], name: str) -> list[str]:
     return [line.partition("=")[2] for line in unit.stdout.splitlines() if line.startswith(f"{name}=")]
 
 
-def test_the_sandbox_shows_what_the_config_names(folder: Path) -> None:
+def test_sandbox_contains_the_paths_of_the_config(folder: Path) -> None:
     unit = printed(
         folder,
         "models_dir: models\n"
@@ -117,12 +117,12 @@ def test_a_users_own_service_reads_its_files_itself(folder: Path) -> None:
         (["demo", "--config", "x.yaml"], "MODEL and --config exclude each other"),
         (["demo", "--models-dir", "models"], "MODEL and --models-dir exclude each other"),
         (["demo", "--watch"], "MODEL and --watch exclude each other"),
-        ([], "no MODEL is given"),
-        (["--watch"], "no MODEL is given"),
-        (["--config", "x.yaml", "--ctx-size", "512"], "--ctx-size is an option of one model's service"),
-        (["--config", "x.yaml", "--access-log", "-"], "--access-log is an option of one model's service"),
+        ([], "Nothing to serve"),
+        (["--watch"], "Nothing to serve"),
+        (["--config", "x.yaml", "--ctx-size", "512"], "--ctx-size needs MODEL"),
+        (["--config", "x.yaml", "--access-log", "-"], "--access-log needs MODEL"),
         (["--config", "x.yaml", "--run-as", "no such user"], "There is no user"),
-        (["--config", "x.yaml", "--name", "a/b"], "no name for a service"),
+        (["--config", "x.yaml", "--name", "a/b"], "not a valid name for a service"),
     ],
 )
 def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str) -> None:
@@ -133,22 +133,22 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
 @pytest.mark.parametrize(
     ("config", "words", "code", "said"),
     [
-        ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a right"),
+        ("models_dir: models\nlisten: 127.0.0.1:80", [], 2, "--port 80 needs a privilege"),
         ("models_dir: models\nlisten: 0.0.0.0:8080", [], 78, "no API key is set"),
-        ("models: {a: {ctxsize: 5}}", [], 78, "there is no such key; the nearest is ctx_size"),
+        ("models: {a: {ctxsize: 5}}", [], 78, "unknown key; did you mean ctx_size?"),
         ("models: {x: {path: nothing.gguf}}", [], 78, "No such file or directory"),
         ("models_dir: models\nmodels: {x: {}}", [], 66, "no model 'x'"),
         ("models: {x: {path: keys}}", [], 65, "keys"),
-        ("caches: huggingface", [], 78, "folders below a home"),
+        ("caches: huggingface", [], 78, "these folders are in your home"),
         ("models_dir: ~/models", [], 78, "/var/lib/llamasup/serve/models"),
         ("models_dir: ${MODELS}", [], 78, "MODELS"),
-        ("downloads: {on_demand: true, folder: nowhere}", [], 78, "there is no folder"),
+        ("downloads: {on_demand: true, folder: nowhere}", [], 78, "does not exist"),
         ("models_dir: models\nhttp: {access_log: a.log}", [], 78, "The access log"),
         ("models_dir: models\nlisten: x.sock", [], 78, "The socket"),
         ("models_dir: models", ["--models-dir", "/nonexistent"], 78, "/nonexistent: No such file"),
     ],
 )
-def test_what_could_not_serve_is_not_installed(
+def test_service_that_could_not_serve_is_not_installed(
     folder: Path, config: str, words: list[str], code: int, said: str
 ) -> None:
     """``${MODELS}`` of the person who installs is no variable of a service's."""
@@ -164,7 +164,7 @@ def test_a_config_that_lies_in_a_home_itself_would_show_all_of_it() -> None:
         config.flush()
         done = run_to_end("service", "print", "--config", config.name, *RUNTIME)
     assert done.returncode == 78
-    assert "all of which the service would see" in done.stderr
+    assert "get access to all files there" in done.stderr
 
 
 def test_a_config_that_the_services_user_could_not_read_is_refused(folder: Path) -> None:

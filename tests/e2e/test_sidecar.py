@@ -82,9 +82,7 @@ def test_a_port_that_was_chosen_holds(tiny_model: Path, fake_server: ServerMaker
         assert running.end() == 0
 
 
-def test_what_the_parent_writes_is_taken_and_means_nothing(
-    tiny_model: Path, fake_server: ServerMaker
-) -> None:
+def test_input_from_the_parent_is_read_and_ignored(tiny_model: Path, fake_server: ServerMaker) -> None:
     with sidecar(tiny_model, "--runtime", fake_server()) as running:
         running.wait_for("ready")
         assert running.process.stdin is not None
@@ -106,14 +104,14 @@ def test_a_stdin_that_has_ended_before_the_start_is_a_stop(
 
 
 @pytest.mark.parametrize("what", ["/dev/null", "a file"])
-def test_a_stdin_where_nobody_can_be_is_refused_with_the_way_out(
+def test_stdin_without_a_parent_is_refused_with_a_remedy(
     what: str, tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """``stdio: 'ignore'`` of Node, Electron and Tauri is /dev/null."""
     with Path(os.devnull if what == "/dev/null" else tiny_model).open("rb") as stdin:
         done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", stdin=stdin)
     assert done.returncode == 2
-    assert f"that is {what}" in done.stderr
+    assert f"this is {what}" in done.stderr
     assert "--parent-pid" in done.stderr
     assert "pipe" in done.stderr
     assert done.stdout == ""
@@ -136,7 +134,7 @@ def test_a_background_job_of_a_terminal_is_refused_instead_of_stopped(
         "print('stopped' if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status))\n"
     )
     shown = on_terminal([sys.executable, "-c", shell, *words], 200, start_new_session=True)
-    assert "that is a terminal that a background job may not read" in shown
+    assert "this is a terminal, which a background job cannot read" in shown
     assert shown.endswith("\n2\n")
 
 
@@ -150,9 +148,7 @@ def test_with_a_parents_number_stdin_may_be_dev_null(tiny_model: Path, fake_serv
             assert "The parent ended: stopping." in running.said
 
 
-def test_a_parent_that_nobody_has_waited_for_has_ended_too(
-    tiny_model: Path, fake_server: ServerMaker
-) -> None:
+def test_zombie_parent_counts_as_ended(tiny_model: Path, fake_server: ServerMaker) -> None:
     with subprocess.Popen(["sleep", "600"]) as parent:
         words = ("--runtime", fake_server(), "--parent-pid", str(parent.pid))
         with sidecar(tiny_model, *words) as running:
@@ -195,7 +191,7 @@ def test_a_number_that_another_process_has_got_since_is_refused(
             sleeper = int(number.read_text())
             os.kill(sleeper, signal.SIGKILL)
     assert process.returncode == 2
-    assert f"--parent-pid {sleeper}: that process began after this one" in said
+    assert f"--parent-pid {sleeper}: that process started after llamasup" in said
 
 
 def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
@@ -228,7 +224,7 @@ def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
         process.wait()
 
 
-def test_a_stream_in_flight_when_stdin_ends_has_a_second_and_is_told_so(
+def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """Standard input cannot end again: nobody is told to do it again to stop now."""

@@ -16,8 +16,8 @@ import pytest
 
 from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, await_removed, seconds_until_gone
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "sidecar"
 INTERPRETERS = {"parent.py": sys.executable, "parent.mjs": "node", "parent.sh": "sh"}
 NEEDS = {"parent.mjs": ("node",), "parent.sh": ("curl",)}

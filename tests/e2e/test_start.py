@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.driver import llamasup, run_to_end
 
 
-def test_states_are_told_in_order_and_ready_comes_last(
+def test_states_are_reported_in_order_and_ready_is_last(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
@@ -31,7 +31,7 @@ def test_states_are_told_in_order_and_ready_comes_last(
         assert running.stop() == 0
 
 
-def test_while_the_model_loads_who_will_not_wait_gets_llama_servers_own_503(
+def test_without_waiting_clients_get_the_503_of_llama_server_during_the_load(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60"), "--wait-timeout", "0") as running:
@@ -64,7 +64,7 @@ def test_a_server_that_serves_no_token_is_never_announced(
         assert event["cause"] == "warm_up_failed"
         assert "500" in event["message"]
         assert running.stop() == 0
-        assert not [each for each in running.events if each["event"] == "ready"]
+        assert not [one_event for one_event in running.events if one_event["event"] == "ready"]
 
 
 def test_without_warm_up_it_is_announced_when_it_says_that_it_is_healthy(
@@ -72,7 +72,7 @@ def test_without_warm_up_it_is_announced_when_it_says_that_it_is_healthy(
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("status=500"), "--no-warmup") as running:
         running.wait_for("ready")
-        assert not [each for each in running.events if each.get("state") == "warming"]
+        assert not [event for event in running.events if event.get("state") == "warming"]
         assert running.stop() == 0
 
 
@@ -93,9 +93,9 @@ def test_a_server_that_ends_while_starting_is_explained(
     exits = [event for event in events if event["event"] == "exit"]
 
     assert done.returncode == code, done.stderr
-    assert all(cause in each["cause"] for each in exits)
+    assert all(cause in exit_event["cause"] for exit_event in exits)
     # Each but the last is answered by a smaller plan (tests/e2e/test_ladder.py).
-    assert [each["restart_in_s"] is None for each in exits] == [False] * (len(exits) - 1) + [True]
+    assert [exit_event["restart_in_s"] is None for exit_event in exits] == [False] * (len(exits) - 1) + [True]
     assert "llama-server said:" in done.stderr
     assert re.search(r"\| .*allocat", done.stderr)
     assert "→" in done.stderr
@@ -111,11 +111,11 @@ def test_a_server_that_keeps_crashing_is_given_up_with_75(
     no_ladder = ("--kv-type", "f16", "--flash-attn", "off")
     with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV"), *no_ladder) as running:
         assert running.end() == 75
-        running_events = [dict(each) for each in _drain(running)]
-    exits = [each for each in running_events if each["event"] == "exit"]
+        running_events = [dict(event) for event in _drain(running)]
+    exits = [event for event in running_events if event["event"] == "exit"]
     assert len(exits) == 6
-    assert all(each["signal"] == "SIGSEGV" for each in exits)
-    waits = [each["restart_in_s"] for each in exits]
+    assert all(exit_event["signal"] == "SIGSEGV" for exit_event in exits)
+    waits = [exit_event["restart_in_s"] for exit_event in exits]
     assert waits[-1] is None
     for wait, middle in zip(waits[:-1], (0.5, 1, 2, 4, 8), strict=True):
         assert wait == pytest.approx(middle, rel=0.2)
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_is_served_again_by_the_next_generation(
         assert httpx.post(f"{url}/completion", json={"prompt": "x"}).status_code == 200
         assert 'llamasup_restarts_total{cause="killed",model="tiny"} 1.0' in httpx.get(f"{url}/metrics").text
         assert running.stop() == 0
-        assert "serves again" in running.said
+        assert "is ready again" in running.said
 
 
 def test_a_stream_that_dies_with_its_server_never_looks_complete(

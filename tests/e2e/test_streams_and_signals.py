@@ -161,7 +161,7 @@ def test_plan_into_a_pipe_that_closes_or_a_disk_that_is_full(
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 71
-    assert "cannot be written" in done.stderr
+    assert "Cannot write the result" in done.stderr
     read_end, write_end = os.pipe()
     os.close(read_end)
     done = subprocess.run(words, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False)

@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.driver import Llamasup, adopted, command, run_to_end, wrapped
+from tests.e2e.driver import Llamasup, adopted, command, run_to_end, started, wrapped
+from tests.paths import FIXTURES
 
-OLD_HELP = Path(__file__).parent.parent / "fixtures" / "help" / "0.2.90.txt"
+OLD_HELP = FIXTURES / "help" / "0.2.90.txt"
 
 
 def script(path: Path, *lines: str) -> str:
@@ -23,7 +24,7 @@ def script(path: Path, *lines: str) -> str:
 
 def server_of(running: Llamasup) -> list[str]:
     """The command line of the fake llama-server."""
-    (found,) = [line for each in running.children() if "--host" in (line := each.cmdline())]
+    (found,) = [line for child in running.children() if "--host" in (line := child.cmdline())]
     return found
 
 
@@ -37,7 +38,7 @@ def test_a_script_that_passes_its_words_on_is_wrapped(
         assert running.stop() == 0
 
 
-def test_a_script_that_does_not_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_script_that_does_not_pass_arguments_on_is_refused_with_a_remedy(tmp_path: Path) -> None:
     start = script(tmp_path / "start.sh", "echo starting", "exit 3")
     ended = run_to_end("wrap", "--", start, "--port", "0")
     assert ended.returncode == 69
@@ -48,13 +49,13 @@ def test_a_script_that_does_not_is_refused_with_what_to_do(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("no-such-program",), 69, "There is no program 'no-such-program'."),
+        (("no-such-program",), 69, "The program 'no-such-program' does not exist."),
         (("/etc/passwd",), 69, "Cannot execute '/etc/passwd': Permission denied."),
         (("true",), 69, "`true --help` does not answer"),
         ((), 2, "COMMAND"),
     ],
 )
-def test_what_is_no_llama_server_is_said_to_be_none(words: tuple[str, ...], code: int, said: str) -> None:
+def test_program_that_is_not_llama_server_is_refused(words: tuple[str, ...], code: int, said: str) -> None:
     ended = run_to_end("wrap", "--", *words)
     assert ended.returncode == code
     assert said in ended.stderr
@@ -65,14 +66,7 @@ def test_options_of_llamasup_end_where_the_command_begins(
 ) -> None:
     """Without -- too: --no-warmup is llamasup's, --api-key is not."""
     words = (fake_server(), "-m", str(tiny_model), "--port", "0", "--api-key", "k")
-    process = subprocess.Popen(
-        command("wrap", "--no-warmup", "--events", "jsonl", *words),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    with adopted(process) as running:
+    with started("wrap", "--no-warmup", *words) as running:
         assert httpx.get(f"{running.url}/props").status_code == 401
         key = {"Authorization": "Bearer k"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
@@ -123,9 +117,7 @@ def test_with_keys_of_the_users_own_such_a_build_keeps_to_those(
         assert running.stop() == 0
 
 
-def test_a_port_that_somebody_has_is_ours_to_report(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_port_in_use_is_reported_by_llamasup(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with wrapped(fake_server(), "-m", str(tiny_model), "--port", "0") as running:
         port = str(running.wait_for("ready")["port"])
         ended = run_to_end("wrap", "--", fake_server(), "-m", str(tiny_model), "--port", port)
@@ -135,7 +127,7 @@ def test_a_port_that_somebody_has_is_ours_to_report(
 
 
 @pytest.mark.slow
-def test_a_crash_loop_ends_with_75_and_not_with_what_the_child_said(
+def test_crash_loop_ends_with_75_and_not_with_the_exit_code_of_the_child(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     line = (fake_server("signal=start:SIGSEGV"), "-m", str(tiny_model), "--port", "0")
@@ -267,5 +259,5 @@ def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
         key = {"Authorization": "Bearer hidden"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
         assert running.stop() == 0
-        assert "asks for a key that llamasup does not know" in running.said
+        assert "requires an API key that llamasup does not know" in running.said
         assert "hidden" not in running.said

@@ -1,4 +1,4 @@
-"""One child that behaves as llama-server, its log read as it comes."""
+"""A child that behaves like llama-server, and its log as it is written."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ COMMAND = [sys.executable, "-m", "llamasup.embedded"]
 class Child:
     """Started at once. ``lines`` is its stderr so far; ``ready`` waits for the ready line, not for a time."""
 
-    def __init__(self, words: Sequence[str], environ: dict[str, str] | None = None) -> None:
+    def __init__(self, arguments: Sequence[str], environ: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [*COMMAND, *words],
+            [*COMMAND, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

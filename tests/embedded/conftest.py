@@ -31,13 +31,15 @@ def free_port() -> int:
 
 @pytest.fixture
 def start(xllamacpp: Any, tiny_model: Path) -> Iterator[Start]:
-    """Start ``python -m llamasup.embedded`` with the tiny model, on a free port unless told otherwise."""
+    """Start ``python -m llamasup.embedded`` with the tiny model, on a free port by default."""
     children: list[Child] = []
 
-    def start_child(*words: str, environ: dict[str, str] | None = None, model: Path | None = None) -> Child:
+    def start_child(
+        *arguments: str, environ: dict[str, str] | None = None, model: Path | None = None
+    ) -> Child:
         # One thread: two spin against each other when the machine has something else to do as well.
         always = ["--model", str(model or tiny_model), "--port", "0", "--threads", "1"]
-        child = Child([*always, *words], environ)
+        child = Child([*always, *arguments], environ)
         children.append(child)
         return child
 

@@ -1,4 +1,4 @@
-"""The command line and the environment, read as llama-server (b11434) reads them."""
+"""The command line and the environment are parsed like in llama-server (b11434)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def fresh() -> SimpleNamespace:
     )
 
 
-def read(*words: str, **environ: str) -> SimpleNamespace:
+def read(*arguments: str, **environ: str) -> SimpleNamespace:
     params = fresh()
-    apply(params, parse(OPTIONS, words, environ).assignments)
+    apply(params, parse(OPTIONS, arguments, environ).assignments)
     return params
 
 
-def refusal(*words: str, **environ: str) -> str:
+def rejection(*arguments: str, **environ: str) -> str:
     with pytest.raises(ArgumentError) as caught:
-        read(*words, **environ)
+        read(*arguments, **environ)
     return str(caught.value)
 
 
@@ -66,17 +66,17 @@ def test_a_switch_that_is_called_no_something_is_not_a_negation() -> None:
     assert read("--no-kv-offload").kv_offload is False
 
 
-def test_the_word_after_a_valued_option_is_its_value_whatever_it_looks_like() -> None:
+def test_argument_after_an_option_is_its_value() -> None:
     assert read("--model", "--slots").path == "--slots"
 
 
 @pytest.mark.parametrize("word", ["--nope", "model.gguf", "--ctx-size=512", "--no-metrics", ""])
-def test_an_unknown_word_is_refused_in_llama_servers_words(word: str) -> None:
-    assert refusal(word) == f"error: invalid argument: {word}\n"
+def test_unknown_argument_is_rejected_with_llama_servers_message(word: str) -> None:
+    assert rejection(word) == f"error: invalid argument: {word}\n"
 
 
-def test_a_missing_value_is_refused_with_the_options_usage() -> None:
-    assert refusal("--ctx-size") == (
+def test_missing_value_is_rejected_with_the_options_usage() -> None:
+    assert rejection("--ctx-size") == (
         'error while handling argument "--ctx-size": expected value for argument\n'
         "\n"
         "usage:\n"
@@ -88,31 +88,31 @@ def test_a_missing_value_is_refused_with_the_options_usage() -> None:
     )
 
 
-def test_a_bad_value_is_refused_by_the_spelling_that_was_used_and_with_the_value() -> None:
-    message = refusal("-c", "many")
+def test_invalid_value_is_rejected_with_spelling_and_value() -> None:
+    message = rejection("-c", "many")
     assert message.startswith("error while handling argument \"-c\": not a whole number: 'many'\n")
 
 
 def test_no_slots_at_all_are_refused() -> None:
-    assert "invalid value for n_parallel: 0" in refusal("--parallel", "0")
+    assert "invalid value for n_parallel: 0" in rejection("--parallel", "0")
 
 
 def test_a_removed_option_is_fatal_on_the_command_line_and_in_the_environment() -> None:
-    assert refusal("--draft-max", "3").startswith(
+    assert rejection("--draft-max", "3").startswith(
         'error while handling argument "--draft-max": the argument has been removed. use --other\n'
     )
-    assert refusal(LLAMA_ARG_DRAFT_MAX="3") == (
+    assert rejection(LLAMA_ARG_DRAFT_MAX="3") == (
         'error while handling environment variable "LLAMA_ARG_DRAFT_MAX": '
         "the argument has been removed. use --other\n\n"
     )
 
 
-def test_the_environment_counts_where_the_command_line_says_nothing() -> None:
+def test_environment_counts_without_a_command_line_value() -> None:
     params = read(LLAMA_ARG_CTX_SIZE="256", LLAMA_API_KEY="secret")
     assert (params.n_ctx, params.api_keys) == (256, ["secret"])
 
 
-def test_the_command_line_beats_the_environment_and_says_so() -> None:
+def test_command_line_overrides_environment_with_a_warning() -> None:
     request = parse(OPTIONS, ["-c", "512"], {"LLAMA_ARG_CTX_SIZE": "256"})
     params = fresh()
     apply(params, request.assignments)
@@ -123,8 +123,8 @@ def test_the_command_line_beats_the_environment_and_says_so() -> None:
     )
 
 
-def test_a_bad_value_in_the_environment_names_the_variable() -> None:
-    assert refusal(LLAMA_ARG_CTX_SIZE="abc") == (
+def test_invalid_value_in_environment_names_the_variable() -> None:
+    assert rejection(LLAMA_ARG_CTX_SIZE="abc") == (
         "error while handling environment variable \"LLAMA_ARG_CTX_SIZE\": not a whole number: 'abc'\n\n"
     )
 
@@ -138,7 +138,7 @@ def test_a_switch_with_a_negation_takes_yes_and_no_from_the_environment(word: st
 
 
 def test_a_switch_with_a_negation_refuses_other_words_in_the_environment() -> None:
-    assert "invalid boolean value: 'maybe'" in refusal(LLAMA_ARG_ENDPOINT_SLOTS="maybe")
+    assert "invalid boolean value: 'maybe'" in rejection(LLAMA_ARG_ENDPOINT_SLOTS="maybe")
 
 
 def test_the_negated_variable_switches_off_with_any_value() -> None:
@@ -150,7 +150,7 @@ def test_a_switch_without_negation_is_set_by_yes_and_by_nothing_else(word: str, 
     assert read(LLAMA_ARG_ENDPOINT_METRICS=word).metrics is metrics
 
 
-def test_the_version_is_told_where_it_stands_and_help_after_everything_was_understood() -> None:
+def test_version_is_answered_at_once_and_help_after_parsing() -> None:
     assert parse(OPTIONS, ["--version", "--nope"], {}) == Request(asks="version")
     assert parse(OPTIONS, ["--help", "-c", "512"], {}) == Request(asks="help")
     with pytest.raises(ArgumentError, match="invalid argument: --nope"):

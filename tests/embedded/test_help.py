@@ -1,20 +1,20 @@
-"""What the runtime says of itself is read like what llama-server says of itself."""
+"""llamasup parses the help of the embedded runtime like that of llama-server."""
 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llamasup.core.capabilities import looks_like_llama_server, parse_help, parse_version
-from llamasup.core.devices import parse_devices
 from llamasup.embedded.option import Option
-from llamasup.embedded.table import help_text, offered
+from llamasup.embedded.table import help_text, supported
+from llamasup.llama_server.capabilities import looks_like_llama_server, parse_help, parse_version
+from llamasup.system.hardware.devices import parse_devices
 from tests.embedded.child import COMMAND
+from tests.paths import FIXTURES
 
-REAL = Path(__file__).parents[1] / "fixtures" / "help" / "b11434.txt"
+REAL = FIXTURES / "help" / "b11434.txt"
 
 # The real text lists this build's templates or is about things that the embedded runtime has not.
 OTHER_WORDS = {"--chat-template", "--chat-template-file"}
@@ -26,7 +26,7 @@ def ask(question: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_option_reads_as_llama_servers_own(params: Any) -> None:
     real = {option.spellings: option for option in parse_help(REAL.read_text())}
-    ours = parse_help(help_text(offered(params)))
+    ours = parse_help(help_text(supported(params)))
     assert len(ours) > 150
     for option in ours:
         twin = real[option.spellings]
@@ -38,7 +38,7 @@ def test_every_option_reads_as_llama_servers_own(params: Any) -> None:
 
 def test_the_layout_is_llama_servers_line_by_line(params: Any) -> None:
     real = set(REAL.read_text().splitlines())
-    strange = [line for line in help_text(offered(params)).splitlines() if line not in real]
+    strange = [line for line in help_text(supported(params)).splitlines() if line not in real]
     assert len(strange) == 2, strange  # the shortened lists of templates
 
 
@@ -54,7 +54,7 @@ def test_a_head_that_leaves_no_room_has_a_line_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("xllamacpp")
-def test_it_passes_for_a_llama_server_that_has_unix_sockets() -> None:
+def test_capabilities_show_unix_sockets() -> None:
     answer = ask("--help")
     assert (answer.returncode, answer.stderr) == (0, "")
     options = parse_help(answer.stdout)
@@ -99,7 +99,7 @@ def test_a_device_is_described_by_name_and_memory(xllamacpp: Any) -> None:
 
 
 @pytest.mark.usefixtures("xllamacpp")
-def test_help_into_a_pipe_that_closes_is_no_traceback() -> None:
+def test_help_into_a_closed_pipe_prints_no_traceback() -> None:
     child = subprocess.Popen([*COMMAND, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     child.stdout.close()

@@ -1,4 +1,4 @@
-"""The table against xllamacpp's real CommonParams: each value arrives where llama.cpp looks for it."""
+"""The table against xllamacpp's real CommonParams: each value is set where llama.cpp reads it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from llamasup.embedded.arguments import ArgumentError, apply, parse
-from llamasup.embedded.table import offered, options_of
+from llamasup.embedded.table import options_of, supported
 
 
 def given(params: Any, *words: str) -> Any:
-    apply(params, parse(options_of(offered(params)), words, {}).assignments)
+    apply(params, parse(options_of(supported(params)), words, {}).assignments)
     return params
 
 
@@ -96,7 +96,7 @@ def value_at(params: Any, path: str) -> Any:
         ("--grammar root::=[a]", "sampling.grammar.grammar", "root::=[a]"),
     ],
 )
-def test_the_value_arrives(params: Any, words: str, path: str, expected: object) -> None:
+def test_value_is_set(params: Any, words: str, path: str, expected: object) -> None:
     spelling, _, value = words.partition(" ")
     assert value_at(given(params, spelling, *([value] if value else [])), path) == expected
 
@@ -131,7 +131,7 @@ def test_the_value_arrives(params: Any, words: str, path: str, expected: object)
         ("--slot-save-path", "/nonexistent"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused(params: Any, spelling: str, value: str) -> None:
+def test_invalid_value_is_rejected(params: Any, spelling: str, value: str) -> None:
     with pytest.raises(ArgumentError) as refused:
         given(params, spelling, value)
     assert str(refused.value).startswith(f'error while handling argument "{spelling}": ')
@@ -191,9 +191,9 @@ def test_keys_come_from_a_file_without_its_comments(params: Any, tmp_path: Path)
     assert given(params, "--api-key-file", str(tmp_path / "keys")).api_keys == ["one", "two"]
 
 
-def test_what_the_wheel_lacks_is_neither_offered_nor_understood() -> None:
+def test_options_missing_in_the_wheel_are_not_supported() -> None:
     older = SimpleNamespace(n_ctx=0, hostnames=[])
-    spellings = {spelling for option in options_of(offered(older)) for spelling in option.spellings}
+    spellings = {spelling for option in options_of(supported(older)) for spelling in option.spellings}
     assert {"--ctx-size", "--host", "--version"} <= spellings
     assert not spellings & {"--model", "--cache-ram", "--spec-type"}
     with pytest.raises(ArgumentError, match="invalid argument: --cache-ram"):
@@ -201,7 +201,7 @@ def test_what_the_wheel_lacks_is_neither_offered_nor_understood() -> None:
 
 
 def test_no_spelling_and_no_variable_is_in_the_table_twice(params: Any) -> None:
-    options = options_of(offered(params))
+    options = options_of(supported(params))
     spellings = [spelling for option in options for spelling in option.spellings]
     variables = [option.env for option in options if option.env]
     assert len(spellings) == len(set(spellings))

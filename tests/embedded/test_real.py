@@ -28,9 +28,9 @@ def client_of(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=60)
 
 
-def run_to_end(*words: str) -> subprocess.CompletedProcess[str]:
+def run_to_end(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A start that is expected to end by itself."""
-    return subprocess.run([*COMMAND, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_endpoints_are_closed_unless_their_flags_open_them(start: Start) -> None
 @pytest.mark.parametrize("by", ["argument", "environment", "file"])
 def test_a_key_is_demanded(start: Start, tmp_path: Path, by: str) -> None:
     (tmp_path / "keys").write_text("# the key\nsecret\n")
-    words = {"argument": ["--api-key", "secret"], "file": ["--api-key-file", str(tmp_path / "keys")]}
-    child = start(*words.get(by, []), environ={"LLAMA_API_KEY": "secret"} if by == "environment" else {})
+    arguments = {"argument": ["--api-key", "secret"], "file": ["--api-key-file", str(tmp_path / "keys")]}
+    child = start(*arguments.get(by, []), environ={"LLAMA_API_KEY": "secret"} if by == "environment" else {})
     with client_of(child.ready()) as client:
         assert client.get("/health").status_code == 200
         assert client.get("/props").status_code == 401
@@ -88,7 +88,7 @@ def test_a_key_is_demanded(start: Start, tmp_path: Path, by: str) -> None:
         assert client.get("/props", headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
-def test_it_serves_on_a_unix_socket_and_takes_it_away(start: Start, short_folder: Path) -> None:
+def test_unix_socket_is_served_and_removed(start: Start, short_folder: Path) -> None:
     path = short_folder / "llama.sock"
     child = start("--host", str(path))
     assert child.armed() == f"unix://{path}"
@@ -99,9 +99,7 @@ def test_it_serves_on_a_unix_socket_and_takes_it_away(start: Start, short_folder
     assert not path.exists()
 
 
-def test_a_socket_that_another_made_at_its_path_meanwhile_is_left_alone(
-    start: Start, short_folder: Path
-) -> None:
+def test_socket_of_another_process_at_its_path_is_left_alone(start: Start, short_folder: Path) -> None:
     path = short_folder / "llama.sock"
     child = start("--host", str(path))
     child.armed()
@@ -185,7 +183,7 @@ def test_without_a_model_it_says_so_instead_of_routing() -> None:
     assert ended.stderr.startswith("error: no model given: pass --model")
 
 
-def test_a_missing_model_ends_with_llama_cpps_own_words() -> None:
+def test_missing_model_ends_with_llama_cpps_message() -> None:
     ended = run_to_end("--model", "/nonexistent.gguf", "--port", "0")
     assert ended.returncode == 1
     assert "failed to open GGUF file '/nonexistent.gguf'" in ended.stderr
@@ -200,7 +198,7 @@ def test_a_missing_model_ends_with_llama_cpps_own_words() -> None:
     ],
     ids=["not a GGUF", "truncated"],
 )
-def test_a_broken_model_ends_with_llama_cpps_own_words(tmp_path: Path, content: bytes, said: str) -> None:
+def test_broken_model_ends_with_llama_cpps_message(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / "broken.gguf").write_bytes(content)
     ended = run_to_end("--model", str(tmp_path / "broken.gguf"), "--port", "0")
     assert ended.returncode == 1
@@ -273,7 +271,7 @@ def test_once_its_connections_are_closed_a_stop_in_mid_stream_ends_with_0(start:
         assert child.exit_code() == 0
 
 
-def test_a_signal_in_the_very_moment_of_readiness_never_hangs_it(start: Start) -> None:
+def test_signal_at_the_moment_of_readiness_never_hangs(start: Start) -> None:
     # llama-server b11434 itself misses some of these and runs on; see docs/embedded.md.
     for _ in range(10):
         child = start()

@@ -1,4 +1,4 @@
-"""Numbers, words and masks as llama.cpp reads them."""
+"""Numbers, words and masks are parsed like in llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.embedded.option import BadValue
+from llamasup.embedded.option import InvalidValue
 from llamasup.embedded.values import (
     cpu_mask,
     cpu_range,
@@ -32,8 +32,8 @@ def test_whole_numbers_end_where_the_digits_end_as_in_cpp(word: str, value: int)
 
 
 @pytest.mark.parametrize("word", ["", "x8", "-", "2147483648", "99999999999"])
-def test_what_is_no_32_bit_number_is_refused_with_the_value_seen(word: str) -> None:
-    with pytest.raises(BadValue) as refused:
+def test_number_outside_32_bits_is_rejected_with_its_value(word: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
         integer(word)
     assert repr(word) in str(refused.value)
 
@@ -50,8 +50,8 @@ def test_numbers_are_read_with_fraction_and_exponent(word: str, value: float) ->
 
 
 @pytest.mark.parametrize("read", [number, unsigned])
-def test_a_word_is_no_number(read: type) -> None:
-    with pytest.raises(BadValue, match="'warm'"):
+def test_text_is_not_a_number(read: type) -> None:
+    with pytest.raises(InvalidValue, match="'warm'"):
         read("warm")
 
 
@@ -59,7 +59,7 @@ def test_on_off_and_auto_have_llama_servers_synonyms() -> None:
     assert [three_way(word) for word in ("on", "enabled", "true", "1")] == [True] * 4
     assert [three_way(word) for word in ("off", "disabled", "false", "0")] == [False] * 4
     assert [three_way(word) for word in ("auto", "-1")] == [None] * 2
-    with pytest.raises(BadValue, match="'maybe'"):
+    with pytest.raises(InvalidValue, match="'maybe'"):
         three_way("maybe")
 
 
@@ -70,7 +70,7 @@ def test_empty_parts_between_commas_are_none() -> None:
 def test_a_cpu_mask_counts_from_its_last_digit() -> None:
     assert cpus(cpu_mask("0x5")) == [0, 2]
     assert cpus(cpu_mask("f0")) == [4, 5, 6, 7]
-    with pytest.raises(BadValue, match="'zz'"):
+    with pytest.raises(InvalidValue, match="'zz'"):
         cpu_mask("zz")
 
 
@@ -79,18 +79,18 @@ def test_a_cpu_range_includes_both_ends_and_may_leave_one_out() -> None:
     assert cpus(cpu_range("-1")) == [0, 1]
     assert cpus(cpu_range("510-")) == [510, 511]
     for word in ("3", "a-b", "0-512", "600-"):
-        with pytest.raises(BadValue, match="invalid range"):
+        with pytest.raises(InvalidValue, match="invalid range"):
             cpu_range(word)
 
 
 def test_a_folder_must_exist_and_is_kept_with_a_slash(tmp_path: Path) -> None:
     assert existing_folder(str(tmp_path)) == f"{tmp_path}/" == existing_folder(f"{tmp_path}/")
-    with pytest.raises(BadValue, match="not a directory"):
+    with pytest.raises(InvalidValue, match="not a directory"):
         existing_folder(str(tmp_path / "none"))
 
 
 def test_a_file_that_cannot_be_read_is_a_bad_value(tmp_path: Path) -> None:
     (tmp_path / "template").write_text("{{ messages }}")
     assert file_text(str(tmp_path / "template")) == "{{ messages }}"
-    with pytest.raises(BadValue, match="failed to open file"):
+    with pytest.raises(InvalidValue, match="failed to open file"):
         file_text(str(tmp_path / "none"))

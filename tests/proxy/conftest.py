@@ -21,7 +21,7 @@ def loop_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The proxy's clock, for a test in which something has to come before a time is up."""
+    """The proxy's clock, which a test can set forward."""
     clock = Clock()
     for name, module in list(sys.modules.items()):
         if name.startswith("llamasup.proxy.") and vars(module).get("monotonic") is monotonic:
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def make_rig(loop_name: str, tmp_path: Path) -> Iterator[MakeRig]:
-    """Rigs with a configuration of the test's own, on both loops."""
+    """Makes rigs with a configuration of the test, on both loops."""
     made: list[Rig] = []
 
     def make(config: ProxyConfig | None = None, **options: Any) -> Rig:
@@ -46,5 +46,5 @@ def make_rig(loop_name: str, tmp_path: Path) -> Iterator[MakeRig]:
 
 @pytest.fixture
 def rig(make_rig: MakeRig) -> Rig:
-    """A proxy as it is by default."""
+    """A proxy with the default configuration."""
     return make_rig()

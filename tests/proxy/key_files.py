@@ -1,17 +1,17 @@
-"""API keys for a proxy, with what is said of them."""
+"""Key files for a proxy."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from llamasup.effects.keys import KeyFile
+from llamasup.auth.key_source import KeyFile
 
 __all__ = ["keys_of"]
 
 
 def keys_of(text: str) -> KeyFile:
-    """From a pipe, as ``--api-key-file <(command)`` gives them: they stay as they are."""
+    """A key file that is a pipe, as with ``--api-key-file <(command)``: it never changes."""
     reading, writing = os.pipe()
     os.write(writing, text.encode())
     os.close(writing)

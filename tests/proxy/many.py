@@ -1,34 +1,34 @@
-"""A backend with several models, each with a child of its own that the test plays."""
+"""A backend with several models, each with its own child, which the test plays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel, meant_by, unknown_model, unnamed_model
-from llamasup.core.model_listing import ListedModel, ModelListing
-from llamasup.core.model_names import NameIndex
-from llamasup.core.model_spec import ModelSpec
-from llamasup.core.residency import Phase
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.waiting import WaitingRoom
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import ResolvedModel, resolved, unknown_model, unnamed_model
+from llamasup.models.names import NameIndex
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.eviction_policy import Phase
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import RequestQueue
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]
 
 
 class Model:
-    """``unavailable``: why it does not serve now; None: it does."""
+    """``unavailable``: why it does not serve now; None if it serves."""
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
-        self.meant = meant_by(spec)
+        self.resolved = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.wanted = 0  # requests that began to wait for it
-        self.room = WaitingRoom(
-            lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, when_wanted=self._want
+        self.queue = RequestQueue(
+            lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
 
@@ -37,14 +37,14 @@ class Model:
 
     def loaded(self) -> None:
         self.unavailable = None
-        self.room.changed()
+        self.queue.changed()
 
 
 class ManyModels:
-    """Takes the place of the rig's own backend; must be made in the loop of the proxy."""
+    """Replaces the backend of the rig. Must be made in the loop of the proxy."""
 
     def __init__(self, folder: Path, specs: Sequence[ModelSpec], default: str | None = None) -> None:
-        self.models = {spec.id: Model(spec, folder / f"{each}.sock") for each, spec in enumerate(specs)}
+        self.models = {spec.id: Model(spec, folder / f"{number}.sock") for number, spec in enumerate(specs)}
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
@@ -56,22 +56,23 @@ class ManyModels:
             unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
         )
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def queue(self, model: str | None) -> RequestQueue:
         found = self._find(model)
         assert isinstance(found, Model)
-        return found.room
+        return found.queue
 
     def readiness(self) -> Unavailable | None:
         return None
 
-    def meant(self, model: str | None) -> MeantModel | None:
+    def resolve(self, model: str | None) -> ResolvedModel | None:
         found = self._find(model)
-        return found.meant if isinstance(found, Model) else None
+        return found.resolved if isinstance(found, Model) else None
 
     def listing(self) -> ModelListing:
         def look(model: str) -> ListedModel:
-            each = self.models[model]
-            return ListedModel(each.spec, each.meant, Phase.ABSENT if each.unavailable else Phase.RESIDENT)
+            known = self.models[model]
+            phase = Phase.ABSENT if known.unavailable else Phase.RESIDENT
+            return ListedModel(known.spec, known.resolved, phase)
 
         return ModelListing(self.models, look, self.default)
 

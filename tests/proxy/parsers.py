@@ -1,4 +1,4 @@
-"""What the C parsers are shown."""
+"""Records the bytes that go to the C parsers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import httptools
 import pytest
 
 
-def parser_shows(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bytes]:
-    """What parsers that are made from now on are shown."""
+def record_parser_input(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bytes]:
+    """The bytes that parsers made from now on receive."""
     shown: list[bytes] = []
     made: Any = getattr(httptools, name)
 
-    class Noting:
+    class Recording:
         def __init__(self, protocol: object) -> None:
             self._parser = made(protocol)
 
@@ -24,5 +24,5 @@ def parser_shows(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> lis
         def __getattr__(self, asked: str) -> Any:
             return getattr(self._parser, asked)
 
-    monkeypatch.setattr(module.httptools, name, Noting)
+    monkeypatch.setattr(module.httptools, name, Recording)
     return shown

@@ -1,12 +1,13 @@
-"""A proxy on a loop of its own, with a client before it and a child behind it that both speak raw bytes.
+"""A proxy in its own event loop, between a client and a child that both send raw bytes.
 
 Both are blocking sockets in the test's thread, so that a test reads as a transcript: the client sends, the
-child receives, the child answers, the client receives. Every wait is bounded, none is for a time to pass.
+child receives, the child answers, the client receives. Every wait has a limit, and no test sleeps.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import queue
 import select
 import socket
@@ -18,14 +19,14 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
-from llamasup.core.model_listing import ModelListing
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import ResolvedModel
+from llamasup.observability.metrics import RequestRecord
+from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext
-from llamasup.runtime.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
-from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.waiting import MOST_WAITING, WaitingRoom
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import MAX_WAITING, RequestQueue
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 
@@ -98,7 +99,7 @@ class Wire:
 
 
 def field(head: bytes, name: bytes) -> bytes | None:
-    """The value of a header, by its name in lower case; None if there is none."""
+    """The value of a header, by its name in lower case; None if it is missing."""
     for line in head.split(b"\r\n")[1:]:
         found, _, value = line.partition(b":")
         if found.lower() == name:
@@ -111,7 +112,7 @@ def status(head: bytes) -> int:
 
 
 class Clock:
-    """The machine's clock, and as far ahead as a test says. The proxy's next sweep sees it."""
+    """The clock of the machine, set forward by the test. The next sweep of the proxy uses it."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
@@ -122,36 +123,36 @@ class Clock:
     def pass_s(self, seconds: float) -> None:
         self._ahead_s += seconds
 
-    def pass_until_heard(self, wire: Wire, step_s: float) -> None:
-        """Let time pass, step by step, until the other side of a connection says something or closes."""
+    def pass_until_readable(self, wire: Wire, step_s: float) -> None:
+        """Let time pass, step by step, until the other side of a connection sends a byte or closes."""
         while not select.select([wire.sock], [], [], 0.02)[0]:
             self.pass_s(step_s)
 
 
 class OneModel:
-    """A backend with one model; a test may take it away, and give another generation in its place."""
+    """A backend with one model, whose generation a test can end and replace."""
 
     def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None
-        self.waiting = WaitingRoom(
-            lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, most=max_queued
+        self.waiting = RequestQueue(
+            lambda: self.unavailable or (self.endpoint,), timeout_s=wait_timeout_s, max_waiting=max_queued
         )
-        endpoint.when_free = self.waiting.place_free
-        self.asked_for: list[str | None] = []
+        endpoint.on_permit_free = self.waiting.permit_freed
+        self.requested_models: list[str | None] = []
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        self.asked_for.append(model)
+        self.requested_models.append(model)
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
-    def room(self, model: str | None) -> WaitingRoom:
+    def queue(self, model: str | None) -> RequestQueue:
         return self.waiting
 
     def readiness(self) -> Unavailable | None:
         return self.unavailable
 
-    def meant(self, model: str | None) -> MeantModel | None:
-        return MeantModel((self.endpoint.model,))
+    def resolve(self, model: str | None) -> ResolvedModel | None:
+        return ResolvedModel((self.endpoint.model,))
 
     def listing(self) -> ModelListing | None:
         return None
@@ -171,20 +172,22 @@ class Rig:
         trusted: bool = False,
         child_path: str | None = None,
         wait_timeout_s: float = PATIENCE_S,
-        places: int = UNLIMITED,
-        max_queued: int = MOST_WAITING,
+        max_concurrent: int = UNLIMITED,
+        max_queued: int = MAX_WAITING,
     ) -> None:
-        """``child_path``: where a real server listens; else the test itself is the child."""
+        """``child_path``: the socket of a real server; without it, the test plays the child."""
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
-        self._mishaps: list[str] = []
-        self._loop.set_exception_handler(lambda _, context: self._mishaps.append(repr(context)))
+        self._loop_errors: list[str] = []
+        self._loop.set_exception_handler(lambda _, context: self._loop_errors.append(repr(context)))
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._thread.start()
         self._open: list[Wire] = []
         self._records: queue.Queue[RequestRecord] = queue.Queue()
         self._child_path = child_path or str(folder / "child.sock")
         self._child = socket.socket() if child_path else self.listen(self._child_path)
-        self.endpoint = Endpoint("tiny", 1, UnixAddress(self._child_path), api_key, places=places)
+        self.endpoint = Endpoint(
+            "tiny", 1, UnixAddress(self._child_path), api_key, max_concurrent=max_concurrent
+        )
         self.backend = OneModel(self.endpoint, wait_timeout_s, max_queued)
         self._control: socket.socket | None = None
         control_endpoint = None
@@ -205,7 +208,7 @@ class Rig:
     # --- the client
 
     def connect(self, *, receive_buffer: int | None = None, source: str | None = None) -> Wire:
-        """``source``: the client's address, for a client of its own."""
+        """``source``: the address of the client, for tests with several clients."""
         sock = socket.socket(self._family, socket.SOCK_STREAM)
         if receive_buffer is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -216,10 +219,20 @@ class Rig:
         return wire
 
     def ask(self, request: bytes) -> tuple[bytes, bytes]:
-        """Send a request that llamasup answers itself; its head and body."""
-        client = self.connect()
-        client.send(request)
-        return client.message()
+        """Send a request that llamasup answers itself; returns the head and the body."""
+        return self.send(request).message()
+
+    def send(self, *pieces: bytes, source: str | None = None) -> Wire:
+        """A new client that has sent these bytes."""
+        client = self.connect(source=source)
+        client.send(*pieces)
+        return client
+
+    def begin(self, request: bytes) -> tuple[Wire, Wire]:
+        """A client that has sent ``request``, and the child that has received it."""
+        client, child = self.send(request), self.accept()
+        child.message()
+        return client, child
 
     # --- the child
 
@@ -235,7 +248,7 @@ class Rig:
         self._child.close()
 
     def listen_again(self) -> None:
-        """As a new child does, which finds the old one's socket file removed."""
+        """Listen at the same path, like a new child."""
         Path(self._child_path).unlink()
         self._child = self.listen(self._child_path)
 
@@ -268,7 +281,7 @@ class Rig:
         self._child.close()
         if self._control is not None:
             self._control.close()
-        assert not self._mishaps, f"raised in a callback of the loop: {self._mishaps}"
+        assert not self._loop_errors, f"raised in a callback of the loop: {self._loop_errors}"
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -316,3 +329,24 @@ STREAM_HEAD = (
     b"Transfer-Encoding: chunked\r\nKeep-Alive: timeout=5, max=100\r\n\r\n"
 )
 CHAT = b"/v1/chat/completions"
+EVENT = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n')
+
+
+def error_of(client: Wire, code: int) -> dict[str, object]:
+    """The error object of the next response, which has this status."""
+    head, body = client.message()
+    assert status(head) == code, body
+    return dict(json.loads(body)["error"])
+
+
+def streaming(
+    rig: Rig, path: bytes = CHAT, *, request: bytes | None = None, receive_buffer: int | None = None
+) -> tuple[Wire, Wire]:
+    """A client and a child in the middle of a stream, after its first event."""
+    client = rig.connect(receive_buffer=receive_buffer)
+    client.send(request or post(path, b'{"stream":true}'))
+    child = rig.accept()
+    child.message()
+    child.send(STREAM_HEAD + EVENT)
+    client.until(EVENT)
+    return client, child

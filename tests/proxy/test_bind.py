@@ -1,4 +1,4 @@
-"""Taking an address, and saying who has it."""
+"""Binding addresses, and the errors for addresses in use."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.errors import PortInUse, PortNotAllowed
+from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
-from llamasup.proxy.bind import lock_beside
-from llamasup.proxy.front import listen
+from llamasup.proxy.bind import socket_lock
+from llamasup.proxy.listen import listen
 
 
-def test_port_0_takes_a_free_one_and_listens() -> None:
+def test_port_0_binds_a_free_port() -> None:
     (sock,) = bind("127.0.0.1", 0)
     with sock, socket.create_connection(sock.getsockname()):
         assert sock.getsockname()[1] > 0
 
 
-def test_a_name_with_several_addresses_gets_the_same_port_on_all() -> None:
+def test_name_with_several_addresses_gets_same_port_on_all() -> None:
     sockets = bind("localhost", 0)
     try:
         assert len({sock.getsockname()[1] for sock in sockets}) == 1
@@ -35,7 +35,7 @@ def test_a_name_with_several_addresses_gets_the_same_port_on_all() -> None:
             sock.close()
 
 
-def test_a_port_in_use_names_its_holder() -> None:
+def test_error_for_port_in_use_names_the_process() -> None:
     (holder,) = bind("127.0.0.1", 0)
     with holder:
         port = holder.getsockname()[1]
@@ -48,47 +48,47 @@ def test_a_port_in_use_names_its_holder() -> None:
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid", "not a host"])
-def test_an_address_that_is_not_ours_is_refused(host: str) -> None:
+def test_address_of_another_machine_is_refused(host: str) -> None:
     with pytest.raises(PortNotAllowed, match=host):
         bind(host, 0)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may bind every port")
 def test_a_privileged_port_is_refused() -> None:
-    with pytest.raises(PortNotAllowed, match="rights"):
+    with pytest.raises(PortNotAllowed, match="permission denied"):
         bind("127.0.0.1", 80)
 
 
-def test_rights_that_lack_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_permission_for_port_has_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Privileged(socket.socket):
         def bind(self, _address: object) -> None:
             raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(socket, "socket", Privileged)
-    with pytest.raises(PortNotAllowed, match=r"port 80 on 127\.0\.0\.1 needs rights"):
+    with pytest.raises(PortNotAllowed, match=r"permission denied for port 80 on 127\.0\.0\.1"):
         bind("127.0.0.1", 80)
 
 
-def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
+def test_unix_socket_is_accessible_only_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with bind_unix(str(path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_unix_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+def test_stale_unix_socket_is_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
     bind_unix(path).close()
     with bind_unix(path), socket.socket(socket.AF_UNIX) as client:
         client.connect(path)
 
 
-def test_a_unix_socket_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+def test_unix_socket_in_use_is_not_replaced(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
     with bind_unix(path), pytest.raises(PortInUse, match="another process listens"):
         bind_unix(path)
 
 
-def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
+def test_bind_does_not_remove_a_regular_file(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     path.write_text("precious")
     with pytest.raises(PortNotAllowed):
@@ -99,13 +99,13 @@ def test_a_file_in_the_way_is_not_removed(tmp_path: Path) -> None:
 RACER = """
 import sys
 from time import monotonic
-from llamasup.core.errors import PortInUse
+from llamasup.errors import PortInUse
 from llamasup.proxy.bind import bind_unix
 print("here", flush=True)
 for line in sys.stdin:
     at, path = line.split()
     sock = None
-    while monotonic() < float(at):  # both begin in the same microseconds
+    while monotonic() < float(at):  # both start in the same microsecond
         pass
     try:
         sock = bind_unix(path)
@@ -119,7 +119,7 @@ for line in sys.stdin:
 """
 
 
-def test_a_stale_unix_socket_is_won_by_one_of_two_processes(tmp_path: Path) -> None:
+def test_only_one_of_two_processes_takes_a_stale_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     racers = [
         subprocess.Popen([sys.executable, "-c", RACER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -128,7 +128,7 @@ def test_a_stale_unix_socket_is_won_by_one_of_two_processes(tmp_path: Path) -> N
     try:
         assert answers(racers) == ["here", "here"]
         bind_unix(str(path)).close()
-        for number in range(300):  # each leaves a stale one for the next
+        for number in range(300):  # each round leaves a stale socket for the next
             assert sorted(answers(racers, f"{time.monotonic() + 0.003} {path}\n")) == ["refused", "won"], (
                 number
             )
@@ -139,20 +139,20 @@ def test_a_stale_unix_socket_is_won_by_one_of_two_processes(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208
 
 
-def answers(racers: list[subprocess.Popen[bytes]], told: str = "") -> list[str]:
+def answers(racers: list[subprocess.Popen[bytes]], line: str = "") -> list[str]:
     for racer in racers:
         assert racer.stdin is not None
-        racer.stdin.write(told.encode())
+        racer.stdin.write(line.encode())
         racer.stdin.flush()
     return [racer.stdout.readline().decode().rstrip() for racer in racers if racer.stdout is not None]
 
 
-def test_a_lock_that_another_process_keeps_is_not_waited_for_without_end(
+def test_wait_for_lock_of_another_process_has_a_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[lock_beside.__module__], "_LOCK_WAIT_S", 0.01)
+    monkeypatch.setattr(sys.modules[socket_lock.__module__], "_LOCK_WAIT_S", 0.01)
     path = tmp_path / "a.sock"
-    with lock_beside(path), pytest.raises(PortInUse, match="lock"):
+    with socket_lock(path), pytest.raises(PortInUse, match="lock"):
         bind_unix(str(path))
     with bind_unix(str(path)):
         assert os.listdir(tmp_path) == ["a.sock"]  # noqa: PTH208
@@ -180,7 +180,7 @@ def make_link(lock: Path) -> None:
         ),
     ],
 )
-def test_a_lock_file_that_cannot_be_opened_is_named_with_its_remedy(
+def test_lock_file_that_cannot_be_opened_is_named_with_a_remedy(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     lock = tmp_path / ".a.sock.lock"
@@ -190,14 +190,14 @@ def test_a_lock_file_that_cannot_be_opened_is_named_with_its_remedy(
     assert refused.value.remedy.startswith("remove the lock file")
 
 
-def test_a_folder_that_is_missing_is_not_reported_as_trouble_with_the_lock_file(tmp_path: Path) -> None:
+def test_missing_folder_is_not_reported_as_lock_file_error(tmp_path: Path) -> None:
     with pytest.raises(PortNotAllowed, match="cannot listen on") as refused:
         bind_unix(str(tmp_path / "none" / "a.sock"))
     assert "a folder that exists" in refused.value.remedy
 
 
-def test_a_front_whose_lock_file_cannot_be_opened_still_closes(tmp_path: Path) -> None:
-    front = listen([str(tmp_path / "a.sock")], 0)
+def test_listeners_close_even_if_lock_file_cannot_be_opened(tmp_path: Path) -> None:
+    listeners = listen([str(tmp_path / "a.sock")], 0)
     (tmp_path / ".a.sock.lock").mkdir()
-    front.close()
-    assert all(each.fileno() == -1 for each in front.sockets)
+    listeners.close()
+    assert all(sock.fileno() == -1 for sock in listeners.sockets)

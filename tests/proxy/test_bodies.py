@@ -1,4 +1,4 @@
-"""Memory for request bodies is bounded, by client and in all; a key's limits count from the head on (X8)."""
+"""Memory for request bodies has limits, in total and by client; key limits count from the head on (X8)."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from llamasup.core.http import HeadRules
-from llamasup.proxy import Limits, ProxyConfig, listener
+from llamasup.http.heads import HeadRules
+from llamasup.proxy import Limits, ProxyConfig, proxy
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.upload import Upload
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import CHAT, Rig, Wire, answer, chunk, eventually, field, get, post, status
-from tests.proxy.test_keys import bearer, chat, error_of
+from tests.proxy.rig import CHAT, Rig, Wire, answer, chunk, error_of, eventually, field, get, post, status
+from tests.proxy.test_keys import bearer, chat
 
 KIB = 1 << 10
 BOUNDS = Limits(
@@ -25,16 +25,15 @@ BOUNDS = Limits(
 )
 
 
-def begins(rig: Rig, size: int, *, of: int = 100 * KIB, source: str = "127.0.0.1") -> Wire:
-    """A client that has sent so much of a body, and the proxy has read it."""
-    before = held(rig)
-    client = rig.connect(source=source)
-    client.send(post(CHAT, b"x" * of)[: size - of])
-    eventually(lambda: held(rig) == before + size)
+def send_part(rig: Rig, size: int, *, of: int = 100 * KIB, source: str = "127.0.0.1") -> Wire:
+    """A client that has sent ``size`` bytes of a body, which the proxy has read."""
+    before = held_bytes(rig)
+    client = rig.send(post(CHAT, b"x" * of)[: size - of], source=source)
+    eventually(lambda: held_bytes(rig) == before + size)
     return client
 
 
-def held(rig: Rig) -> int:
+def held_bytes(rig: Rig) -> int:
     return rig.call(lambda: rig.proxy.bodies.held_bytes)
 
 
@@ -45,25 +44,24 @@ def bounded(make_rig: MakeRig) -> Rig:
 
 @pytest.mark.check("X8", "429 `client_bodies_limit` when the bodies of one client hold 128 MiB")
 def test_bodies_of_one_client_may_use_half_of_the_memory(bounded: Rig) -> None:
-    first = begins(bounded, 90 * KIB)
-    client = bounded.connect()
-    client.send(post(CHAT, b"x" * (100 * KIB))[:-1])
+    first = send_part(bounded, 90 * KIB)
+    client = bounded.send(post(CHAT, b"x" * (100 * KIB))[:-1])
     head, body = client.message()
     assert (status(head), field(head, b"retry-after")) == (429, b"1")
     assert json.loads(body)["error"]["cause"] == "client_bodies_limit"
-    other = bounded.connect(source="127.0.0.2")
-    other.send(post(CHAT, b"y" * (100 * KIB)))
+    other = bounded.send(post(CHAT, b"y" * (100 * KIB)), source="127.0.0.2")
     bounded.accept().message()
     first.close()
     other.close()
-    eventually(lambda: held(bounded) == 0)
+    eventually(lambda: held_bytes(bounded) == 0)
 
 
 @pytest.mark.check("X8", "503 `bodies_limit` when all bodies hold 256 MiB; small ones are accepted")
 def test_all_bodies_have_a_limit_that_excludes_small_ones(bounded: Rig) -> None:
-    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)]
-    client = bounded.connect()
-    client.send(post(CHAT, b"x" * (20 * KIB))[:-1])
+    clients = [
+        send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)
+    ]
+    client = bounded.send(post(CHAT, b"x" * (20 * KIB))[:-1])
     head, body = client.message()
     assert (status(head), field(head, b"retry-after")) == (503, b"1")
     assert json.loads(body)["error"]["cause"] == "bodies_limit"
@@ -81,46 +79,47 @@ def test_all_bodies_have_a_limit_that_excludes_small_ones(bounded: Rig) -> None:
     assert clients[0].message()[1] == b"large"
     clients[1].close()
     clients[2].close()
-    eventually(lambda: held(bounded) == 0)
+    eventually(lambda: held_bytes(bounded) == 0)
 
 
-def test_a_chunked_body_counts_as_it_comes(bounded: Rig) -> None:
-    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)]
-    client = bounded.connect()
-    client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
+def test_chunked_body_counts_as_it_arrives(bounded: Rig) -> None:
+    clients = [
+        send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in range(2, 5)
+    ]
+    client = bounded.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
     for _ in range(4):
         client.send(chunk(b"x" * (5 * KIB)))
     assert error_of(client, 503)["cause"] == "bodies_limit"
-    for each in clients:
-        each.close()
-    eventually(lambda: held(bounded) == 0)
+    for other in clients:
+        other.close()
+    eventually(lambda: held_bytes(bounded) == 0)
 
 
-def test_a_body_is_held_until_its_answer_begins(bounded: Rig) -> None:
-    client = begins(bounded, 90 * KIB)
+def test_body_counts_until_its_answer_begins(bounded: Rig) -> None:
+    client = send_part(bounded, 90 * KIB)
     client.send(b"x" * (10 * KIB))
     child = bounded.accept()
     child.message()
-    assert held(bounded) == 90 * KIB  # its last piece came with its end
+    assert held_bytes(bounded) == 90 * KIB  # the last read is not counted
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n1")
     client.until(b"1")
-    eventually(lambda: held(bounded) == 0)
+    eventually(lambda: held_bytes(bounded) == 0)
     client.close()
 
 
 @pytest.mark.check("X8", "memory is returned while other bodies are held")
 def test_memory_is_returned_while_a_body_is_held(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
     returned: list[bool] = []
-    monkeypatch.setattr(listener, "give_memory_back", lambda: returned.append(True))
+    monkeypatch.setattr(proxy, "give_memory_back", lambda: returned.append(True))
     rig = make_rig(ProxyConfig(limits=replace(BOUNDS, sweep_s=0.01)))
-    others = [begins(rig, 85 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
-    stays = begins(rig, 30 * KIB, of=40 * KIB)
+    others = [send_part(rig, 85 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
+    stays = send_part(rig, 30 * KIB, of=40 * KIB)
     for other in others:
         other.close()
     eventually(lambda: bool(returned))
-    assert held(rig) == 30 * KIB
+    assert held_bytes(rig) == 30 * KIB
     stays.close()
-    eventually(lambda: held(rig) == 0)
+    eventually(lambda: held_bytes(rig) == 0)
 
 
 def test_memory_is_returned_when_half_of_the_peak_is_free() -> None:
@@ -156,38 +155,38 @@ def sends_with_one_read(rig: Rig, size: int, source: str) -> Wire:
 
 
 @pytest.mark.check("X8", "the same limits for a body that arrives with one read")
-def test_a_body_that_comes_with_one_read_is_counted(bounded: Rig) -> None:
-    clients = [begins(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
+def test_body_that_arrives_in_one_read_is_counted(bounded: Rig) -> None:
+    clients = [send_part(bounded, 85 * KIB, of=90 * KIB, source=f"127.0.0.{number}") for number in (2, 3)]
     first = sends_with_one_read(bounded, 80 * KIB, "127.0.0.4")
     child = bounded.accept()
     child.message()
-    assert held(bounded) == (85 + 85 + 80) * KIB
+    assert held_bytes(bounded) == (85 + 85 + 80) * KIB
     assert error_of(sends_with_one_read(bounded, 20 * KIB, "127.0.0.5"), 503)["cause"] == "bodies_limit"
     child.send(answer())
     first.message()
-    assert held(bounded) == 2 * 85 * KIB
+    assert held_bytes(bounded) == 2 * 85 * KIB
     for client in clients:
         client.close()
-    eventually(lambda: held(bounded) == 0)
+    eventually(lambda: held_bytes(bounded) == 0)
 
 
 TINY = chunk(b"xx") * (10 * KIB)
 
 
 def size_of(value: object) -> int:
-    """Bytes of memory, with those of a list's items."""
+    """Bytes of memory, including the items of a list."""
     return sys.getsizeof(value) + (sum(map(size_of, value)) if isinstance(value, list) else 0)
 
 
 def memory_of(rig: Rig) -> int:
-    """Bytes of memory that the only connection takes for what it has received."""
+    """Bytes of memory for the received data of the only connection."""
 
     def memory() -> int:
         (connection,) = rig.proxy.clients
         assert isinstance(connection, Downstream)
         request = connection._reader.partial
-        parts: list[object] = [connection._held]
-        for holder in (request, request and request.upload):
+        parts: list[object] = [connection._unparsed]
+        for holder in (request, connection._upload):
             if isinstance(holder, Request | Upload):
                 parts += [getattr(holder, name, None) for name in holder.__slots__]
         return sum(size_of(part) for part in parts if isinstance(part, bytes | bytearray | list))
@@ -209,7 +208,7 @@ def received(rig: Rig) -> int:
 
 @pytest.mark.check("X8", "chunks of 2 bytes take less than twice their length, not 20 times")
 @pytest.mark.parametrize("route_by_model", [True, False], ids=["buffered", "forwarded"])
-def test_a_body_in_tiny_chunks_takes_no_more_memory(make_rig: MakeRig, *, route_by_model: bool) -> None:
+def test_body_in_tiny_chunks_takes_no_extra_memory(make_rig: MakeRig, *, route_by_model: bool) -> None:
     limits = Limits(stream_above_bytes=1 * KIB)
     rig = make_rig(ProxyConfig(route_by_model=route_by_model, limits=limits))
     client = rig.connect()
@@ -222,9 +221,8 @@ def test_a_body_in_tiny_chunks_takes_no_more_memory(make_rig: MakeRig, *, route_
     assert 22 * KIB < memory_of(rig) < 44 * KIB
 
 
-def test_pipelined_requests_in_tiny_reads_take_no_more_memory(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b"{}"))
+def test_pipelined_requests_in_tiny_reads_take_no_extra_memory(rig: Rig) -> None:
+    rig.send(post(CHAT, b"{}"))
     rig.accept().message()
     before = memory_of(rig)
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
@@ -239,9 +237,7 @@ def test_pipelined_requests_in_tiny_reads_take_no_more_memory(rig: Rig) -> None:
 )
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz", b"/llm/health"])
 @pytest.mark.parametrize("framing", ["announced", "chunked"])
-def test_a_client_without_a_key_cannot_send_a_large_body(
-    make_rig: MakeRig, path: bytes, framing: str
-) -> None:
+def test_client_without_a_key_cannot_send_a_large_body(make_rig: MakeRig, path: bytes, framing: str) -> None:
     rules = HeadRules(prefix=b"/llm" if path.startswith(b"/llm") else b"")
     rig = make_rig(ProxyConfig(key_file=keys_of("one name=one"), limits=BOUNDS, rules=rules))
     client = rig.connect()
@@ -251,8 +247,8 @@ def test_a_client_without_a_key_cannot_send_a_large_body(
         client.send(get(path, b"Transfer-Encoding: chunked"), chunk(b"x" * (9 * KIB)))
         client.send(chunk(b"x" * (2 * KIB)))
     error = error_of(client, 413)
-    assert (error["cause"], held(rig)) == ("body_limit", 0)
-    assert rig.backend.asked_for == []
+    assert (error["cause"], held_bytes(rig)) == ("body_limit", 0)
+    assert rig.backend.requested_models == []
 
 
 def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
@@ -267,8 +263,7 @@ def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig:
 
 def test_a_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
     rig = limited(make_rig, "")
-    client = rig.connect()
-    client.send(post(CHAT, b"x" * (100 * KIB), bearer(b"one")))
+    client = rig.send(post(CHAT, b"x" * (100 * KIB), bearer(b"one")))
     child = rig.accept()
     assert len(child.message()[1]) == 100 * KIB
     child.send(answer())
@@ -288,14 +283,14 @@ def in_flight(rig: Rig) -> int:
     "X8", "429 before the body is read; a request counts towards concurrent while its body arrives"
 )
 @pytest.mark.parametrize("sent", [0, 1, 90 * KIB])
-def test_a_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, sent: int) -> None:
+def test_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, sent: int) -> None:
     rig = limited(make_rig, "concurrent=1")
     request = post(CHAT, b"x" * (100 * KIB), bearer(b"one"))
-    first = rig.connect()
-    first.send(request[: sent - 100 * KIB])
+    first = rig.send(request[: sent - 100 * KIB])
     eventually(lambda: in_flight(rig) == 1)
-    second = rig.connect()
-    second.send(get(CHAT, bearer(b"one"), b"Content-Length: 102400", b"Expect: 100-continue", method=b"POST"))
+    second = rig.send(
+        get(CHAT, bearer(b"one"), b"Content-Length: 102400", b"Expect: 100-continue", method=b"POST")
+    )
     assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100
     assert second.sees_the_end()
     first.send(request[sent - 100 * KIB :])
@@ -307,28 +302,23 @@ def test_a_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, 
 
 
 @pytest.mark.parametrize("limits", ["rpm=1", "tpm=1"])
-def test_a_key_over_its_limit_is_refused_before_its_body(make_rig: MakeRig, limits: str) -> None:
+def test_key_over_its_limit_is_refused_before_the_body_arrives(make_rig: MakeRig, limits: str) -> None:
     rig = limited(make_rig, limits)
-    first = rig.connect()
-    first.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    first, child = rig.begin(chat(b"one"))
     child.send(answer(b'{"usage":{"prompt_tokens":9,"completion_tokens":9}}'))
     first.message()
-    second = rig.connect()
-    second.send(get(CHAT, bearer(b"one"), b"Content-Length: 1000", method=b"POST"))
+    second = rig.send(get(CHAT, bearer(b"one"), b"Content-Length: 1000", method=b"POST"))
     assert str(error_of(second, 429)["cause"]) in ("key_requests", "key_tokens")
 
 
 @pytest.mark.parametrize(
     "ends", ["leaves", "half-closes", "resets", "malformed", "too large", "too slow", "closed"]
 )
-def test_a_request_that_ends_in_its_body_leaves_its_quota_once(make_rig: MakeRig, ends: str) -> None:
+def test_request_that_ends_during_its_body_leaves_its_quota_once(make_rig: MakeRig, ends: str) -> None:
     limits = Limits(body_bytes=100 * KIB, small_body_bytes=10 * KIB, body_idle_s=0.3, sweep_s=0.01)
     config = ProxyConfig(key_file=keys_of("one name=one concurrent=2"), limits=limits)
     rig = make_rig(config if ends == "too slow" else ProxyConfig(key_file=config.key_file, limits=BOUNDS))
-    client = rig.connect()
-    client.send(
+    client = rig.send(
         get(CHAT, bearer(b"one"), b"Transfer-Encoding: chunked", method=b"POST"), chunk(b"x" * (20 * KIB))
     )
     eventually(lambda: in_flight(rig) == 1)
@@ -352,9 +342,9 @@ def test_a_request_that_ends_in_its_body_leaves_its_quota_once(make_rig: MakeRig
         case _:
             rig.close_proxy()
     eventually(lambda: in_flight(rig) == 0)
-    eventually(lambda: held(rig) == 0)
+    eventually(lambda: held_bytes(rig) == 0)
     client.close()
-    eventually(lambda: rig.proxy.connections == 0)
+    eventually(lambda: len(rig.proxy.clients) == 0)
     assert in_flight(rig) == 0
 
 
@@ -362,22 +352,20 @@ def test_a_request_that_ends_in_its_body_leaves_its_quota_once(make_rig: MakeRig
 
 
 @pytest.mark.check("X8", "408 when the average rate is below 16 KiB per second")
-def test_a_body_that_trickles_in_for_too_long_is_a_408(make_rig: MakeRig) -> None:
+def test_body_below_the_minimum_rate_is_a_408(make_rig: MakeRig) -> None:
     limits = Limits(body_idle_s=0.5, body_rate_bytes=1 << 20, sweep_s=0.01)
     rig = make_rig(ProxyConfig(limits=limits))
-    client = rig.connect()
-    client.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
-    while rig._records.empty():  # each byte comes long before ``body_idle_s``
+    client = rig.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
+    while rig._records.empty():  # each byte arrives long before ``body_idle_s``
         client.send(b"x")
         assert not rig.call(lambda: rig.endpoint.in_flight)
     assert error_of(client, 408)["cause"] == "slow_request"
 
 
-def test_a_slow_body_that_keeps_its_pace_is_served(make_rig: MakeRig) -> None:
+def test_slow_body_above_the_minimum_rate_is_served(make_rig: MakeRig) -> None:
     limits = Limits(body_idle_s=0.1, body_rate_bytes=1, sweep_s=0.01)  # time for 100,000 s
     rig = make_rig(ProxyConfig(limits=limits))
-    client = rig.connect()
-    client.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
+    client = rig.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
     now = rig.call(rig._loop.time)
     sent = 0
     while sent < 100_000:

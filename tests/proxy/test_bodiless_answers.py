@@ -1,4 +1,4 @@
-"""Responses that end with their head, whatever it announces: none leaves bytes for the next request (S20)."""
+"""Responses without a body, whatever their head announces, leave no bytes for the next request (S20)."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def circuit(tmp_path: Path) -> Iterator[Circuit]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "the next answer is complete and correct, however the reads split the first one")
 @pytest.mark.parametrize("framing", FRAMINGS.values(), ids=FRAMINGS)
 @pytest.mark.parametrize("code", STATUSES)
@@ -58,8 +59,8 @@ def test_no_announced_body_of_a_bodiless_response_reaches_the_next_request(
     for body in BODIES.values():
         cuts += [(head + body + final, at) for at in range(len(head), len(head + body + final) + 1)]
     for raw, at in cuts:
-        # Late bytes arrive when the second request is there, and also while the connection would be idle.
-        # Where the head announces none, they can be told from an answer only in the second case.
+        # Late bytes arrive with the second request, or while the connection would be idle. If the head
+        # announces no body, late bytes differ from an answer only in the second case.
         for idle in (True, False)[: 1 if keeps else 2] if at >= len(head) else (keeps,):
             _, second = circuit.send_two(b"HEAD" if code == "HEAD" else b"GET", raw[:at], raw[at:], idle=idle)
             head_of_second, _, body_of_second = second.told.partition(b"\r\n\r\n")
@@ -70,7 +71,7 @@ def test_no_announced_body_of_a_bodiless_response_reaches_the_next_request(
 
 @pytest.mark.check("X9", "the client gets the head, and the connection to llama-server is closed")
 @pytest.mark.parametrize("body", [b"", b"0\r\n\r\n"], ids=["later", "with its head"])
-def test_a_204_that_announces_chunks_is_passed_on(rig: Rig, body: bytes) -> None:
+def test_204_that_announces_chunks_is_forwarded(rig: Rig, body: bytes) -> None:
     client = rig.connect()
     for _ in range(3):
         client.send(get())
@@ -83,9 +84,9 @@ def test_a_204_that_announces_chunks_is_passed_on(rig: Rig, body: bytes) -> None
         assert child.sees_the_end()
 
 
-def test_a_final_answer_behind_an_interim_one_is_passed_on_and_its_connection_closed(rig: Rig) -> None:
+def test_final_answer_after_interim_one_is_forwarded_and_its_connection_closed(rig: Rig) -> None:
     client = rig.connect()
-    for body in (b"first", b"other"):  # of one length: the head is known to the pool
+    for body in (b"first", b"other"):  # of the same length, so that the pool knows the head
         client.send(get())
         child = rig.accept()
         child.head()
@@ -97,15 +98,12 @@ def test_a_final_answer_behind_an_interim_one_is_passed_on_and_its_connection_cl
 
 @pytest.mark.check("X9", "a connection with unread bytes is closed, and the request is sent on another")
 def test_bytes_that_arrive_with_a_request_are_not_its_answer(rig: Rig) -> None:
-    """Both are in the kernel before the loop looks, the request first."""
-    client = rig.connect()
-    client.send(get())
-    first = rig.accept()
-    first.head()
+    """Both are in the kernel before the loop reads, the request first."""
+    client, first = rig.begin(get())
     first.send(answer())
     client.message()
     rig.record()
-    with held(rig):
+    with paused_loop(rig):
         client.send(get())
         first.send(WRONG)
     second = rig.accept()
@@ -115,15 +113,12 @@ def test_bytes_that_arrive_with_a_request_are_not_its_answer(rig: Rig) -> None:
     assert first.sees_the_end()
 
 
-def test_a_connection_whose_end_arrived_with_a_request_is_not_tried(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    first = rig.accept()
-    first.head()
+def test_connection_closed_just_before_request_is_not_used(rig: Rig) -> None:
+    client, first = rig.begin(get())
     first.send(answer())
     client.message()
     rig.record()
-    with held(rig):
+    with paused_loop(rig):
         client.send(get())
         first.close()
     second: Wire = rig.accept()
@@ -132,8 +127,8 @@ def test_a_connection_whose_end_arrived_with_a_request_is_not_tried(rig: Rig) ->
     assert client.message()[1] == b"right"
 
 
-class held:
-    """The proxy's loop stands still."""
+class paused_loop:
+    """Stops the event loop of the proxy."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig

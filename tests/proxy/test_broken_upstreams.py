@@ -1,32 +1,19 @@
-"""A child that dies, lies or is not there: the client never gets what looks complete and is not (S12)."""
+"""A child that crashes, sends invalid bytes or is missing: no incomplete response looks complete (S12)."""
 
 from __future__ import annotations
 
 import json
+import threading
 
 import openai
 import pytest
 
-from llamasup.runtime.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
-
-EVENT = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}\n\n')
+from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status, streaming
 
 
-def streaming(rig: Rig, path: bytes = CHAT) -> tuple[Wire, Wire]:
-    """A client and a child in the middle of a stream."""
-    client = rig.connect()
-    client.send(post(path, b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
-    child.send(STREAM_HEAD + EVENT)
-    client.head()
-    assert client.receive(len(EVENT)) == EVENT
-    return client, child
-
-
-def test_a_stream_whose_child_dies_between_events_ends_with_an_error_and_no_last_chunk(rig: Rig) -> None:
+def test_stream_broken_between_events_ends_with_error_event_and_no_last_chunk(rig: Rig) -> None:
     client, child = streaming(rig)
     child.close()
     size, _, rest = client.rest().partition(b"\r\n")
@@ -38,15 +25,7 @@ def test_a_stream_whose_child_dies_between_events_ends_with_an_error_and_no_last
     assert (record.outcome, record.status) == ("upstream_failed", 200)
 
 
-@pytest.mark.parametrize("path", [b"/v1/messages", b"/v1/responses"])
-def test_apis_that_name_their_events_get_a_named_error(rig: Rig, path: bytes) -> None:
-    client, child = streaming(rig, path)
-    child.close()
-    event = client.rest().partition(b"\r\n")[2]
-    assert event.startswith(b'event: error\ndata: {"type":"error","error":{"message":')
-
-
-def test_a_stream_whose_child_dies_within_an_event_is_cut_off(rig: Rig) -> None:
+def test_stream_broken_within_event_is_reset(rig: Rig) -> None:
     client, child = streaming(rig)
     child.send(EVENT[:40])
     assert client.receive(40) == EVENT[:40]
@@ -55,10 +34,9 @@ def test_a_stream_whose_child_dies_within_an_event_is_cut_off(rig: Rig) -> None:
         client.rest()
 
 
-def test_the_openai_client_raises_when_the_child_dies_in_mid_stream(rig: Rig) -> None:
+def test_openai_client_raises_when_child_ends_during_stream(rig: Rig) -> None:
     host, port = rig.address
     with openai.OpenAI(base_url=f"http://{host}:{port}/v1", api_key="none", max_retries=0) as user:
-        import threading
 
         def child() -> None:
             wire = rig.accept()
@@ -69,19 +47,16 @@ def test_the_openai_client_raises_when_the_child_dies_in_mid_stream(rig: Rig) ->
         thread = threading.Thread(target=child)
         thread.start()
         stream = user.chat.completions.create(model="m", messages=[], stream=True)
-        said = []
+        parts = []
         with pytest.raises(openai.APIError, match="closed the connection"):
             for part in stream:
-                said.append(part.choices[0].delta.content)  # noqa: PERF401 - the loop is what raises
+                parts.append(part.choices[0].delta.content)  # noqa: PERF401 - the loop is what raises
         thread.join()
-    assert said == ["hi", "hi"]
+    assert parts == ["hi", "hi"]
 
 
-def test_an_http_1_0_stream_ends_with_the_error_too(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b'{"stream":true}').replace(b"HTTP/1.1", b"HTTP/1.0"))
-    child = rig.accept()
-    child.message()
+def test_broken_http_1_0_stream_ends_with_error_event(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b'{"stream":true}').replace(b"HTTP/1.1", b"HTTP/1.0"))
     child.send(STREAM_HEAD + EVENT)
     client.head()
     child.close()
@@ -96,11 +71,8 @@ def test_an_http_1_0_stream_ends_with_the_error_too(rig: Rig) -> None:
     ],
     ids=["length", "chunked"],
 )
-def test_a_plain_answer_that_stops_short_is_cut_off(rig: Rig, begun: bytes) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_incomplete_plain_answer_is_reset(rig: Rig, begun: bytes) -> None:
+    client, child = rig.begin(get())
     child.send(begun)
     client.head()
     child.close()
@@ -132,11 +104,8 @@ MALFORMED = {
 
 @pytest.mark.check("X9", "502, and the connection of the client goes on")
 @pytest.mark.parametrize("raw", MALFORMED.values(), ids=MALFORMED)
-def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) -> None:
+    client, child = rig.begin(get())
     child.send(raw)
     child.close()
     head, body = client.message()
@@ -144,7 +113,9 @@ def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) 
     error = json.loads(body)["error"]
     assert error["cause"] == "upstream_broke"
     assert error["message"].startswith("llama-server ")
-    client.send(get(b"/livez"))  # nothing of the answer went out: the client's connection is sound
+    client.send(
+        get(b"/livez")
+    )  # no byte of the answer was forwarded, so the client's connection stays usable
     assert status(client.message()[0]) == 200
 
 
@@ -158,18 +129,15 @@ def test_a_malformed_answer_becomes_a_502_and_never_a_200(rig: Rig, raw: bytes) 
         b"nonsense\r\n",
     ],
 )
-def test_more_than_the_response_in_mid_stream_is_not_passed_on(rig: Rig, excess: bytes) -> None:
+def test_bytes_after_the_end_of_a_stream_are_not_forwarded(rig: Rig, excess: bytes) -> None:
     client, child = streaming(rig)
     child.send(excess)
     assert b'data: {"error":' in client.rest()
     assert child.sees_the_end()
 
 
-def test_more_than_the_length_that_was_said_is_cut_off(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_bytes_beyond_content_length_reset_the_connection(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst")
     client.head()
     assert client.receive(5) == b"first"
@@ -179,11 +147,8 @@ def test_more_than_the_length_that_was_said_is_cut_off(rig: Rig) -> None:
     assert child.sees_the_end()
 
 
-def test_bytes_on_an_idle_connection_end_it(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    first = rig.accept()
-    first.head()
+def test_unexpected_bytes_close_idle_upstream_connection(rig: Rig) -> None:
+    client, first = rig.begin(get())
     first.send(answer())
     client.message()
     first.send(answer(b"unasked"))
@@ -195,16 +160,13 @@ def test_bytes_on_an_idle_connection_end_it(rig: Rig) -> None:
     assert client.message()[1] == b"asked"
 
 
-def test_a_request_that_met_a_closing_connection_is_sent_again_once(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    stale = rig.accept()
-    stale.head()
+def test_request_on_closing_connection_is_sent_again_once(rig: Rig) -> None:
+    client, stale = rig.begin(get())
     stale.send(answer())
     client.message()
     client.send(post(CHAT, b"precious"))
     stale.message()
-    stale.close()  # the child had decided to close before it saw the request
+    stale.close()  # the child closes the idle connection before it has read the request
     fresh = rig.accept()
     assert fresh.message()[1] == b"precious"
     fresh.send(answer(b"saved"))
@@ -214,24 +176,18 @@ def test_a_request_that_met_a_closing_connection_is_sent_again_once(rig: Rig) ->
     fresh.close()
     again = rig.accept()
     again.head()
-    again.close()  # a fresh one that dies is no race any more
+    again.close()  # the close of a new connection is not this race
     assert status(client.message()[0]) == 502
 
 
-def test_a_request_on_a_fresh_connection_is_not_sent_again(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_request_on_new_connection_is_not_sent_again(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.close()
     assert status(client.message()[0]) == 502
 
 
-def test_a_request_is_not_sent_again_once_a_byte_has_come(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_request_is_not_sent_again_after_first_byte_of_answer(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.send(answer())
     client.message()
     client.send(get())
@@ -241,10 +197,9 @@ def test_a_request_is_not_sent_again_once_a_byte_has_come(rig: Rig) -> None:
     assert status(client.message()[0]) == 502
 
 
-def test_a_child_that_does_not_listen_is_a_503_that_says_when_to_come_back(rig: Rig) -> None:
+def test_child_that_does_not_listen_is_a_503_with_retry_after(rig: Rig) -> None:
     rig.stop_listening()
-    client = rig.connect()
-    client.send(get())
+    client = rig.send(get())
     head, body = client.message()
     assert status(head) == 503
     assert field(head, b"retry-after") == b"1"
@@ -252,7 +207,7 @@ def test_a_child_that_does_not_listen_is_a_503_that_says_when_to_come_back(rig: 
     assert rig.in_flight() == 0
 
 
-def test_no_generation_is_a_503_with_the_backends_words(rig: Rig) -> None:
+def test_missing_generation_is_a_503_with_message_of_backend(rig: Rig) -> None:
     rig.backend.unavailable = Unavailable(503, "Loading model", retry_after_s=2.5)
     head, body = rig.ask(post(CHAT, b"{}"))
     assert status(head) == 503
@@ -261,11 +216,8 @@ def test_no_generation_is_a_503_with_the_backends_words(rig: Rig) -> None:
     assert rig.record().outcome == "unavailable"
 
 
-def test_a_revoked_lease_before_the_response_is_a_503_with_the_reason(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_lease_revoked_before_response_is_a_503_with_the_reason(rig: Rig) -> None:
+    client, child = rig.begin(get())
     rig.call(lambda: rig.endpoint.close("the model is being restarted"))
     head, body = client.message()
     assert status(head) == 503
@@ -275,36 +227,32 @@ def test_a_revoked_lease_before_the_response_is_a_503_with_the_reason(rig: Rig) 
     assert rig.record().outcome == "revoked"
 
 
-def test_a_revoked_lease_in_mid_stream_ends_it_visibly(rig: Rig) -> None:
+def test_lease_revoked_during_stream_ends_it_with_error_event(rig: Rig) -> None:
     client, child = streaming(rig)
     rig.call(lambda: rig.endpoint.close("the model is being restarted"))
     assert b'data: {"error":{"message":"the model is being restarted"' in client.rest()
     assert child.sees_the_end()
 
 
-def test_a_generation_that_goes_takes_its_idle_connections_along(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_end_of_generation_closes_its_idle_connections(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.send(answer())
     client.message()
     rig.call(lambda: rig.endpoint.close("stopped"))
     assert child.sees_the_end()
 
 
-def test_an_early_answer_to_a_large_upload_passes_and_the_connection_is_left(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b"x" * (8 << 20)))
+def test_early_answer_to_large_upload_is_forwarded_and_connection_closed(rig: Rig) -> None:
+    client = rig.send(post(CHAT, b"x" * (8 << 20)))
     child = rig.accept()
     child.head()
     child.send(answer(b'{"error":1}', code=b"200 OK"))
     assert client.message()[1] == b'{"error":1}'
     while child.sock.recv(1 << 20):
-        pass  # what was on its way, and then the end
+        pass  # the bytes in flight, then the end
 
 
-def test_a_crowd_of_clients_is_served_over_as_many_connections(make_rig: MakeRig) -> None:
+def test_concurrent_requests_get_one_upstream_connection_each(make_rig: MakeRig) -> None:
     rig = make_rig()
     clients = [rig.connect() for _ in range(20)]
     for n, client in enumerate(clients):

@@ -1,4 +1,4 @@
-"""How many clients there may be, and who has to make room (X8)."""
+"""The limits of client connections, and which one is closed for a new one (X8)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from llamasup.proxy.connections import REFUSALS, Connections, most_connections
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-FOUR = ProxyConfig(limits=Limits(connections=4, connections_per_client=3))  # 2 of each: half of them at most
+FOUR = ProxyConfig(
+    limits=Limits(connections=4, connections_per_client=3)
+)  # one client gets at most 2, half of the total
 
 
-def crowd(rig: Rig, *clients: str) -> list[Wire]:
-    """A connection of each address, idle and counted."""
+def connect_all(rig: Rig, *clients: str) -> list[Wire]:
+    """An idle connection from each address."""
     wires = []
-    for each in clients:
-        wires.append(rig.connect(source=each))
+    for address in clients:
+        wires.append(rig.connect(source=address))
         wires[-1].send(get(b"/livez"))
         assert status(wires[-1].message()[0]) == 200
     return wires
 
 
-def busy(rig: Rig, client: str) -> Wire:
-    """A connection whose request runs."""
-    wire = rig.connect(source=client)
-    wire.send(post(CHAT, b"{}"))
+def busy_connection(rig: Rig, client: str) -> Wire:
+    """A connection with a running request."""
+    wire = rig.send(post(CHAT, b"{}"), source=client)
     rig.accept().message()
     return wire
 
@@ -40,28 +41,28 @@ WITH_A_KEY = replace(FOUR, api_keys=("sesame",))
 
 
 @pytest.mark.check("X8", "refused, and other clients are served")
-def test_a_client_has_only_so_many(make_rig: MakeRig) -> None:
+def test_one_client_cannot_have_more_connections_than_its_limit(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
-    first, second = busy(rig, "127.0.0.2"), busy(rig, "127.0.0.2")
+    first, second = busy_connection(rig, "127.0.0.2"), busy_connection(rig, "127.0.0.2")
     third = rig.connect(source="127.0.0.2")
     head, body = third.message()
     assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (429, b"close", b"1")
     assert json.loads(body)["error"]["cause"] == "too_many_connections"
     assert third.sees_the_end()
-    crowd(rig, "127.0.0.3")  # nobody else is held up
+    connect_all(rig, "127.0.0.3")  # other clients are served
     for wire in (first, second, third):
         wire.close()
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
-    crowd(rig, "127.0.0.2", "127.0.0.2")  # what has gone does not count
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
+    connect_all(rig, "127.0.0.2", "127.0.0.2")  # closed connections do not count
 
 
 @pytest.mark.check("X8", "its connection with the longest idle time is closed; other clients keep theirs")
-def test_a_client_at_its_limit_loses_its_longest_idle_connection(make_rig: MakeRig) -> None:
+def test_client_at_its_limit_loses_its_longest_idle_connection(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
-    other, first, second = crowd(rig, "127.0.0.3", "127.0.0.2", "127.0.0.2")
+    other, first, second = connect_all(rig, "127.0.0.3", "127.0.0.2", "127.0.0.2")
     first.send(get(b"/livez"))
     first.message()
-    crowd(rig, "127.0.0.2")
+    connect_all(rig, "127.0.0.2")
     assert second.sees_the_end()
     for wire in (first, other):
         wire.send(get(b"/livez"))
@@ -82,21 +83,19 @@ SILENT = {
 @pytest.mark.parametrize("sent", SILENT.values(), ids=SILENT)
 def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: MakeRig, sent: bytes) -> None:
     rig = make_rig(WITH_A_KEY)
-    known = rig.connect(source="127.0.0.2")
-    known.send(post(CHAT, b"{}", KEY))
+    known = rig.send(post(CHAT, b"{}", KEY), source="127.0.0.2")
     child = rig.accept()
     child.message()
     child.send(answer())
     known.message()
-    strangers = []
-    for _ in range(5):  # of one address, which may have two in all
-        strangers.append(rig.connect(source="127.0.0.2"))
-        strangers[-1].send(sent)
+    unauthenticated = []
+    for _ in range(5):  # from one address, whose limit is two
+        unauthenticated.append(rig.connect(source="127.0.0.2"))
+        unauthenticated[-1].send(sent)
         if sent.startswith(b"GET /livez"):
-            strangers[-1].message()
+            unauthenticated[-1].message()
         rig.call(lambda: None)
-    other = rig.connect(source="127.0.0.2")
-    other.send(post(CHAT, b"{}", KEY))
+    other = rig.send(post(CHAT, b"{}", KEY), source="127.0.0.2")
     child.message()
     child.send(answer(b"served"))
     assert other.message()[1] == b"served"
@@ -109,8 +108,7 @@ def test_connections_without_a_key_cannot_keep_clients_with_a_key_out(make_rig: 
 @pytest.mark.check("X8", "connections without a key are closed first, the oldest of them first")
 def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig: MakeRig) -> None:
     rig = make_rig(WITH_A_KEY)
-    known = rig.connect(source="127.0.0.2")
-    known.send(get(b"/v1/models", KEY))
+    known = rig.send(get(b"/v1/models", KEY), source="127.0.0.2")
     child = rig.accept()
     child.head()
     child.send(answer())
@@ -118,8 +116,8 @@ def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig:
     half = [rig.connect(source=f"127.0.0.{number}") for number in (3, 4, 5)]
     for wire in half:
         wire.send(b"GET /li")
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
-    crowd(rig, "127.0.0.6", "127.0.0.7")
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 4)
+    connect_all(rig, "127.0.0.6", "127.0.0.7")
     assert [half[0].sees_the_end(), half[1].sees_the_end()] == [True, True]
     half[2].send(b"vez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status(half[2].message()[0]) == 200
@@ -127,75 +125,72 @@ def test_at_the_total_limit_connections_without_a_key_are_closed_first(make_rig:
     assert status(known.message()[0]) == 200
 
 
-def test_where_all_with_a_key_are_busy_a_new_one_is_refused(make_rig: MakeRig) -> None:
+def test_new_connection_is_refused_if_all_connections_with_key_are_busy(make_rig: MakeRig) -> None:
     rig = make_rig(WITH_A_KEY)
     for _ in range(2):
-        wire = rig.connect(source="127.0.0.2")
-        wire.send(post(CHAT, b"{}", KEY))
+        rig.send(post(CHAT, b"{}", KEY), source="127.0.0.2")
         rig.accept().message()
     assert status(rig.connect(source="127.0.0.2").message()[0]) == 429
 
 
-def test_where_there_are_too_many_the_one_that_was_idle_for_longest_makes_room(make_rig: MakeRig) -> None:
+def test_at_total_limit_longest_idle_connection_is_closed(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
-    one, two, three, four = crowd(rig, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
-    one.send(get(b"/livez"))  # now two is the one
+    one, two, three, four = connect_all(rig, "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
+    one.send(get(b"/livez"))  # now ``two`` has the longest idle time
     one.message()
-    crowd(rig, "127.0.0.6")
+    connect_all(rig, "127.0.0.6")
     assert two.sees_the_end()
     for wire in (one, three, four):
         wire.send(get(b"/livez"))
         assert status(wire.message()[0]) == 200
 
 
-def test_one_that_never_says_anything_makes_room_too(make_rig: MakeRig) -> None:
+def test_at_total_limit_silent_connection_is_closed(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
     silent = [rig.connect(source=f"127.0.0.{number}") for number in range(2, 6)]
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 4)
-    crowd(rig, "127.0.0.6")
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 4)
+    connect_all(rig, "127.0.0.6")
     assert silent[0].sees_the_end()
 
 
-@pytest.mark.check("X8", "503, and nobody else notices")
-def test_where_all_are_busy_a_new_one_is_refused_and_none_of_them_harmed(make_rig: MakeRig) -> None:
+@pytest.mark.check("X8", "503, and no other client is affected")
+def test_if_all_connections_are_busy_only_the_new_one_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(FOUR)
-    half = rig.connect(source="127.0.0.2")
-    half.send(b"GET /li")
-    body = rig.connect(source="127.0.0.3")
-    body.send(post(CHAT, b"x" * 100)[:-50])
-    running = [busy(rig, client) for client in ("127.0.0.4", "127.0.0.5")]
-    eventually(lambda: rig.call(lambda: (rig.proxy.connections, len(rig.proxy.clients.idle))) == (4, 0))
+    half = rig.send(b"GET /li", source="127.0.0.2")
+    rig.send(post(CHAT, b"x" * 100)[:-50], source="127.0.0.3")
+    running = [busy_connection(rig, client) for client in ("127.0.0.4", "127.0.0.5")]
+    eventually(lambda: rig.call(lambda: (len(rig.proxy.clients), len(rig.proxy.clients.idle))) == (4, 0))
     head, text = rig.connect(source="127.0.0.6").message()
     assert (status(head), field(head, b"connection"), field(head, b"retry-after")) == (503, b"close", b"1")
     assert "ulimit" in json.loads(text)["error"]["remedy"]
     half.send(b"vez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert status(half.message()[0]) == 200
-    crowd(rig, "127.0.0.7")  # in its place
+    connect_all(rig, "127.0.0.7")  # replaces ``half``
     assert half.sees_the_end()
     for wire in running:
         assert wire.is_quiet()
 
 
-def test_whoever_was_refused_may_not_stay_for_ever(make_rig: MakeRig) -> None:
+def test_refused_connection_is_closed_after_linger_time(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=0.1, sweep_s=0.05)))
-    busy(rig, "127.0.0.2")
+    busy_connection(rig, "127.0.0.2")
     extra = [rig.connect(source="127.0.0.2") for _ in range(3)]
     for wire in extra:
         assert status(wire.message()[0]) == 429
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
 
 
-def test_beyond_the_refusals_that_can_be_read_nobody_is_told_any_more(make_rig: MakeRig) -> None:
+def test_connection_beyond_open_refusals_is_aborted(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2, linger_s=60.0)))
-    busy(rig, "127.0.0.2")
-    told = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1 + REFUSALS)
-    assert comes_and_is_ended(rig, "127.0.0.2")
-    assert status(told[-1].message()[0]) == 429
+    busy_connection(rig, "127.0.0.2")
+    first_refused = [rig.connect(source="127.0.0.2") for _ in range(REFUSALS)]
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1 + REFUSALS)
+    assert is_closed_at_once(rig, "127.0.0.2")
+    assert status(first_refused[-1].message()[0]) == 429
 
 
-def comes_and_is_ended(rig: Rig, source: str) -> bool:
-    """The end may come before the client's own connect has returned (seen on a busy machine)."""
+def is_closed_at_once(rig: Rig, source: str) -> bool:
+    """The connection may be closed before connect() has returned (seen on a busy machine)."""
     try:
         wire = rig.connect(source=source)
     except ConnectionResetError:
@@ -203,9 +198,7 @@ def comes_and_is_ended(rig: Rig, source: str) -> bool:
     return wire.sees_the_end()
 
 
-def test_whoever_comes_through_a_unix_socket_is_not_counted_by_client(
-    make_rig: MakeRig, tmp_path: Path
-) -> None:
+def test_unix_socket_connections_have_no_limit_per_client(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(FOUR, sockets=[bind_unix(str(tmp_path / "front.sock"))])
     wires = [rig.connect() for _ in range(4)]
     for wire in wires:
@@ -214,12 +207,12 @@ def test_whoever_comes_through_a_unix_socket_is_not_counted_by_client(
 
 
 @pytest.mark.parametrize(("descriptors", "clients"), [(1024, 448), (20_000, 9_936), (64, 8)])
-def test_a_client_needs_two_descriptors_and_some_are_kept_back(descriptors: int, clients: int) -> None:
+def test_each_client_needs_two_descriptors_and_some_are_reserved(descriptors: int, clients: int) -> None:
     assert most_connections(descriptors) == clients
 
 
-def test_a_decision_costs_the_same_however_many_there_are() -> None:
-    """No look at the others: 20,000 connections at the bound are decided on in a moment."""
+def test_decision_takes_constant_time_for_any_number_of_connections() -> None:
+    """20,000 connections at the limit are decided at once, without a loop over the others."""
 
     class Stub:
         closed = 0
@@ -231,10 +224,10 @@ def test_a_decision_costs_the_same_however_many_there_are() -> None:
 
         def sweep(self, now: float) -> None: ...
 
-    for strangers in (False, True):
+    for unauthenticated in (False, True):
         Stub.closed = 0
         connections = Connections(Limits(connections=5_000, connections_per_client=10))
         clients = [f"10.0.{number % 4096}" for number in range(20_000)]
-        refused = [connections.enter(Stub(), client, stranger=strangers) for client in clients]
+        refused = [connections.enter(Stub(), client, unauthenticated=unauthenticated) for client in clients]
         assert refused.count(None) == len(refused)
         assert Stub.closed == 15_000

@@ -1,4 +1,4 @@
-"""The control API over TCP: who may change something, and that no web page may."""
+"""The control API over TCP: only keys with the right `control` have access, and no web page."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def cause_of(client: Wire, code: int) -> str:
     return str(json.loads(body)["error"]["cause"])
 
 
-def nobody_was_asked(rig: Rig) -> bool:
+def nothing_was_forwarded(rig: Rig) -> bool:
     assert rig._control is not None
-    return select.select([rig._control], [], [], 0)[0] == [] and rig.backend.asked_for == []
+    return select.select([rig._control], [], [], 0)[0] == [] and rig.backend.requested_models == []
 
 
 @pytest.mark.check("X4", "401 or 403 for every change without the right")
 @pytest.mark.parametrize("path", [*POSTS, *READS])
-def test_nothing_is_changed_or_told_without_a_key_that_may_control(make_rig: MakeRig, path: bytes) -> None:
+def test_control_api_needs_a_key_with_the_right_control(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(KEYS, control=True)
     client = rig.connect()
     method = b"GET" if path in READS else b"POST"
@@ -49,7 +49,7 @@ def test_nothing_is_changed_or_told_without_a_key_that_may_control(make_rig: Mak
     ):
         client.send(get(path, line, b"Content-Length: 0", method=method))
         assert cause_of(client, code) == cause
-    assert nobody_was_asked(rig)
+    assert nothing_was_forwarded(rig)
     client.send(get(path, b"x-api-key: admin", b"Content-Length: 0", method=method))
     control = rig.accept_control()
     head = control.head()
@@ -62,35 +62,34 @@ def test_nothing_is_changed_or_told_without_a_key_that_may_control(make_rig: Mak
 @pytest.mark.check("X4", "403: closed over TCP")
 @pytest.mark.parametrize("config", [ProxyConfig(), NO_CONTROL], ids=["no keys", "no key that may control"])
 @pytest.mark.parametrize("path", POSTS)
-def test_without_any_key_that_may_control_it_is_closed_over_tcp(
+def test_control_api_is_closed_over_tcp_without_a_control_key(
     make_rig: MakeRig, config: ProxyConfig, path: bytes
 ) -> None:
     rig = make_rig(config, control=True)
-    client = rig.connect()
-    client.send(post(path, b"", b"Authorization: Bearer infer"))
+    client = rig.send(post(path, b"", b"Authorization: Bearer infer"))
     expected = "control_closed"
     assert cause_of(client, 403) == expected
-    assert nobody_was_asked(rig)
+    assert nothing_was_forwarded(rig)
 
 
 @pytest.mark.check("X3", "403, whatever key it has")
 @pytest.mark.parametrize(
     "origin", [b"https://evil.example", b"null", b"http://localhost:1", b"http://127.0.0.1"]
 )
-def test_a_web_page_cannot_stop_it_even_with_a_key(make_rig: MakeRig, origin: bytes) -> None:
-    """What a form or fetch() of a page sends without asking first: a POST with a plain body."""
+def test_foreign_web_page_cannot_stop_llamasup_even_with_a_key(make_rig: MakeRig, origin: bytes) -> None:
+    """A form or fetch() of a page sends this without a preflight: a POST with a plain body."""
     rig = make_rig(KEYS, control=True)
     for key in (b"X: y", b"x-api-key: admin"):
         client = rig.connect()
         lines = (b"Origin: " + origin, b"Content-Type: text/plain", key)
         client.send(post(b"/llamasup/v1/shutdown", b"a=b", *lines))
         assert cause_of(client, 403) == "foreign_origin"
-    assert nobody_was_asked(rig)
+    assert nothing_was_forwarded(rig)
 
 
 @pytest.mark.check("X2", "403: the name is not ours")
-def test_a_page_whose_name_leads_here_cannot_stop_it(make_rig: MakeRig) -> None:
-    """DNS rebinding: to the browser it is the page's own server, so that it sends no foreign Origin."""
+def test_page_with_a_rebound_dns_name_cannot_stop_llamasup(make_rig: MakeRig) -> None:
+    """DNS rebinding: for the browser this is the server of the page, so that it sends no foreign Origin."""
     rig = make_rig(KEYS, control=True)
     client = rig.connect()
     client.send(
@@ -98,20 +97,19 @@ def test_a_page_whose_name_leads_here_cannot_stop_it(make_rig: MakeRig) -> None:
         b"x-api-key: admin\r\nContent-Length: 0\r\n\r\n"
     )
     assert cause_of(client, 403) == "foreign_host"
-    assert nobody_was_asked(rig)
+    assert nothing_was_forwarded(rig)
 
 
 @pytest.mark.check("X4", "401: a page has no key")
-def test_a_page_of_this_very_address_needs_a_key_all_the_same(make_rig: MakeRig) -> None:
-    """llama-server's own pages come from here; what is injected into one has no key in a header."""
+def test_page_of_our_own_origin_also_needs_a_key(make_rig: MakeRig) -> None:
+    """llama-server's own pages have this origin. Code injected into one cannot send a key in a header."""
     rig = make_rig(KEYS, control=True)
-    client = rig.connect()
-    client.send(post(b"/llamasup/v1/shutdown", b"", b"Origin: http://localhost", b"Cookie: key=admin"))
+    client = rig.send(post(b"/llamasup/v1/shutdown", b"", b"Origin: http://localhost", b"Cookie: key=admin"))
     assert cause_of(client, 401) == "api_key"
-    assert nobody_was_asked(rig)
+    assert nothing_was_forwarded(rig)
 
 
-def test_the_time_that_a_request_may_take_is_no_limit_for_events(make_rig: MakeRig, clock: Clock) -> None:
+def test_request_timeout_does_not_apply_to_control_events(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(
         ProxyConfig(
             key_file=KEYS.key_file,
@@ -121,18 +119,16 @@ def test_the_time_that_a_request_may_take_is_no_limit_for_events(make_rig: MakeR
         ),
         control=True,
     )
-    listener = rig.connect()
-    listener.send(get(b"/llamasup/v1/events", b"x-api-key: both"))
+    listener = rig.send(get(b"/llamasup/v1/events", b"x-api-key: both"))
     control = rig.accept_control()
     control.head()
     control.send(STREAM_HEAD + EVENT)
     listener.until(EVENT)
 
-    client = rig.connect()
-    client.send(post(CHAT, b"{}", b"x-api-key: both"))
+    client = rig.send(post(CHAT, b"{}", b"x-api-key: both"))
     rig.accept().message()
     clock.pass_s(100.0)
-    assert cause_of(client, 504) == "request_timeout"  # which began later
+    assert cause_of(client, 504) == "request_timeout"  # it began later
 
     control.send(EVENT)
     listener.until(EVENT)

@@ -1,9 +1,8 @@
-"""What one request and one streamed chunk cost, counted and not timed: calls, writes, system calls.
+"""The cost of one request and of one streamed chunk, counted in calls, writes and system calls.
 
-Seconds belong to a machine and a minute; what is counted here is the same everywhere, and rises when somebody
-adds a parser pass, a task, a clock or a second write to the path that every token takes. The figures are what
-the proxy needs today. Needing less is welcome: lower them. Needing more wants a reason, and the figures in
-`docs/performance.md` measured again (P1, P2).
+These counts are the same on every machine. They rise with each parser pass, task, clock or second write that
+is added to the path of every token. The figures are what the proxy needs today. If it needs less, lower them.
+To raise them, give a reason, and measure the figures in `docs/performance.md` again (P1, P2).
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from typing import Any, cast
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import ResolvedModel
 from llamasup.proxy import Proxy, ProxyConfig, reader, upstream
-from llamasup.proxy.door import Door
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
-from llamasup.proxy.pool import Pool
 from llamasup.proxy.upstream import Upstream
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
+from llamasup.proxy.upstream_pool import UpstreamPool
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
-from tests.proxy.parsers import parser_shows
+from tests.proxy.parsers import record_parser_input
 from tests.proxy.rig import CHAT, answer, chunk, post
 
-# Calls of Python functions and of C functions, which are the same in Python 3.11 to 3.13. A request has some
-# three in a hundred more than it needs, so that a line may be written in another way; a chunk has none.
+# Calls of Python functions and of C functions, which are the same in Python 3.11 to 3.13. A request
+# may have about 3 % more than it needs, so that a line can be written in another way; a chunk has no margin.
 REQUEST_CALLS = (76, 58)
 CHUNK_CALLS = (3, 3)
 
@@ -67,11 +66,11 @@ class Socket:
         return SOCKET if name == "socket" else ("127.0.0.1", 1)
 
 
-_TINY = MeantModel(("tiny",))
+_TINY = ResolvedModel(("tiny",))
 
 
 class OneModel:
-    """Everything that P1 asks for is on: a key, routing by model, ids, metrics."""
+    """With everything that P1 requires: a key, routing by model, ids, metrics."""
 
     def __init__(self) -> None:
         self.endpoint = Endpoint("tiny", 1, UnixAddress("/nowhere"))
@@ -83,18 +82,18 @@ class OneModel:
     def readiness(self) -> None:
         return None
 
-    def meant(self, model: str | None) -> MeantModel:
+    def resolve(self, model: str | None) -> ResolvedModel:
         return _TINY
 
     def listing(self) -> None:
         return None
 
-    def room(self, model: str | None) -> Any:
+    def queue(self, model: str | None) -> Any:
         raise AssertionError(model)
 
 
 class Calls:
-    """What is called in the meantime, by name; our own stand-ins and what calls them count too."""
+    """Counts calls by name, including those of the stand-ins of this module."""
 
     def __init__(self) -> None:
         self.python: Counter[str] = Counter()
@@ -115,8 +114,8 @@ class Calls:
             sys.setprofile(outer)
         self.c["setprofile"] -= 1
 
-    def each(self) -> tuple[int, int]:
-        """Of Python and of C, for each of the repeats."""
+    def per_repeat(self) -> tuple[int, int]:
+        """Calls of Python and of C functions for each repeat."""
         return self.python.total() // REPEATS, self.c.total() // REPEATS
 
     def of(self, name: str) -> float:
@@ -127,20 +126,20 @@ class Calls:
 
 
 class Wired:
-    """A proxy without sockets: bytes are handed to its two protocols as a loop would."""
+    """A proxy without sockets: the test calls its two protocols as a loop would."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._child: Upstream | None = None
 
-        def connect(pool: Pool, exchange: Exchange) -> None:
+        def connect(pool: UpstreamPool, exchange: Exchange) -> None:
             self._child = child = Upstream(pool)
             child.connection_made(cast("asyncio.Transport", Socket()))
             exchange.connected(child)
 
-        monkeypatch.setattr(Pool, "connect", connect)
+        monkeypatch.setattr(UpstreamPool, "connect", connect)
         self.records = 0
         proxy = Proxy(OneModel(), ProxyConfig(api_keys=("sesame",)), on_finished=self._finished)
-        self.client = Downstream(proxy, Door(proxy.config, proxy.keys))
+        self.client = Downstream(proxy, AccessPolicy(proxy.config, proxy.keys))
         self.client.connection_made(cast("asyncio.Transport", Socket()))
 
     def _finished(self, record: object) -> None:
@@ -191,7 +190,7 @@ def test_calls_for_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.of("write") == 2, calls  # to the child, and to the client
     assert calls.of("monotonic") <= 8, calls
     assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
-    python, c = calls.each()
+    python, c = calls.per_repeat()
     assert python <= REQUEST_CALLS[0], calls
     assert c <= REQUEST_CALLS[1], calls
 
@@ -201,22 +200,22 @@ def test_calls_for_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls.of("write") == 1, calls
     assert calls.of("monotonic") == 0, calls
     assert [calls.of(name) for name in LATER] == [0] * len(LATER), calls
-    python, c = calls.each()
+    python, c = calls.per_repeat()
     assert python <= CHUNK_CALLS[0], calls
     assert c <= CHUNK_CALLS[1], calls
 
 
 def test_parser_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = parser_shows(monkeypatch, reader, "HttpRequestParser")
-    responses = parser_shows(monkeypatch, upstream, "HttpResponseParser")
+    requests = record_parser_input(monkeypatch, reader, "HttpRequestParser")
+    responses = record_parser_input(monkeypatch, upstream, "HttpResponseParser")
     asyncio.run(_requests(monkeypatch))
-    assert len(requests) == len(responses) == 2  # of all these: the heads are known then
+    assert len(requests) == len(responses) == 2  # of all repeats: after these the heads are known
     del responses[:]
     asyncio.run(_chunks(monkeypatch))
     assert responses == [stream_head(), *(1 + REPEATS) * [CHUNK]]
 
 
-# Whatever makes the loop come back: a task, a callback, a timer.
+# Everything that wakes the loop again: a task, a callback, a timer.
 LATER = ("create_task", "call_soon", "call_later", "call_at", "ensure_future", "create_future")
 
 
@@ -234,8 +233,7 @@ def test_system_calls(make_rig: MakeRig) -> None:
         io_of(thread)
     except OSError:
         pytest.skip("this system does not count the system calls of a thread")
-    client = rig.connect()
-    client.send(REQUEST)
+    client = rig.send(REQUEST)
     child = rig.accept()
     spent: Counter[str] = Counter()
     for number in range(REPEATS + 1):

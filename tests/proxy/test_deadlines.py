@@ -1,4 +1,4 @@
-"""The time that a request may take in all, and the time that a response may stand still."""
+"""The request timeout, and the idle timeout of responses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, get, post, status
-from tests.proxy.test_waiting import LOADING, wait_until
+from tests.proxy.generations import LOADING, await_queued
+from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Clock, answer, chunk, get, post, status, streaming
 
-EVENT = chunk(b'data: {"choices":[]}\n\n')
 PING = chunk(b":\n\n")
 
 
@@ -24,41 +23,28 @@ def timed(request_timeout_s: float | None = None, **limits: float) -> ProxyConfi
     )
 
 
-def streaming(rig: Rig, path: bytes = CHAT, request: bytes | None = None) -> tuple[Wire, Wire]:
-    client = rig.connect()
-    client.send(request or post(path, b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
-    child.send(STREAM_HEAD + EVENT)
-    client.until(EVENT)
-    return client, child
+# --- the request timeout
 
 
-# --- the whole of a request
-
-
-def test_a_request_that_has_had_its_time_is_a_504_and_ends_at_the_child(
-    make_rig: MakeRig, clock: Clock
-) -> None:
+def test_timed_out_request_is_a_504_and_ends_at_the_child(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(100.0))
-    client = rig.connect()
-    client.send(post(CHAT, b"{}"))
+    client = rig.send(post(CHAT, b"{}"))
     child = rig.accept()
     clock.pass_s(100.0)
     head, body = client.message()
     error = json.loads(body)["error"]
     assert (status(head), error["code"], error["cause"]) == (504, 504, "request_timeout")
-    assert error["message"] == "the request has taken 100 s, which is all that it may"
+    assert error["message"] == "request timed out after 100 s"
     child.message()
     assert child.sees_the_end()
     record = rig.record()
     assert (record.outcome, record.status) == ("timed_out", 504)
     assert record.duration_s >= 100.0
-    client.send(get(b"/livez"))  # nothing of an answer went out: the connection is sound
+    client.send(get(b"/livez"))  # no byte of an answer was sent, so the connection stays usable
     assert status(client.message()[0]) == 200
 
 
-def test_a_stream_that_has_had_its_time_ends_with_the_error(make_rig: MakeRig, clock: Clock) -> None:
+def test_timed_out_stream_ends_with_error_event(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(100.0))
     client, child = streaming(rig)
     clock.pass_s(100.0)
@@ -70,38 +56,37 @@ def test_a_stream_that_has_had_its_time_ends_with_the_error(make_rig: MakeRig, c
     assert (record.outcome, record.status) == ("timed_out", 200)
 
 
-def test_its_time_goes_on_while_it_waits(make_rig: MakeRig, clock: Clock) -> None:
+def test_request_timeout_includes_the_wait(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(100.0))
     rig.backend.unavailable = LOADING
-    client = rig.connect()
-    client.send(post(CHAT, b"{}"))
-    wait_until(rig, 1)
+    client = rig.send(post(CHAT, b"{}"))
+    await_queued(rig, 1)
     clock.pass_s(100.0)
     head, body = client.message()
     assert (status(head), json.loads(body)["error"]["cause"]) == (504, "request_timeout")
-    wait_until(rig, 0)
+    await_queued(rig, 0)
     record = rig.record()
     assert (record.outcome, record.status) == ("timed_out", 504)
     assert record.waited_s > 0.0
 
 
-def test_its_time_goes_on_while_its_client_does_not_read(make_rig: MakeRig, clock: Clock) -> None:
+def test_request_timeout_includes_time_of_slow_reader(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(100.0))
     _, child = streaming(rig)
     clock.pass_s(99.8)
-    while rig._records.empty():  # what it is sent from then on is dropped
+    while rig._records.empty():  # bytes after the timeout are dropped
         child.send(b"10000\r\n" + b"x" * 65_536 + b"\r\n")
     assert rig.record().outcome == "timed_out"
 
 
-def test_the_time_of_a_body_that_comes_slowly_is_not_counted(make_rig: MakeRig, clock: Clock) -> None:
+def test_request_timeout_excludes_time_of_slow_body(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(100.0, body_idle_s=1000.0))
     client, other = rig.connect(), rig.connect()
     client.send(post(CHAT, b"body")[:-1])
     other.send(post(CHAT, b"{}"))
     rig.accept().message()
     clock.pass_s(100.0)
-    assert status(other.message()[0]) == 504  # which took that time
+    assert status(other.message()[0]) == 504  # its time is over
     client.send(b"y")
     child = rig.accept()
     child.message()
@@ -109,10 +94,10 @@ def test_the_time_of_a_body_that_comes_slowly_is_not_counted(make_rig: MakeRig, 
     assert client.message()[1] == b"served"
 
 
-# --- a response that stands still
+# --- the idle timeout
 
 
-def test_a_stream_that_stands_still_is_broken_off_with_the_error(make_rig: MakeRig) -> None:
+def test_stalled_stream_ends_with_error_event(make_rig: MakeRig) -> None:
     rig = make_rig(timed(upstream_idle_s=0.1))
     client, child = streaming(rig)
     assert b'"cause":"upstream_idle"' in client.rest()
@@ -121,12 +106,9 @@ def test_a_stream_that_stands_still_is_broken_off_with_the_error(make_rig: MakeR
     assert (record.outcome, record.status) == ("upstream_failed", 200)
 
 
-def test_an_answer_that_stands_still_is_cut_off(make_rig: MakeRig) -> None:
+def test_stalled_answer_is_reset(make_rig: MakeRig) -> None:
     rig = make_rig(timed(upstream_idle_s=0.1))
-    client = rig.connect()
-    client.send(post(CHAT, b"{}"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, b"{}"))
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nsome")
     client.head()
     assert client.receive(4) == b"some"
@@ -136,39 +118,36 @@ def test_an_answer_that_stands_still_is_cut_off(make_rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("begun", [b"", STREAM_HEAD], ids=["nothing", "a stream's head"])
-def test_a_prompt_may_take_its_time(make_rig: MakeRig, begun: bytes) -> None:
+def test_idle_timeout_does_not_apply_before_first_token(make_rig: MakeRig, begun: bytes) -> None:
     rig = make_rig(timed(upstream_idle_s=0.05))
-    slow = rig.connect()
-    slow.send(post(CHAT, b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
+    slow, child = rig.begin(post(CHAT, b'{"stream":true}'))
     child.send(begun)
     idle, _ = streaming(rig)
-    assert b'"cause":"upstream_idle"' in idle.rest()  # that long it has taken now
+    assert b'"cause":"upstream_idle"' in idle.rest()  # so much time has passed
     child.send(STREAM_HEAD[len(begun) :] + EVENT + b"0\r\n\r\n")
     assert slow.until(b"\r\n0\r\n\r\n").endswith(EVENT + b"0\r\n\r\n")
 
 
-def test_pings_are_signs_of_life(make_rig: MakeRig, clock: Clock) -> None:
-    """That the model gets on is for the watch over the server to judge, which asks it."""
+def test_pings_prevent_idle_timeout(make_rig: MakeRig, clock: Clock) -> None:
+    """The watchdog of the server judges whether the model makes progress."""
     rig = make_rig(timed(upstream_idle_s=100.0))
     pinged, child = streaming(rig)
     idle, _ = streaming(rig)
     idle.sock.settimeout(0.02)
-    said = b""
-    while b"upstream_idle" not in said:
+    received = b""
+    while b"upstream_idle" not in received:
         child.send(PING)
         assert pinged.receive(len(PING)) == PING
         clock.pass_s(30.0)
         try:
-            said += idle.sock.recv(1000)
+            received += idle.sock.recv(1000)
         except TimeoutError:
             continue
     child.send(b"0\r\n\r\n")
     assert pinged.receive(5) == b"0\r\n\r\n"
 
 
-def test_a_client_that_does_not_read_is_not_the_childs_fault(make_rig: MakeRig, clock: Clock) -> None:
+def test_slow_reader_does_not_cause_upstream_idle_timeout(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(timed(upstream_idle_s=100.0, send_stall_s=1e9))
     client, child = streaming(rig)
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
@@ -176,20 +155,20 @@ def test_a_client_that_does_not_read_is_not_the_childs_fault(make_rig: MakeRig, 
     child.send(b"ffffffff\r\n")
     child.sock.setblocking(False)
     full = 0
-    while full < 3:  # three looks in a row find every buffer full
+    while full < 3:  # three attempts in a row find every buffer full
         try:
             child.sock.send(b"x" * 65_536)
             full = 0
         except BlockingIOError:
             full = full + 1 if rig.call(lambda: connection.paused) else 0
     idle, _ = streaming(rig)
-    clock.pass_until_heard(idle, 60.0)
+    clock.pass_until_readable(idle, 60.0)
     assert b'"cause":"upstream_idle"' in idle.rest()
     assert rig.in_flight() == 1
     assert client.receive(10) == b"ffffffff\r\n"
 
 
-def test_events_about_the_server_may_be_far_apart(make_rig: MakeRig) -> None:
+def test_idle_timeout_does_not_apply_to_server_events(make_rig: MakeRig) -> None:
     rig = make_rig(timed(upstream_idle_s=0.05))
     watcher, child = streaming(rig, request=get(b"/models/sse"))
     idle, _ = streaming(rig)

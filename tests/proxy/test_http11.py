@@ -1,4 +1,4 @@
-"""What HTTP/1.1 has beside a request and its answer, and the ways in which a client may come."""
+"""Other features of HTTP/1.1, and the kinds of listeners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RUN = ProxyConfig(route_by_model=False)
 
 
 def converse(client: Wire, rig: Rig) -> Wire:
-    """All that one connection can be asked for, one after the other. Returns the child's connection."""
+    """Use all features on one connection, one after the other. Returns the connection of the child."""
     client.send(post(CHAT, b"{}"))
     child = rig.accept()
     assert child.message()[1] == b"{}"
@@ -49,7 +49,7 @@ def converse(client: Wire, rig: Rig) -> Wire:
     assert field(client.head(), b"content-length") == b"9"
     assert client.message()[1] == b'{"status":"ok"}'
     client.send(get(b"/props", b"Connection: close"))
-    child = rig.accept()  # behind an answer to HEAD a connection is not used again
+    child = rig.accept()  # after an answer to HEAD, the upstream connection is not reused
     child.head()
     child.send(answer(b"last"))
     assert client.message()[1] == b"last"
@@ -57,7 +57,7 @@ def converse(client: Wire, rig: Rig) -> Wire:
     return child
 
 
-# --- ways in
+# --- listeners
 
 
 def test_over_tcp(rig: Rig) -> None:
@@ -71,8 +71,7 @@ def test_over_ipv6(make_rig: MakeRig) -> None:
         pytest.skip("there is no IPv6 loopback here")
     rig = make_rig(sockets=sockets)
     converse(rig.connect(), rig)
-    client = rig.connect()
-    client.send(get(b"/livez").replace(b"localhost", b"[::1]:%d" % rig.address[1]))
+    client = rig.send(get(b"/livez").replace(b"localhost", b"[::1]:%d" % rig.address[1]))
     assert status(client.message()[0]) == 200
 
 
@@ -81,8 +80,8 @@ def test_over_a_unix_socket(make_rig: MakeRig, tmp_path: Path) -> None:
     converse(rig.connect(), rig)
 
 
-def test_over_a_socket_that_somebody_else_opened(make_rig: MakeRig) -> None:
-    """As systemd does; clients may have connected before the proxy had it."""
+def test_over_an_inherited_socket(make_rig: MakeRig) -> None:
+    """As with systemd: clients may have connected before the proxy had the socket."""
     listening = socket.create_server(("127.0.0.1", 0))
     early = socket.create_connection(listening.getsockname())
     early.sendall(get(b"/livez"))
@@ -103,7 +102,7 @@ def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
     client = secured()
     child = converse(client, rig)
     client.close()
-    # A large body is sent on as it comes, and an early answer to one is read before the end.
+    # A large body is forwarded while it arrives, and an early answer is read before its end.
     client = secured()
     client.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[: 1 << 17])
     child.head()
@@ -121,19 +120,16 @@ def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lines", [(), (b"Connection: keep-alive",)], ids=["", "keep-alive"])
 def test_an_http_1_0_connection_ends_with_its_answer(rig: Rig, lines: tuple[bytes, ...]) -> None:
-    """Also for one that would like to keep it: whoever can, speaks HTTP/1.1, and this is always right."""
-    client = rig.connect()
-    client.send(get(b"/props", *lines).replace(b"HTTP/1.1", b"HTTP/1.0"))
-    child = rig.accept()
-    child.head()
+    """Also for a client that asks for keep-alive: a close is always correct."""
+    client, child = rig.begin(get(b"/props", *lines).replace(b"HTTP/1.1", b"HTTP/1.0"))
     child.send(answer(b"whole"))
     head, body = client.message()
-    assert head.startswith(b"HTTP/1.1 200 OK\r\n")  # a server says what it speaks itself
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")  # a server sends its own version
     assert (field(head, b"connection"), body) == (b"close", b"whole")
     assert client.sees_the_end()
 
 
-def test_an_http_1_0_client_that_expects_100_continue_is_not_told(rig: Rig) -> None:
+def test_http_1_0_client_gets_no_100_continue(rig: Rig) -> None:
     client = rig.connect()
     request = get(CHAT, b"Content-Length: 2", b"Expect: 100-continue", method=b"POST")
     client.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -146,22 +142,20 @@ def test_an_http_1_0_client_that_expects_100_continue_is_not_told(rig: Rig) -> N
     assert client.message()[1] == b"fine"
 
 
-def test_options_is_the_childs_to_answer(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(CHAT, method=b"OPTIONS"))
+def test_options_request_is_forwarded(rig: Rig) -> None:
+    client = rig.send(get(CHAT, method=b"OPTIONS"))
     child = rig.accept()
     assert child.head().startswith(b"OPTIONS /v1/chat/completions ")
     child.send(answer(b"", b"Allow: POST"))
     assert field(client.message()[0], b"allow") == b"POST"
 
 
-def test_options_of_the_server_as_a_whole_passes(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"*", method=b"OPTIONS"))
+def test_options_asterisk_is_forwarded(rig: Rig) -> None:
+    rig.send(get(b"*", method=b"OPTIONS"))
     assert rig.accept().head().startswith(b"OPTIONS * HTTP/1.1\r\n")
 
 
-def test_a_preflight_with_a_body_is_answered_and_its_connection_goes_on(make_rig: MakeRig) -> None:
+def test_preflight_with_body_is_answered_and_connection_kept(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",), route_by_model=False))
     client = rig.connect()
     asked = (b"Origin: https://app.example", b"Access-Control-Request-Method: POST")
@@ -172,25 +166,20 @@ def test_a_preflight_with_a_body_is_answered_and_its_connection_goes_on(make_rig
     assert rig.in_flight() == 0
 
 
-def test_a_head_of_nearly_64_kib_passes_whole(rig: Rig) -> None:
+def test_head_of_nearly_64_kib_is_forwarded(rig: Rig) -> None:
     lines = [b"X-%d: " % n + b"y" * 1000 for n in range(62)]
-    client = rig.connect()
-    client.send(get(b"/props", *lines))
+    rig.send(get(b"/props", *lines))
     head = rig.accept().head()
     assert all(field(head, b"x-%d" % n) == b"y" * 1000 for n in range(62))
 
 
-def test_the_body_of_a_get_passes(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", b"Content-Length: 4") + b"body")
+def test_body_of_get_request_is_forwarded(rig: Rig) -> None:
+    rig.send(get(b"/props", b"Content-Length: 4") + b"body")
     assert rig.accept().message()[1] == b"body"
 
 
-def test_early_hints_in_the_middle_of_a_head_do_no_harm(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_early_hints_before_final_head_are_ignored(rig: Rig) -> None:
+    client, child = rig.begin(get())
     for byte in b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + answer(b"real"):
         child.send(bytes([byte]))
     assert client.message()[1] == b"real"
@@ -198,22 +187,19 @@ def test_early_hints_in_the_middle_of_a_head_do_no_harm(rig: Rig) -> None:
 
 # --- half-closed
 #
-# A client that shuts down its side looks just like one that has closed its connection, as every client does
-# that gives up on an answer. That this is seen at once is what frees its slot (S11). So the two are treated
-# alike, as by nginx and Envoy; what was answered by then still arrives.
+# A half-closed connection looks like a closed one, with which a client cancels its request. To free the slot
+# at once (S11), the proxy treats both alike, as nginx and Envoy do. Answers sent before still arrive.
 
 
-def test_what_is_answered_on_the_spot_reaches_a_client_that_has_shut_its_side(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/livez") * 3)
+def test_local_answer_reaches_half_closed_client(rig: Rig) -> None:
+    client = rig.send(get(b"/livez") * 3)
     client.sock.shutdown(socket.SHUT_WR)
     assert client.rest().count(b"200 OK") == 3
 
 
-def test_a_body_that_its_client_shuts_off_is_never_sent_on_as_whole(make_rig: MakeRig) -> None:
+def test_body_cut_by_half_close_is_never_forwarded_as_complete(make_rig: MakeRig) -> None:
     rig = make_rig(RUN)
-    client = rig.connect()
-    client.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[:-1])
+    client = rig.send(get(CHAT, b"Content-Length: %d" % len(LARGE), method=b"POST"), LARGE[:-1])
     child = rig.accept()
     child.head()
     client.sock.shutdown(socket.SHUT_WR)
@@ -222,12 +208,9 @@ def test_a_body_that_its_client_shuts_off_is_never_sent_on_as_whole(make_rig: Ma
     assert rig.record().outcome == "client_gone"
 
 
-def test_a_response_that_fits_the_sockets_buffers_is_whole_though_its_client_is_slow(rig: Rig) -> None:
-    """A connection that is closed behind its answer is not cut."""
-    client = rig.connect()
-    client.send(get(b"/props", b"Connection: close"))
-    child = rig.accept()
-    child.head()
+def test_response_within_socket_buffers_is_complete_for_slow_reader(rig: Rig) -> None:
+    """A close after the answer does not cut the answer."""
+    client, child = rig.begin(get(b"/props", b"Connection: close"))
     child.send(answer(LARGE))
     child.sock.shutdown(socket.SHUT_WR)
     assert rig.record().outcome == "ok"

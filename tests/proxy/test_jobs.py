@@ -1,4 +1,4 @@
-"""Requests of several jobs: what they hold at their server, and what a key may have at one time (X8)."""
+"""Requests with several jobs: their permits, and the limits of a key (X8)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
+from tests.proxy.generations import await_queued
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import Rig, Wire, answer, chunk, eventually, get, post, status
+from tests.proxy.rig import Rig, answer, chunk, error_of, eventually, get, post, status
 
 COMPLETION = b"/completion"
 BIG = "a" * (128 << 10)
@@ -27,12 +28,6 @@ def keyed(key: bytes, body: bytes, path: bytes = COMPLETION) -> bytes:
 
 def busy(rig: Rig) -> int:
     return rig.call(lambda: rig.endpoint.busy)
-
-
-def error_of(client: Wire, code: int) -> dict[str, object]:
-    head, body = client.message()
-    assert status(head) == code, body
-    return dict(json.loads(body)["error"])
 
 
 def config(keys: str = "", **options: object) -> ProxyConfig:
@@ -59,29 +54,26 @@ WEIGHTS = {
 
 @pytest.mark.parametrize("route_by_model", [True, False])
 @pytest.mark.parametrize(("path", "body", "weight"), WEIGHTS.values(), ids=WEIGHTS)
-def test_a_request_holds_a_place_for_each_of_its_jobs(
+def test_request_holds_a_permit_for_each_of_its_jobs(
     make_rig: MakeRig, path: bytes, body: object, weight: int, *, route_by_model: bool
 ) -> None:
-    rig = make_rig(config(route_by_model=route_by_model), places=4)
-    client = rig.connect()
-    client.send(post(path, json.dumps(body).encode()))
-    child = rig.accept()
-    child.message()
+    rig = make_rig(config(route_by_model=route_by_model), max_concurrent=4)
+    client, child = rig.begin(post(path, json.dumps(body).encode()))
     assert busy(rig) == weight
     child.send(answer())
     client.message()
     eventually(lambda: busy(rig) == 0)
 
 
-@pytest.mark.check("X8", "each job holds a place; the next request waits for a free place")
-def test_no_other_request_is_sent_while_one_of_many_jobs_holds_all_places(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=4)
+@pytest.mark.check("X8", "each job holds a permit; the next request waits for a free permit")
+def test_no_other_request_is_sent_while_one_with_many_jobs_holds_all_permits(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), max_concurrent=4)
     many, one = rig.connect(), rig.connect()
     many.send(post(COMPLETION, prompts(3000)))
     first = rig.accept()
     first.message()
     one.send(post(COMPLETION, b'{"prompt":"one"}'))
-    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    await_queued(rig, 1)
     assert first.is_quiet()
     first.send(answer(b"many"))
     assert many.message()[1] == b"many"
@@ -90,8 +82,8 @@ def test_no_other_request_is_sent_while_one_of_many_jobs_holds_all_places(make_r
     assert one.message()[1] == b"one"
 
 
-def test_a_request_of_many_jobs_is_served_as_soon_as_one_place_is_free(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=2)
+def test_request_with_many_jobs_is_served_once_one_permit_is_free(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), max_concurrent=2)
     one, many = rig.connect(), rig.connect()
     one.send(post(COMPLETION, b"{}"))
     child = rig.accept()
@@ -107,14 +99,14 @@ def test_a_request_of_many_jobs_is_served_as_soon_as_one_place_is_free(make_rig:
     one.message()
 
 
-def test_a_request_of_many_jobs_that_waited_holds_its_places_too(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=2)
+def test_queued_request_with_many_jobs_holds_its_permits(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), max_concurrent=2)
     one, many = rig.connect(), rig.connect()
     one.send(post(COMPLETION, prompts(2)))
     child = rig.accept()
     child.message()
     many.send(post(COMPLETION, prompts(5)))
-    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    await_queued(rig, 1)
     child.send(answer())
     one.message()
     child.message()
@@ -132,13 +124,12 @@ def test_one_request_cannot_have_more_jobs_than_its_keys_concurrent_limit(
     make_rig: MakeRig, *, route_by_model: bool
 ) -> None:
     rig = make_rig(config("k name=app concurrent=2", route_by_model=route_by_model))
-    client = rig.connect()
-    client.send(keyed(b"k", prompts(3000)))
+    client = rig.send(keyed(b"k", prompts(3000)))
     error = error_of(client, 400)
     assert (error["cause"], error["type"]) == ("too_many_jobs", "invalid_request_error")
     assert "3000 jobs" in str(error["message"])
-    assert "2 at one time" in str(error["message"])
-    assert rig.backend.asked_for == []
+    assert "2 at the same time" in str(error["message"])
+    assert rig.backend.requested_models == []
     client.send(keyed(b"k", prompts(2)))  # it has its whole quota again
     child = rig.accept()
     child.message()
@@ -156,14 +147,13 @@ REFUSED = {
 
 @pytest.mark.check("X8", "a request that llamasup refuses does not count towards rpm")
 @pytest.mark.parametrize(("body", "line", "code"), REFUSED.values(), ids=REFUSED)
-def test_a_request_that_is_refused_costs_no_request(
+def test_refused_request_does_not_count_towards_rpm(
     make_rig: MakeRig, body: bytes, line: bytes, code: int
 ) -> None:
     rig = make_rig(config("k name=app rpm=1 concurrent=2", route_by_model=False))
     lines = [b"Authorization: Bearer k", *([line] if line else [])]
     for _ in range(3):  # if one counted, the next would be a 429
-        client = rig.connect()
-        client.send(post(COMPLETION, body, *lines))
+        client = rig.send(post(COMPLETION, body, *lines))
         assert status(client.message()[0]) == code
 
 
@@ -176,7 +166,7 @@ def test_jobs_in_flight_count_against_a_keys_concurrent(make_rig: MakeRig) -> No
     second.send(keyed(b"k", prompts(1, n=2)))
     error = error_of(second, 429)
     assert error["cause"] == "key_concurrent"
-    other.send(keyed(b"other", prompts(4)))  # each key for itself
+    other.send(keyed(b"other", prompts(4)))  # each key has its own limit
     theirs = rig.accept()
     theirs.message()
     child.send(answer())
@@ -190,8 +180,8 @@ def test_jobs_in_flight_count_against_a_keys_concurrent(make_rig: MakeRig) -> No
     other.message()
 
 
-def test_a_body_that_is_nested_too_deep_to_be_counted_counts_as_heavy(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=9\nfree name=free", route_by_model=False), places=4)
+def test_body_nested_too_deep_to_count_has_the_maximum_of_jobs(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=9\nfree name=free", route_by_model=False), max_concurrent=4)
     client = rig.connect()
     deep = b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}"
     client.send(keyed(b"k", deep))
@@ -204,33 +194,26 @@ def test_a_body_that_is_nested_too_deep_to_be_counted_counts_as_heavy(make_rig: 
     client.message()
 
 
-def test_jobs_of_a_client_that_leaves_are_given_back(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=4"), places=4)
-    client = rig.connect()
-    client.send(keyed(b"k", prompts(4)))
-    child = rig.accept()
-    child.message()
+def test_disconnect_releases_all_jobs(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=4"), max_concurrent=4)
+    client, child = rig.begin(keyed(b"k", prompts(4)))
     client.close()
     assert child.sees_the_end()
     assert busy(rig) == 4
     child.close()
     eventually(lambda: busy(rig) == 0)
-    client = rig.connect()
-    client.send(keyed(b"k", prompts(4)))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(keyed(b"k", prompts(4)))
     child.send(answer())
     assert status(client.message()[0]) == 200
 
 
 @pytest.mark.parametrize("route_by_model", [True, False])
-def test_a_chat_of_many_short_messages_is_one_job(make_rig: MakeRig, *, route_by_model: bool) -> None:
+def test_chat_with_many_messages_is_one_job(make_rig: MakeRig, *, route_by_model: bool) -> None:
     rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model))
     message = {"role": "user", "content": [{"type": "text", "text": "a"}]}
-    client = rig.connect()
-    client.send(keyed(b"k", json.dumps({"messages": [message] * 9000}).encode(), b"/v1/chat/completions"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(
+        keyed(b"k", json.dumps({"messages": [message] * 9000}).encode(), b"/v1/chat/completions")
+    )
     assert busy(rig) == 1
     child.send(answer())
     assert status(client.message()[0]) == 200
@@ -240,7 +223,7 @@ AUDIO = b"RIFF" + bytes(range(256)) * 1000
 
 
 @pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/any"])
-@pytest.mark.parametrize("route_by_model", [True, False])  # False: it is sent on as it comes
+@pytest.mark.parametrize("route_by_model", [True, False])  # False: the body is forwarded
 def test_a_form_with_a_file_is_one_job(make_rig: MakeRig, path: bytes, *, route_by_model: bool) -> None:
     rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model))
     fields = [("model", b"m"), ("n", b"2"), ("max_tokens", b"2"), ('file"; filename="a.wav', AUDIO)]
@@ -248,16 +231,13 @@ def test_a_form_with_a_file_is_one_job(make_rig: MakeRig, path: bytes, *, route_
         b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (name.encode(), value)
         for name, value in fields
     )
-    client = rig.connect()
-    client.send(keyed(b"k", body + b"--b--\r\n", path))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(keyed(b"k", body + b"--b--\r\n", path))
     assert busy(rig) == 1
     child.send(answer())
     assert status(client.message()[0]) == 200
 
 
-# --- bodies that are sent on as they come
+# --- forwarded bodies
 
 
 def uploaded(body: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
@@ -291,8 +271,8 @@ def test_the_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
     assert busy(rig) == 0
 
 
-def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=3", route_by_model=False), places=4)
+def test_forwarded_body_takes_its_permits_when_it_is_complete(make_rig: MakeRig) -> None:
+    rig = make_rig(config("k name=app concurrent=3", route_by_model=False), max_concurrent=4)
     client = rig.connect()
     head, body = uploaded(json.dumps({"prompt": ["a", BIG, "b"]}).encode())
     client.send(head, body[:-1])
@@ -303,8 +283,7 @@ def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig)
     client.send(body[-1:])
     assert child.receive(1) == body[-1:]
     eventually(lambda: busy(rig) == 3)
-    second = rig.connect()
-    second.send(keyed(b"k", b"{}"))
+    second = rig.send(keyed(b"k", b"{}"))
     assert error_of(second, 429)["cause"] == "key_concurrent"
     child.send(answer())
     assert status(client.message()[0]) == 200
@@ -315,10 +294,10 @@ def test_a_body_that_is_sent_on_holds_its_places_from_its_end(make_rig: MakeRig)
 @pytest.mark.parametrize(
     ("route_by_model", "size", "code"), [(True, 2 << 20, 200), (False, 100, 200), (False, 2 << 20, 400)]
 )
-def test_a_complex_body_is_decoded_where_it_is_kept(
+def test_complex_forwarded_body_is_decoded_if_kept(
     make_rig: MakeRig, complex_part: bytes, size: int, code: int, *, route_by_model: bool
 ) -> None:
-    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model), places=4)
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model), max_concurrent=4)
     client = rig.connect()
     body = b'{"x":%b,"y":"%b","prompt":"a"}' % (complex_part, b"a" * size)
     client.send(*uploaded(body))
@@ -335,7 +314,7 @@ def test_a_complex_body_is_decoded_where_it_is_kept(
 
 
 def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
-    rig = make_rig(config("k name=app concurrent=1", route_by_model=False), places=1)
+    rig = make_rig(config("k name=app concurrent=1", route_by_model=False), max_concurrent=1)
     client = rig.connect()
     small, large = b'{"content": ["a", "b"], "n": 7}', json.dumps({"content": ["a", BIG]}).encode()
     client.send(keyed(b"k", small, b"/tokenize"))
@@ -352,11 +331,8 @@ def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
 
 def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
-    rig = make_rig(config(route_by_model=False, rules=rules), places=4)
-    client = rig.connect()
-    client.send(post(COMPLETION, prompts(3000)))
-    child = rig.accept()
-    child.message()
+    rig = make_rig(config(route_by_model=False, rules=rules), max_concurrent=4)
+    client, child = rig.begin(post(COMPLETION, prompts(3000)))
     assert busy(rig) == 1
     child.send(answer())
     client.message()
@@ -366,14 +342,12 @@ def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
 def test_a_compressed_body_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(config(route_by_model=False))
     for body in (b"\x1f\x8b\x08", b"\x1f\x8b" + BIG.encode()):
-        client = rig.connect()
-        client.send(post(COMPLETION, body, b"content-Encoding: GZIP"))
+        client = rig.send(post(COMPLETION, body, b"content-Encoding: GZIP"))
         assert error_of(client, 415)["cause"] == "content_encoding"
 
 
-def test_a_body_that_is_said_to_be_as_it_is_passes(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(COMPLETION, b"{}", b"Content-Encoding: identity"))
+def test_body_with_identity_encoding_is_forwarded(rig: Rig) -> None:
+    client = rig.send(post(COMPLETION, b"{}", b"Content-Encoding: identity"))
     child = rig.accept()
     assert child.message()[1] == b"{}"
     child.send(answer())

@@ -1,4 +1,4 @@
-"""API keys as clients meet them: whose a key is, what it may do, how much of it, and until when (X4)."""
+"""API keys: names, rights, limits, and revocation (X4)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,30 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.context_end import ContextWindow
-from llamasup.effects.keys import KeyFile
+from llamasup.auth.key_source import KeyFile
+from llamasup.http.chunks import Dechunker
+from llamasup.http.context_end import ContextWindow
+from llamasup.observability.metrics import RequestRecord
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.proxy.chunks import Dechunker
 from llamasup.proxy.request import Request
-from llamasup.runtime.endpoint import Unavailable
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
+from tests.proxy.generations import await_queued, end_generation, make_unavailable
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, eventually, field, get, post, status
-from tests.proxy.test_waiting import becomes, ends
+from tests.proxy.rig import (
+    CHAT,
+    STREAM_HEAD,
+    Rig,
+    Wire,
+    answer,
+    chunk,
+    error_of,
+    eventually,
+    field,
+    get,
+    post,
+    status,
+)
 
 BODY = b'{"messages":[]}'
 
@@ -34,7 +47,7 @@ def chat(key: bytes) -> bytes:
 
 
 class Child:
-    """The child's side of as many requests as come on one connection."""
+    """The child, which answers all requests on one connection."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -51,13 +64,7 @@ def usage(prompt: int, cached: int, completion: int) -> bytes:
     return json.dumps({"usage": counts | {"prompt_tokens_details": {"cached_tokens": cached}}}).encode()
 
 
-def error_of(client: Wire, code: int) -> dict[str, object]:
-    head, body = client.message()
-    assert status(head) == code, body
-    return dict(json.loads(body)["error"])
-
-
-def served(client: Wire, child: Child, request: bytes, body: bytes = b"{}") -> None:
+def serve_request(client: Wire, child: Child, request: bytes, body: bytes = b"{}") -> None:
     client.send(request)
     child.answers(body)
     assert status(client.message()[0]) == 200
@@ -77,7 +84,9 @@ RIGHTS = ProxyConfig(
     "header", [b"Authorization: Bearer ", b"x-api-key: ", b"X-Api-Key:", b"authorization: bearer "]
 )
 @pytest.mark.parametrize("path", [b"/llamasup/v1/status", b"http://localhost/llamasup/v1/status"])
-def test_only_a_key_with_the_right_controls(make_rig: MakeRig, header: bytes, path: bytes) -> None:
+def test_only_a_key_with_the_right_control_can_use_the_control_api(
+    make_rig: MakeRig, header: bytes, path: bytes
+) -> None:
     rig = make_rig(RIGHTS, control=True)
     client = rig.connect()
     for key in (b"infer", b"given"):
@@ -96,7 +105,7 @@ def test_only_a_key_with_the_right_controls(make_rig: MakeRig, header: bytes, pa
     control.head()
     control.send(answer())
     assert status(client.message()[0]) == 200
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
 
 
 @pytest.mark.check("X4", "403 for every key")
@@ -115,7 +124,7 @@ def test_only_a_key_with_the_right_controls(make_rig: MakeRig, header: bytes, pa
         b"HTTP://LOCALHOST/%6clamasup/v1",
     ],
 )
-def test_an_odd_spelling_of_the_control_api_opens_to_nobody(make_rig: MakeRig, path: bytes) -> None:
+def test_no_key_opens_an_unusual_spelling_of_the_control_api(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(RIGHTS, control=True)
     client = rig.connect()
     for key, cause in ((b"infer", "closed_path"), (b"control", "key_rights"), (b"both", "closed_path")):
@@ -123,18 +132,17 @@ def test_an_odd_spelling_of_the_control_api_opens_to_nobody(make_rig: MakeRig, p
         assert error_of(client, 403)["cause"] == cause
     client.send(get(path, method=b"POST"))
     assert error_of(client, 401)["cause"] == "api_key"
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/props", b"/", b"/slots", b"/anything"])
-def test_a_key_for_control_alone_cannot_infer(make_rig: MakeRig, path: bytes) -> None:
+def test_key_with_only_control_cannot_infer(make_rig: MakeRig, path: bytes) -> None:
     rig = make_rig(RIGHTS)
-    client = rig.connect()
-    client.send(get(path, bearer(b"control")))
+    client = rig.send(get(path, bearer(b"control")))
     error = error_of(client, 403)
     assert error["cause"] == "key_rights"
-    assert error["message"] == "the key 'root' may control, not infer"
-    assert rig.backend.asked_for == []
+    assert error["message"] == "the key 'root' has only the right `control`"
+    assert rig.backend.requested_models == []
 
 
 PROPS = b'{"total_slots":4,"model_path":"/srv/models/tiny.gguf","chat_template":"{{ x }}"}'
@@ -172,11 +180,8 @@ def test_only_keys_with_control_see_file_paths(make_rig: MakeRig, path: bytes, h
         client.close()
 
 
-def test_without_keys_paths_are_passed_on(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props"))
-    child = rig.accept()
-    child.head()
+def test_without_keys_file_paths_are_forwarded(rig: Rig) -> None:
+    client, child = rig.begin(get(b"/props"))
     child.send(answer(PROPS))
     assert client.message()[1] == PROPS
 
@@ -190,10 +195,9 @@ def unchunked(body: bytes) -> bytes:
     return b"".join(found)
 
 
-def test_any_key_reads_the_metrics_and_none_does_not(make_rig: MakeRig) -> None:
+def test_metrics_need_any_key(make_rig: MakeRig) -> None:
     rig = make_rig(RIGHTS, control=True)
-    client = rig.connect()
-    client.send(get(b"/metrics"))
+    client = rig.send(get(b"/metrics"))
     error_of(client, 401)
     control = None
     for key in (b"infer", b"control", b"both", b"given"):
@@ -204,47 +208,48 @@ def test_any_key_reads_the_metrics_and_none_does_not(make_rig: MakeRig) -> None:
         assert status(client.message()[0]) == 200
 
 
-def test_where_only_control_has_a_key_the_model_is_closed_too(make_rig: MakeRig) -> None:
+def test_with_only_a_control_key_the_model_is_closed(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of("k rights=control")))
-    client = rig.connect()
-    client.send(get(b"/props"))
+    client = rig.send(get(b"/props"))
     error_of(client, 401)
     client.send(get(b"/livez"))
     assert status(client.message()[0]) == 200
 
 
-def test_a_hashed_key_opens_and_its_hash_does_not(make_rig: MakeRig) -> None:
+def test_hashed_key_is_accepted_and_its_hash_is_not(make_rig: MakeRig) -> None:
     line = f"sha256:abcdefgh:{hashlib.sha256(b'abcdefghone').hexdigest()}"
     rig = make_rig(ProxyConfig(key_file=keys_of(line)))
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
     client.send(chat(line.encode()))
     error_of(client, 401)
 
 
-def test_keys_with_blanks_and_letters_beyond_ascii_open(make_rig: MakeRig) -> None:
+def test_keys_with_spaces_and_non_ascii_letters_are_accepted(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of("with space\nclé")))
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"with space"))
-    served(client, child, chat("clé".encode()))
+    serve_request(client, child, chat(b"with space"))
+    serve_request(client, child, chat("clé".encode()))
     client.send(chat(b"with"))
     error_of(client, 401)
 
 
-def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_of_a_request_is_the_name_of_its_key(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = make_rig(RIGHTS)
     clients: list[str] = []
-    tell = rig.proxy.tell
+    record_request = rig.proxy.record_request
 
-    def told(request: Request, record: RequestRecord) -> None:
+    def record(request: Request, record: RequestRecord) -> None:
         clients.append(request.client)
-        tell(request, record)
+        record_request(request, record)
 
-    monkeypatch.setattr(rig.proxy, "tell", told)
+    monkeypatch.setattr(rig.proxy, "record_request", record)
     client, child = rig.connect(), Child(rig)
-    for _ in range(2):  # the second time from memory
-        served(client, child, chat(b"both"))
-    served(client, child, chat(b"given"))
+    for _ in range(2):  # the second time with a known head
+        serve_request(client, child, chat(b"both"))
+    serve_request(client, child, chat(b"given"))
     client.send(get(b"/livez"))
     client.message()
     client.send(get(b"/livez"))
@@ -253,57 +258,54 @@ def test_a_request_is_known_by_its_keys_name(make_rig: MakeRig, monkeypatch: pyt
     assert clients[3] == "127.0.0.1"
 
 
-# --- a file that changes
+# --- changes of the key file
 
 
-def put(path: Path, text: str) -> None:
-    """Change the file at one stroke: while one is written over, the sweeps of these tests see it empty."""
+def replace_file(path: Path, text: str) -> None:
+    """Replace the file atomically: the sweeps of these tests would read a partly written file."""
     new = path.with_name("new")
     new.write_text(text)
     new.chmod(0o600)
     new.replace(path)
 
 
-def with_file(path: Path, text: str) -> ProxyConfig:
-    put(path, text)
+def config_with_file(path: Path, text: str) -> ProxyConfig:
+    replace_file(path, text)
     return ProxyConfig(key_file=KeyFile(path), limits=Limits(sweep_s=0.01))
 
 
 def await_epoch(rig: Rig, epoch: int) -> None:
-    """Until the proxy has taken over a change; each look is one sweep of its own."""
+    """Wait until the proxy uses the changed keys."""
     while rig.call(lambda: rig.proxy.keys.epoch) < epoch:
         pass
 
 
 @pytest.mark.check("X4", "401 from the next request on")
-def test_a_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_revoked_key_stops_working_on_an_open_connection(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one name=a\ntwo name=b\n"))
+    rig = make_rig(config_with_file(path, "one name=a\ntwo name=b\n"))
     old, other, child = rig.connect(), rig.connect(), Child(rig)
     for request in (chat(b"one"), get(b"/props", bearer(b"one"))):
-        for _ in range(3):  # from memory, by now
-            served(old, child, request)
-    served(other, child, chat(b"two"))
-    put(path, "two name=b\nthree name=c\n")
+        for _ in range(3):  # until the head is known
+            serve_request(old, child, request)
+    serve_request(other, child, chat(b"two"))
+    replace_file(path, "two name=b\nthree name=c\n")
     await_epoch(rig, 2)
     old.send(get(b"/props", bearer(b"one")))
     assert error_of(old, 401)["cause"] == "api_key"
     old.send(chat(b"one"))
     assert error_of(old, 401)["cause"] == "api_key"
-    served(other, child, chat(b"two"))
-    served(old, child, chat(b"three"))
+    serve_request(other, child, chat(b"two"))
+    serve_request(old, child, chat(b"three"))
 
 
-def test_a_request_in_flight_ends_well_though_its_key_is_revoked(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_request_in_flight_completes_after_its_key_is_revoked(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one name=a concurrent=1\ntwo\n"))
-    client = rig.connect()
-    client.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    rig = make_rig(config_with_file(path, "one name=a concurrent=1\ntwo\n"))
+    client, child = rig.begin(chat(b"one"))
     child.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
     client.until(b"data: 1\n\n")
-    put(path, "two\n")
+    replace_file(path, "two\n")
     await_epoch(rig, 2)
     child.send(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
     assert client.until(b"\r\n0\r\n\r\n").endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
@@ -311,59 +313,58 @@ def test_a_request_in_flight_ends_well_though_its_key_is_revoked(make_rig: MakeR
     error_of(client, 401)
 
 
-def test_the_first_connection_after_a_rest_finds_the_new_keys(make_rig: MakeRig, tmp_path: Path) -> None:
-    """No timer runs while nobody is there, so the change is looked for when somebody comes."""
+def test_first_connection_after_idle_time_finds_the_new_keys(make_rig: MakeRig, tmp_path: Path) -> None:
+    """No timer runs without a connection, so a new connection checks the file."""
     path = tmp_path / "keys"
-    config = with_file(path, "one\n")
+    config = config_with_file(path, "one\n")
     rig = make_rig(ProxyConfig(key_file=config.key_file, limits=Limits(sweep_s=3600)))
-    put(path, "other\n")
-    client = rig.connect()
-    client.send(get(b"/props", bearer(b"one")))
+    replace_file(path, "other\n")
+    client = rig.send(get(b"/props", bearer(b"one")))
     error_of(client, 401)
-    served(client, Child(rig), get(b"/props", bearer(b"other")))
+    serve_request(client, Child(rig), get(b"/props", bearer(b"other")))
 
 
 @pytest.mark.parametrize(
     "broken", ["one rpm=fast\n", "one\nsha256:half", None], ids=["bad", "half written", "gone"]
 )
-def test_a_broken_file_closes_nothing_and_opens_nothing(
+def test_invalid_key_file_changes_no_access(
     make_rig: MakeRig, tmp_path: Path, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one\n"))
+    rig = make_rig(config_with_file(path, "one\n"))
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
     if broken is None:
         path.unlink()
     else:
-        put(path, broken)
+        replace_file(path, broken)
     rig.call(rig.proxy.keys.look)
     for _ in range(5):
         rig.call(rig.proxy.keys.look)
-    served(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
     client.send(get(b"/props"))
     error_of(client, 401)
     warnings = [record.getMessage() for record in caplog.records if record.name == "llamasup.keys"]
     assert len(warnings) == 1
-    assert "keys before still count" in warnings[0]
-    put(path, "two\n")
+    assert "Keeping the previous keys" in warnings[0]
+    replace_file(path, "two\n")
     await_epoch(rig, 2)
     client.send(chat(b"one"))
     error_of(client, 401)
-    served(client, child, chat(b"two"))
+    serve_request(client, child, chat(b"two"))
 
 
-@pytest.mark.check("X4", "401 for everybody")
+@pytest.mark.check("X4", "401 for every key")
 @pytest.mark.parametrize("emptied", ["", "# all revoked\n"], ids=["empty", "comment"])
-def test_a_file_whose_last_key_is_gone_lets_nobody_in(
+def test_key_file_without_keys_gives_no_access(
     make_rig: MakeRig, tmp_path: Path, emptied: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one rights=inference,control\n"), control=True)
+    rig = make_rig(config_with_file(path, "one rights=inference,control\n"), control=True)
     client, child = rig.connect(), Child(rig)
-    for _ in range(3):  # from memory, by now
-        served(client, child, chat(b"one"))
-    put(path, emptied)
+    for _ in range(3):  # until the head is known
+        serve_request(client, child, chat(b"one"))
+    replace_file(path, emptied)
     await_epoch(rig, 2)
     for request in (chat(b"one"), chat(b""), post(CHAT, BODY), get(b"/metrics"), get(b"/v1/models")):
         client.send(request)
@@ -373,37 +374,37 @@ def test_a_file_whose_last_key_is_gone_lets_nobody_in(
     client.send(get(b"/livez"))
     assert status(client.message()[0]) == 200
     (warning,) = (each.getMessage() for each in caplog.records if each.name == "llamasup.keys")
-    assert "holds no key any more" in warning
-    put(path, "two\n")
+    assert "every key from it is revoked" in warning
+    replace_file(path, "two\n")
     await_epoch(rig, 3)
-    served(client, child, chat(b"two"))
+    serve_request(client, child, chat(b"two"))
     client.send(chat(b"one"))
     error_of(client, 401)
 
 
-def test_a_key_that_was_given_beside_an_emptied_file_still_opens(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_key_from_option_stays_valid_when_key_file_is_emptied(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(replace(with_file(path, "one\n"), api_keys=("given",)))
+    rig = make_rig(replace(config_with_file(path, "one\n"), api_keys=("given",)))
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"))
-    put(path, "")
+    serve_request(client, child, chat(b"one"))
+    replace_file(path, "")
     await_epoch(rig, 2)
-    served(client, child, chat(b"given"))
+    serve_request(client, child, chat(b"given"))
     client.send(chat(b"one"))
     error_of(client, 401)
 
 
-def test_a_file_that_is_replaced_as_a_whole_is_noticed(make_rig: MakeRig, tmp_path: Path) -> None:
-    """Same size, same time: only the file is another one."""
+def test_replaced_key_file_is_noticed(make_rig: MakeRig, tmp_path: Path) -> None:
+    """Same size, same time: only the inode differs."""
     path, new = tmp_path / "keys", tmp_path / "new"
-    rig = make_rig(with_file(path, "one\n"))
+    rig = make_rig(config_with_file(path, "one\n"))
     new.write_text("two\n")
     stamp = path.stat().st_mtime_ns
     os.utime(new, ns=(stamp, stamp))
     new.replace(path)
     client = rig.connect()
     await_epoch(rig, 2)
-    served(client, Child(rig), chat(b"two"))
+    serve_request(client, Child(rig), chat(b"two"))
 
 
 # --- limits
@@ -433,7 +434,7 @@ def over_limit(client: Wire, cause: str, retry_after: int) -> None:
 
 
 class Broken(Exception):
-    """An error of llamasup's own."""
+    """An internal error."""
 
 
 def fail(*_: object, **__: object) -> None:
@@ -441,19 +442,19 @@ def fail(*_: object, **__: object) -> None:
 
 
 @pytest.mark.check("X8", "500 or a broken connection, and the request no longer counts for its key")
-@pytest.mark.parametrize("place", ["lease", "room", "pool_of", "_when_wanted"])
-def test_an_error_of_ours_does_not_keep_a_keys_place(
-    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+@pytest.mark.parametrize("failing", ["lease", "queue", "pool_of", "_on_wanted"])
+def test_internal_error_releases_the_quota_of_the_key(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: str
 ) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    if place in {"room", "_when_wanted"}:
-        rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
-    owners = {"pool_of": rig.proxy, "_when_wanted": rig.backend.waiting}
+    if failing in {"queue", "_on_wanted"}:
+        rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
+    owners = {"pool_of": rig.proxy, "_on_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
-        broken.setattr(owners.get(place, rig.backend), place, fail)
+        broken.setattr(owners.get(failing, rig.backend), failing, fail)
         client.send(chat(b"one"))
-        if place in owners:  # there, an exchange has begun, or the request waits
+        if failing in owners:  # here an exchange has begun, or the request waits
             with pytest.raises(ConnectionResetError):
                 client.rest()
         else:
@@ -465,75 +466,70 @@ def test_an_error_of_ours_does_not_keep_a_keys_place(
     assert rig.in_flight() == 0
     assert rig.call(lambda: len(rig.backend.waiting)) == 0
     rig.backend.unavailable = None
-    served(rig.connect(), Child(rig), chat(b"one"))
+    serve_request(rig.connect(), Child(rig), chat(b"one"))
 
 
 @pytest.mark.check("X8", "429 for a second body of a key with `concurrent=1`, also while no server is ready")
-def test_a_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
+def test_large_body_counts_from_its_first_piece_while_no_server_is_ready(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    rig.backend.unavailable = Unavailable(503, "Loading model", may_wait=True)
+    rig.backend.unavailable = Unavailable(503, "Loading model", queueable=True)
     piece = get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST") + b"x" * 100_000
     rig.connect().send(piece)
     eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) > 0)
-    client = rig.connect()
-    client.send(piece)
+    client = rig.send(piece)
     over_limit(client, "key_concurrent", 1)
 
 
 @pytest.mark.check("X8", "a request that gets no server does not count towards rpm")
 @pytest.mark.parametrize("waits", [True, False])
-def test_a_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
+def test_request_that_gets_no_server_does_not_count(make_rig: MakeRig, *, waits: bool) -> None:
     rig, _ = limited(make_rig, "rpm=1")
     for _ in range(3):
-        rig.backend.unavailable = Unavailable(503, "The model is broken", may_wait=waits)
-        client = rig.connect()
-        client.send(chat(b"one"))
+        rig.backend.unavailable = Unavailable(503, "The model is broken", queueable=waits)
+        client = rig.send(chat(b"one"))
         if waits:
-            eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+            await_queued(rig, 1)
             rig.backend.unavailable = Unavailable(503, "The model is broken")
             rig.call(rig.backend.waiting.changed)
         error_of(client, 503)
         assert rig.record().outcome == "unavailable"
     rig.backend.unavailable = None
-    served(rig.connect(), Child(rig), chat(b"one"))
-    client = rig.connect()
-    client.send(chat(b"one"))
+    serve_request(rig.connect(), Child(rig), chat(b"one"))
+    client = rig.send(chat(b"one"))
     over_limit(client, "key_requests", 60)
 
 
-def test_a_request_that_was_sent_before_a_crash_counts(make_rig: MakeRig) -> None:
+def test_request_sent_before_a_crash_counts(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "rpm=1")
-    client = rig.connect()
-    client.send(chat(b"one"))
+    client = rig.send(chat(b"one"))
     rig.accept().message()
-    ends(rig)
-    becomes(rig, Unavailable(503, "The model is broken"))
+    end_generation(rig)
+    make_unavailable(rig, Unavailable(503, "The model is broken"))
     error_of(client, 503)
     assert rig.record().outcome == "unavailable"
-    client = rig.connect()
-    client.send(chat(b"one"))
+    client = rig.send(chat(b"one"))
     over_limit(client, "key_requests", 60)
 
 
 def test_requests_per_minute(make_rig: MakeRig) -> None:
     rig, clock = limited(make_rig, "rpm=2")
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"))
-    served(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
     client.send(chat(b"one"))
     over_limit(client, "key_requests", 30)
-    served(client, child, chat(b"two"))  # another's limit is not theirs
-    served(client, child, get(b"/props", bearer(b"one")))  # nor is what is no inference
+    serve_request(client, child, chat(b"two"))  # each key has its own limit
+    serve_request(client, child, get(b"/props", bearer(b"one")))  # only inference counts
     clock.now += 29
-    client.send(post(CHAT, BODY, b"x-api-key: one"))  # one key, in whichever header
+    client.send(post(CHAT, BODY, b"x-api-key: one"))  # the same key in the other header
     over_limit(client, "key_requests", 1)
     clock.now += 1
-    served(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"one"))
 
 
-@pytest.mark.check("X8", "it counts towards rpm and concurrent, and waits for a place")
+@pytest.mark.check("X8", "it counts towards rpm and concurrent, and waits for a permit")
 @pytest.mark.parametrize("limit", ["rpm=1", "concurrent=1"])
-def test_a_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
+def test_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit: str) -> None:
     rig, _ = limited(make_rig, limit)
     first, second = rig.connect(), rig.connect()
     unknown = post(b"/v1/systemone", BODY, bearer(b"one"))
@@ -553,7 +549,7 @@ def test_a_post_to_an_unknown_path_counts_as_inference(make_rig: MakeRig, limit:
     assert status(second.message()[0]) == 200
 
 
-def test_so_many_requests_at_one_time(make_rig: MakeRig) -> None:
+def test_concurrent_limit_of_a_key(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
     first, second = rig.connect(), rig.connect()
     first.send(chat(b"one"))
@@ -569,20 +565,14 @@ def test_so_many_requests_at_one_time(make_rig: MakeRig) -> None:
     assert status(second.message()[0]) == 200
 
 
-def test_a_place_is_free_again_however_the_request_ended(make_rig: MakeRig) -> None:
+def test_quota_is_released_however_the_request_ends(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "concurrent=1")
-    leaver = rig.connect()
-    leaver.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    leaver, child = rig.begin(chat(b"one"))
     leaver.close()
     assert rig.record().outcome == "client_gone"
-    child.close()  # llama-server has let go of it
+    child.close()  # llama-server has freed the slot
     eventually(lambda: not rig.call(lambda: rig.endpoint.at_work))
-    client = rig.connect()
-    client.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(chat(b"one"))
     child.send(b"no HTTP at all\r\n\r\n")
     assert status(client.message()[0]) == 502
     client.send(chat(b"one"))
@@ -593,27 +583,24 @@ def test_a_place_is_free_again_however_the_request_ended(make_rig: MakeRig) -> N
     child.close()
     client.rest()
     client = rig.connect()
-    served(client, Child(rig), chat(b"one"))
+    serve_request(client, Child(rig), chat(b"one"))
 
 
-def test_tokens_per_minute_are_counted_when_an_answer_is_over(make_rig: MakeRig) -> None:
+def test_tokens_per_minute_count_when_an_answer_ends(make_rig: MakeRig) -> None:
     rig, clock = limited(make_rig, "tpm=600")
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"), usage(1000, 600, 209))  # 609: those in the cache are free
+    serve_request(client, child, chat(b"one"), usage(1000, 600, 209))  # 609: cached tokens are free
     client.send(chat(b"one"))
     over_limit(client, "key_tokens", 1)
     clock.now += 1
-    served(client, child, chat(b"one"), usage(10, 0, 20))
+    serve_request(client, child, chat(b"one"), usage(10, 0, 20))
     client.send(chat(b"one"))
     over_limit(client, "key_tokens", 3)
 
 
 def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "tpm=60")
-    client = rig.connect()
-    client.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(chat(b"one"))
     child.send(
         STREAM_HEAD,
         chunk(b'data: {"choices":[]}\n\n'),
@@ -626,35 +613,28 @@ def test_tokens_of_a_stream_count_too(make_rig: MakeRig) -> None:
     over_limit(client, "key_tokens", 61)
 
 
-def test_who_leaves_a_stream_before_its_end_pays_for_what_has_come(make_rig: MakeRig) -> None:
+def test_client_that_leaves_a_stream_pays_for_received_tokens(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "tpm=60")
     rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
-    client = rig.connect()
-    client.send(chat(b"one"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(chat(b"one"))
     event = chunk(b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n')
     child.send(STREAM_HEAD, event * 100)
     for _ in range(100):
         client.until(b"\n\n\r\n")
     client.close()
     assert rig.record().outcome == "client_gone"
-    client = rig.connect()
-    client.send(chat(b"one"))
+    client = rig.send(chat(b"one"))
     over_limit(client, "key_tokens", 46)  # 100 events, and 5 tokens for a prompt of 15 bytes
 
 
 @pytest.mark.check("X8", "the key is charged by time, at most the context")
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_stream_whose_tokens_make_no_event_is_paid_for(make_rig: MakeRig, *, begun: bool) -> None:
+def test_stream_without_token_events_is_charged(make_rig: MakeRig, *, begun: bool) -> None:
     rig, clock = limited(make_rig, "tpm=60")
     endpoint = rig.backend.endpoint
     rig.call(lambda: setattr(endpoint, "tokens_per_s", 1e9))
     rig.call(lambda: setattr(endpoint, "window", ContextWindow(500, 500)))
-    client = rig.connect()
-    client.send(post(CHAT, b'{"stream":true}', bearer(b"one")))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, b'{"stream":true}', bearer(b"one")))
     if begun:
         child.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
         client.until(b"data: {}\n\n")
@@ -664,9 +644,10 @@ def test_a_stream_whose_tokens_make_no_event_is_paid_for(make_rig: MakeRig, *, b
     clock.now += 2.0  # until llama-server frees the slot; two tokens flow in
     child.close()
     eventually(lambda: not rig.call(lambda: rig.endpoint.at_work))
-    client = rig.connect()
-    client.send(chat(b"one"))
-    over_limit(client, "key_tokens", 500 - 2 - 60 + 1)  # the 20 of these seconds are beyond its context
+    client = rig.send(chat(b"one"))
+    over_limit(
+        client, "key_tokens", 500 - 2 - 60 + 1
+    )  # the 20 tokens of these seconds are beyond its context
 
 
 TIMINGS = b'"timings":{"cache_n":1,"prompt_n":%d,"predicted_n":%d,"predicted_per_second":50.0}'
@@ -692,7 +673,7 @@ COSTS = {
     "prompts, as a stream": (
         b"/completion",
         STREAM_HEAD
-        + b"".join(chunk(b"data: " + each + b"\n\n" + b": \n\n" * 9000) for each in ITEMS)
+        + b"".join(chunk(b"data: " + event + b"\n\n" + b": \n\n" * 9000) for event in ITEMS)
         + b"0\r\n\r\n",
         300,
     ),
@@ -708,20 +689,18 @@ COSTS = {
 
 @pytest.mark.check("X8", "tpm counts the tokens of every item, at any position in the answer")
 @pytest.mark.parametrize(("path", "answered", "cost"), COSTS.values(), ids=COSTS)
-def test_a_key_pays_for_all_tokens_that_an_answer_reports(
+def test_key_pays_for_all_tokens_that_an_answer_reports(
     make_rig: MakeRig, path: bytes, answered: bytes, cost: int
 ) -> None:
     rig, _ = limited(make_rig, "tpm=60")
-    client = rig.connect()
-    client.send(post(path, b"x" * 900, bearer(b"one")))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(path, b"x" * 900, bearer(b"one")))
     child.send(answered)
     assert status(client.head()) == 200
     assert rig.record().outcome == "ok"
-    client = rig.connect()
-    client.send(chat(b"one"))
-    over_limit(client, "key_tokens", cost - 60 + 1)  # a minute's 60 were there, and one is needed
+    client = rig.send(chat(b"one"))
+    over_limit(
+        client, "key_tokens", cost - 60 + 1
+    )  # 60 tokens were available, and the next request needs one
 
 
 UNNUMBERED = {
@@ -739,7 +718,7 @@ UNNUMBERED = {
 
 @pytest.mark.check("X8", "the key is charged for each item, also if `response_fields` leaves out its index")
 @pytest.mark.parametrize(("answered", "cost"), UNNUMBERED.values(), ids=UNNUMBERED)
-def test_a_key_pays_for_items_without_an_index(make_rig: MakeRig, answered: bytes, cost: int) -> None:
+def test_key_pays_for_items_without_an_index(make_rig: MakeRig, answered: bytes, cost: int) -> None:
     rig, _ = limited(make_rig, "tpm=60")
     rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
     client = rig.connect()
@@ -750,59 +729,49 @@ def test_a_key_pays_for_items_without_an_index(make_rig: MakeRig, answered: byte
     child.send(answered)
     assert status(client.head()) == 200
     assert rig.record().outcome == "ok"
-    client = rig.connect()
-    client.send(chat(b"one"))
+    client = rig.send(chat(b"one"))
     over_limit(client, "key_tokens", cost - 60 + 1)
 
 
 @pytest.mark.parametrize("what", ["counts before probabilities", "large embeddings"])
-def test_metrics_report_them_without_a_limit(make_rig: MakeRig, what: str) -> None:
+def test_metrics_report_tokens_without_a_limit(make_rig: MakeRig, what: str) -> None:
     path, answered, cost = COSTS[what]
     rig = make_rig()
-    client = rig.connect()
-    client.send(post(path, b"{}"))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(path, b"{}"))
     child.send(answered)
     client.message()
     record = rig.record()
-    told = (record.tokens_prompt or 0) - (record.tokens_cached or 0) + (record.tokens_completion or 0)
-    assert told == cost
+    tokens = (record.tokens_prompt or 0) - (record.tokens_cached or 0) + (record.tokens_completion or 0)
+    assert tokens == cost
 
 
-def test_a_refusal_of_llama_servers_costs_nothing(make_rig: MakeRig) -> None:
+def test_request_refused_by_llama_server_costs_no_tokens(make_rig: MakeRig) -> None:
     rig, _ = limited(make_rig, "tpm=60")
-    client = rig.connect()
-    client.send(post(CHAT, b"x" * 900, bearer(b"one")))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, b"x" * 900, bearer(b"one")))
     child.send(answer(b"{}", code=b"400 Bad Request"))
     assert status(client.message()[0]) == 400
-    served(client, Child(rig), chat(b"one"))
+    serve_request(client, Child(rig), chat(b"one"))
 
 
 @pytest.mark.check("X8", "the key is charged an estimate, whether the answer has begun or not")
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_a_client_that_disconnects_before_the_answer_pays_for_the_prompt(
+def test_client_that_disconnects_before_the_answer_pays_for_the_prompt(
     make_rig: MakeRig, stream: bytes
 ) -> None:
     rig, _ = limited(make_rig, "tpm=60")
     rig.call(lambda: setattr(rig.backend.endpoint, "tokens_per_s", 0.001))
-    client = rig.connect()
-    client.send(post(CHAT, b'{"stream":%b,"x":"%b"}' % (stream, b"x" * 878), bearer(b"one")))
+    client = rig.send(post(CHAT, b'{"stream":%b,"x":"%b"}' % (stream, b"x" * 878), bearer(b"one")))
     rig.accept().message()
     client.close()
     assert rig.record().outcome == "client_gone"
-    client = rig.connect()
-    client.send(chat(b"one"))
+    client = rig.send(chat(b"one"))
     over_limit(client, "key_tokens", 300 - 60 + 1)
 
 
-def test_a_client_that_disconnects_during_the_body_or_in_the_queue_pays_nothing(make_rig: MakeRig) -> None:
+def test_client_that_disconnects_during_body_or_in_queue_pays_nothing(make_rig: MakeRig) -> None:
     config = ProxyConfig(key_file=keys_of("one name=a tpm=60"), route_by_model=False)
-    rig = make_rig(config, places=1)
-    client = rig.connect()
-    client.send(get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST"), b"x" * 200_000)
+    rig = make_rig(config, max_concurrent=1)
+    client = rig.send(get(CHAT, b"Content-Length: 1000000", bearer(b"one"), method=b"POST"), b"x" * 200_000)
     child = rig.accept()
     child.head()
     client.close()
@@ -812,7 +781,7 @@ def test_a_client_that_disconnects_during_the_body_or_in_the_queue_pays_nothing(
     child = rig.accept()
     child.message()
     waits.send(post(CHAT, b"x" * 900, bearer(b"one")))
-    eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
+    await_queued(rig, 1)
     waits.close()
     assert rig.record().outcome == "client_gone"
     child.send(answer(usage(1, 0, 1)))
@@ -821,38 +790,36 @@ def test_a_client_that_disconnects_during_the_body_or_in_the_queue_pays_nothing(
     child.message()
 
 
-def test_what_a_key_has_used_outlives_a_change_of_the_file(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_usage_of_a_key_survives_a_change_of_the_file(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one name=a rpm=1\ntwo name=b rpm=1\n"))
+    rig = make_rig(config_with_file(path, "one name=a rpm=1\ntwo name=b rpm=1\n"))
     rig.proxy.keys.clock = ManualClock()
     client, child = rig.connect(), Child(rig)
-    served(client, child, chat(b"one"))
-    served(client, child, chat(b"two"))
-    put(path, "changed name=a rpm=1\ntwo name=c rpm=1\n")
+    serve_request(client, child, chat(b"one"))
+    serve_request(client, child, chat(b"two"))
+    replace_file(path, "changed name=a rpm=1\ntwo name=c rpm=1\n")
     await_epoch(rig, 2)
     client.send(chat(b"changed"))  # the same name with another key
     over_limit(client, "key_requests", 60)
-    served(client, child, chat(b"two"))  # another name: somebody else
-    put(path, "changed name=a rpm=2\n")
+    serve_request(client, child, chat(b"two"))  # another name is another client
+    replace_file(path, "changed name=a rpm=2\n")
     await_epoch(rig, 3)
-    served(client, child, chat(b"changed"))  # one more than before
+    serve_request(client, child, chat(b"changed"))  # one more than before
     client.send(chat(b"changed"))
     over_limit(client, "key_requests", 30)
-    put(path, "changed name=a\n")
+    replace_file(path, "changed name=a\n")
     await_epoch(rig, 4)
-    served(client, child, chat(b"changed"))
+    serve_request(client, child, chat(b"changed"))
 
 
-def test_a_key_that_goes_while_a_body_comes_serves_its_last_request(
-    make_rig: MakeRig, tmp_path: Path
-) -> None:
+def test_key_revoked_while_body_arrives_completes_its_request(make_rig: MakeRig, tmp_path: Path) -> None:
     path = tmp_path / "keys"
-    rig = make_rig(with_file(path, "one name=a rpm=1\ntwo name=b\n"))
+    rig = make_rig(config_with_file(path, "one name=a rpm=1\ntwo name=b\n"))
     client, child = rig.connect(), Child(rig)
     expects = b"Expect: 100-continue"
     client.send(get(CHAT, bearer(b"one"), expects, b"Content-Length: 2", method=b"POST"))
-    assert status(client.head()) == 100  # it has come in
-    put(path, "two name=b\n")
+    assert status(client.head()) == 100  # the request has access
+    replace_file(path, "two name=b\n")
     await_epoch(rig, 2)
     client.send(b"{}")
     child.answers()
@@ -861,11 +828,11 @@ def test_a_key_that_goes_while_a_body_comes_serves_its_last_request(
     error_of(client, 401)
 
 
-def test_a_large_body_over_the_limit_is_refused_before_it_is_whole(make_rig: MakeRig) -> None:
+def test_large_body_over_key_limit_is_refused_before_it_is_complete(make_rig: MakeRig) -> None:
     config = ProxyConfig(key_file=keys_of("one rpm=1"), route_by_model=False)
     rig = make_rig(config)
     client = rig.connect()
-    served(client, Child(rig), chat(b"one"))
+    serve_request(client, Child(rig), chat(b"one"))
     client.send(get(CHAT, bearer(b"one"), b"Content-Length: 1000000", method=b"POST") + b"x" * 100_000)
     head, _ = client.message()
     assert status(head) == 429
@@ -873,7 +840,7 @@ def test_a_large_body_over_the_limit_is_refused_before_it_is_whole(make_rig: Mak
     assert rig.in_flight() == 0
 
 
-def test_a_large_body_that_is_sent_on_as_it_comes_counts_once(make_rig: MakeRig) -> None:
+def test_forwarded_body_counts_once_for_its_key(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of("one rpm=2 concurrent=1"), route_by_model=False))
     client = rig.connect()
     body = b"x" * 200_000
@@ -881,7 +848,7 @@ def test_a_large_body_that_is_sent_on_as_it_comes_counts_once(make_rig: MakeRig)
     for _ in range(2):
         client.send(post(CHAT, body[:100_000], bearer(b"one")).replace(b": 100000", b": 200000"))
         child = child or rig.accept()
-        child.until(b"\r\n\r\n")  # by now it is under way
+        child.until(b"\r\n\r\n")  # the upload has begun
         client.send(body[100_000:])
         child.receive(200_000)
         child.send(answer())

@@ -1,27 +1,27 @@
-"""A head that is known by its bytes means what it meant to the parser: with and without, all is equal."""
+"""Recognized heads have the same result as parsed ones, for requests and for responses."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from itertools import count
+from time import monotonic
 from typing import Any
 
 import pytest
 
-from llamasup.core.address import UnixAddress
+from llamasup.auth.key_limits import Keys
+from llamasup.http.address import UnixAddress
+from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.proxy import ProxyConfig, reader, upstream
-from llamasup.proxy.door import Door
-from llamasup.proxy.keys import Keys
-from llamasup.proxy.known_heads import KnownHead, learn
-from llamasup.proxy.pool import Pool
+from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits
-from llamasup.proxy.tasks import Tasks
 from llamasup.proxy.upstream import Upstream
-from llamasup.runtime.endpoint import Endpoint
-from tests.proxy.parsers import parser_shows
+from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
+from llamasup.queueing.endpoint import Endpoint
+from tests.proxy.parsers import record_parser_input
 from tests.proxy.rig import CHAT, Rig, Wire, answer, field, get, post, status
 
 BODY = b'{"model":"tiny"}'
@@ -80,25 +80,25 @@ FOLLOWING = REPEATED | {
 TOLD = [name for name in Request.__slots__ if name != "received_at"]
 
 
-class Reading:
-    """A reader of its own, and all that it finds."""
+class RecordedReader:
+    """A reader, with everything that it finds."""
 
     def __init__(self, *, remembers: bool) -> None:
         config = ProxyConfig(api_keys=("sesame",), origins=("https://page.example",))
-        self.keys = Keys(config)
+        self.keys = Keys(config.key_file, config.api_keys, monotonic)
         limits = Limits(body_bytes=4096, head_bytes=8192)
         ids = count()
         self._remembers = remembers
         self.reader = RequestReader(
-            limits, Door(config, self.keys), "127.0.0.1", lambda: b"id-%d" % next(ids)
+            limits, AccessPolicy(config, self.keys), "127.0.0.1", lambda: b"id-%d" % next(ids)
         )
         self.found: list[object] = []
 
     def feed(self, *pieces: bytes) -> None:
-        """Read, and note all that is known after each read."""
+        """Read, and record the state after each read."""
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
-                patch.setattr(reader, "learn", lambda read: None)
+                patch.setattr(reader, "compile_head", lambda read: None)
             for piece in pieces:
                 self.reader.feed(piece)
                 while self.reader.ready:
@@ -112,14 +112,14 @@ class Reading:
 
 
 def with_and_without(name: str, *pieces: bytes) -> None:
-    with_it, without = Reading(remembers=True), Reading(remembers=False)
+    with_it, without = RecordedReader(remembers=True), RecordedReader(remembers=False)
     with_it.feed(*pieces)
     without.feed(*pieces)
     assert with_it.found == without.found, name
 
 
 @pytest.mark.parametrize("repeated", REPEATED.values(), ids=REPEATED)
-def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
+def test_requests_after_known_head_parse_the_same(repeated: bytes) -> None:
     often = (repeated,) * 3
     for at in range(1, len(repeated), 7):
         with_and_without("itself", repeated, repeated[:at], repeated[at:], repeated[at:], repeated)
@@ -132,15 +132,15 @@ def test_whatever_follows_a_head_that_is_known(repeated: bytes) -> None:
             with_and_without(name, *often, following[:at], following[at:] + repeated[:at], repeated[at:])
 
 
-def test_whatever_follows_byte_by_byte() -> None:
+def test_requests_after_known_head_parse_the_same_byte_by_byte() -> None:
     for name, following in FOLLOWING.items():
         bytewise = (following[at : at + 1] for at in range(min(len(following), 300)))
         with_and_without(name, CHAT_POST, CHAT_POST, CHAT_POST, *bytewise, CHAT_POST)
 
 
-def test_a_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
-    reading = Reading(remembers=True)
+def test_request_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
+    reading = RecordedReader(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST)
     assert shown == [CHAT_POST, CHAT_POST]
     longer = post(CHAT, BODY * 100, b"Authorization: Bearer sesame", b"User-Agent: someone")
@@ -148,12 +148,12 @@ def test_a_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch
     assert shown == [CHAT_POST, CHAT_POST]
     bodies = [request["body"] for request in reading.found if isinstance(request, dict) and request["body"]]
     assert bodies[-1] == BODY * 100
-    assert len(bodies) == 5 + 1  # one was seen in part, and then whole
+    assert len(bodies) == 5 + 1  # one was seen in part, and then completely
 
 
-def test_keys_that_change_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, reader, "HttpRequestParser")
-    reading = Reading(remembers=True)
+def test_changed_keys_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, reader, "HttpRequestParser")
+    reading = RecordedReader(remembers=True)
     reading.feed(CHAT_POST, CHAT_POST, CHAT_POST)
     assert len(shown) == 2
     reading.keys.epoch += 1
@@ -192,24 +192,24 @@ ANSWERS = {
 SOCKET, _ = os.pipe()  # nothing arrives at it
 
 
-class Hearing:
-    """Stands for exchanges: notes what an upstream connection makes of a child's bytes."""
+class RecordedExchanges:
+    """Replaces exchanges: records the calls of an upstream connection."""
 
     is_head = False
-    may_come_back = True
+    is_replayable = True
     answered = False
 
     def __init__(self, *, remembers: bool) -> None:
-        self.heard: list[object] = []
+        self.calls: list[object] = []
         self._remembers = remembers
         loop: Any = None
-        self._pool = Pool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
+        self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
         self.is_open = False
 
-    def hear(self, *answers: tuple[bytes, ...]) -> None:
+    def receive(self, *answers: tuple[bytes, ...]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if not self._remembers:
-                patch.setattr(upstream, "learn", lambda read: None)
+                patch.setattr(upstream, "compile_head", lambda read: None)
             for pieces in answers:
                 connection = self._pool.take(0.0) if self.is_open else None
                 if connection is None:
@@ -224,91 +224,91 @@ class Hearing:
                     connection.eof_received()
 
     def begin(self, connection: Upstream, framing: bytes | None, body: bytes) -> None:
-        self.heard += [connection.status, connection.lines, framing, connection.streams_events, body]
+        self.calls += [connection.status, connection.lines, framing, connection.streams_events, body]
 
     def relay(self, piece: bytes) -> None:
-        self.heard.append(piece)
+        self.calls.append(piece)
 
     def finished(self) -> None:
-        self.heard.append("finished")
+        self.calls.append("finished")
 
-    def upstream_broke(self, what: str, *, closed: bool = False) -> None:
-        self.heard.append(f"broke, {closed}")
+    def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
+        self.calls.append(f"broke, {closed}")
 
     def last_bytes(self) -> bytes:
-        return b"".join(piece for piece in self.heard if isinstance(piece, bytes))[-8:]
+        return b"".join(piece for piece in self.calls if isinstance(piece, bytes))[-8:]
 
 
 class _Transport(asyncio.Transport):
-    def __init__(self, hearing: Hearing) -> None:
+    def __init__(self, exchanges: RecordedExchanges) -> None:
         super().__init__()
-        self._hearing = hearing
+        self._exchanges = exchanges
 
     def write(self, data: Any) -> None:
-        self._hearing.heard.append("asked")
+        self._exchanges.calls.append("asked")
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return SOCKET
 
     def is_closing(self) -> bool:
-        return not self._hearing.is_open
+        return not self._exchanges.is_open
 
     def get_write_buffer_size(self) -> int:
         return 0
 
     def abort(self) -> None:
-        if self._hearing.is_open:
-            self._hearing.is_open = False
-            self._hearing.heard.append("aborted")
+        if self._exchanges.is_open:
+            self._exchanges.is_open = False
+            self._exchanges.calls.append("aborted")
 
 
 @pytest.mark.parametrize(
     "repeated", [PLAIN, CREATED, CLOSING, STREAM], ids=["plain", "201", "last", "stream"]
 )
-def test_whatever_a_child_sends_behind_a_head_that_is_known(repeated: bytes) -> None:
+def test_responses_after_known_head_parse_the_same(repeated: bytes) -> None:
     for name, following in ANSWERS.items():
         for at in (0, 1, 30, following.find(b"\r\n\r\n") + 4, len(following) - 1, len(following)):
             pieces = tuple(piece for piece in (following[:at], following[at:]) if piece)
-            both = [Hearing(remembers=True), Hearing(remembers=False)]
-            for hearing in both:
-                hearing.hear((repeated,), (repeated,), (repeated,), pieces, (repeated,), pieces)
-            assert both[0].heard == both[1].heard, name
-            assert "finished" in both[0].heard
+            both = [RecordedExchanges(remembers=True), RecordedExchanges(remembers=False)]
+            for exchanges in both:
+                exchanges.receive((repeated,), (repeated,), (repeated,), pieces, (repeated,), pieces)
+            assert both[0].calls == both[1].calls, name
+            assert "finished" in both[0].calls
 
 
-def test_two_answers_in_one_read_teach_nothing() -> None:
-    """The parser reads both at once: what it says is said of the second, the bytes are the first's."""
+def test_head_of_two_answers_in_one_read_is_not_remembered() -> None:
+    """The parser reads both at once: its state is that of the second, the bytes are those of the first."""
     for name, first in ANSWERS.items():
-        hearing = Hearing(remembers=True), Hearing(remembers=False)
-        for each in hearing:
-            each.hear((PLAIN,), (PLAIN,), (first + PLAIN,), (first,), (first,), (PLAIN,))
-        assert hearing[0].heard == hearing[1].heard, name
+        exchanges = RecordedExchanges(remembers=True), RecordedExchanges(remembers=False)
+        for side in exchanges:
+            side.receive((PLAIN,), (PLAIN,), (first + PLAIN,), (first,), (first,), (PLAIN,))
+        assert exchanges[0].calls == exchanges[1].calls, name
 
 
-def test_a_childs_head_is_known_after_it_has_come_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = parser_shows(monkeypatch, upstream, "HttpResponseParser")
-    hearing = Hearing(remembers=True)
-    hearing.hear((PLAIN,), (PLAIN,))
+def test_response_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = record_parser_input(monkeypatch, upstream, "HttpResponseParser")
+    exchanges = RecordedExchanges(remembers=True)
+    exchanges.receive((PLAIN,), (PLAIN,))
     assert len(shown) == 2
     longer = ANSWERS["another length"]
-    hearing.hear((PLAIN,), (longer,), (longer[:300], longer[300:]))
+    exchanges.receive((PLAIN,), (longer,), (longer[:300], longer[300:]))
     assert len(shown) == 2
-    assert hearing.heard.count("finished") == 5
+    assert exchanges.calls.count("finished") == 5
 
 
 # --- the heads themselves
 
 
-def test_what_is_not_remembered() -> None:
-    assert learn(b"\r\n" + PLAIN_GET) is None
-    assert learn(PLAIN_GET[:-1]) is None
-    assert learn(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
-    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 16 ")) is None
-    assert learn(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
+def test_unusual_response_heads_are_not_remembered() -> None:
+    assert compile_head(b"\r\n" + PLAIN_GET) is None
+    assert compile_head(PLAIN_GET[:-1]) is None
+    assert compile_head(post(CHAT, BODY, b"Cookie: " + b"x" * 4096)) is None
+    assert compile_head(CHAT_POST.replace(b"Length: 16", b"Length: 16 ")) is None
+    assert compile_head(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
 
 
 def test_a_head_ends_where_its_empty_line_ends() -> None:
-    known = learn(CHAT_POST)
+    known = compile_head(CHAT_POST)
     assert isinstance(known, KnownHead)
     assert known.length_in(CHAT_POST) == b"16"
     assert CHAT_POST[known.bytes_beside_digits + 2 :] == BODY
@@ -316,7 +316,7 @@ def test_a_head_ends_where_its_empty_line_ends() -> None:
     assert known.length_in(b"") is None
 
 
-def test_ids_and_records_are_made_afresh_for_heads_that_are_known(rig: Rig) -> None:
+def test_requests_with_known_head_have_own_ids_and_records(rig: Rig) -> None:
     client = rig.connect()
     child: Wire | None = None
     ids = set()
@@ -327,8 +327,8 @@ def test_ids_and_records_are_made_afresh_for_heads_that_are_known(rig: Rig) -> N
         asked = child.message()
         assert asked[1] == body
         child.send(answer(b"%d" % number))
-        head, told = client.message()
-        assert (status(head), told) == (200, b"%d" % number)
+        head, answered = client.message()
+        assert (status(head), answered) == (200, b"%d" % number)
         ids.add(field(head, b"x-request-id"))
         assert rig.record().bytes_in == len(body)
     assert len(ids) == 6

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig, bind, bind_unix
-from llamasup.runtime.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Rig, answer, field, get, status
 
@@ -19,7 +19,7 @@ LOADING_BODY = b'{"error":{"message":"Loading model","type":"unavailable_error",
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/livez", b"/readyz"])
-def test_a_server_that_is_ready_says_ok(rig: Rig, path: bytes) -> None:
+def test_health_routes_of_ready_server_say_ok(rig: Rig, path: bytes) -> None:
     head, body = rig.ask(get(path))
     assert status(head) == 200
     assert body == b'{"status":"ok"}'
@@ -27,7 +27,7 @@ def test_a_server_that_is_ready_says_ok(rig: Rig, path: bytes) -> None:
 
 
 @pytest.mark.parametrize("path", [b"/health", b"/v1/health", b"/readyz"])
-def test_a_server_that_loads_says_so_in_llama_servers_words(rig: Rig, path: bytes) -> None:
+def test_health_route_of_loading_server_answers_like_llama_server(rig: Rig, path: bytes) -> None:
     rig.backend.unavailable = LOADING
     head, body = rig.ask(get(path))
     assert status(head) == 503
@@ -36,18 +36,18 @@ def test_a_server_that_loads_says_so_in_llama_servers_words(rig: Rig, path: byte
 
 
 @pytest.mark.parametrize("path", [b"/", b"/props", b"/v1/models", b"/v1/chat/completions"])
-def test_every_other_path_says_so_too_while_it_loads(rig: Rig, path: bytes) -> None:
+def test_other_paths_are_a_503_while_server_loads(rig: Rig, path: bytes) -> None:
     rig.backend.unavailable = LOADING
     head, body = rig.ask(get(path))
     assert (status(head), body) == (503, LOADING_BODY)
 
 
-def test_a_server_that_loads_is_alive(rig: Rig) -> None:
+def test_loading_server_is_alive(rig: Rig) -> None:
     rig.backend.unavailable = LOADING
     assert status(rig.ask(get(b"/livez"))[0]) == 200
 
 
-def test_readyz_says_why_not_and_what_to_do(rig: Rig) -> None:
+def test_readyz_reports_cause_and_remedy(rig: Rig) -> None:
     rig.backend.unavailable = Unavailable(503, "it crashed", cause="crash_loop", remedy="look at the log")
     error = json.loads(rig.ask(get(b"/readyz"))[1])["error"]
     assert (error["cause"], error["remedy"]) == ("crash_loop", "look at the log")
@@ -65,7 +65,7 @@ CRASHED = Unavailable(
     [ProxyConfig(api_keys=("k",)), ProxyConfig(rules=HeadRules(transparent=True))],
     ids=["keys", "wrap"],
 )
-def test_a_client_without_a_key_sees_the_state_and_no_diagnosis(
+def test_client_without_a_key_sees_the_state_and_no_diagnosis(
     make_rig: MakeRig, config: ProxyConfig, path: bytes
 ) -> None:
     rig = make_rig(config)
@@ -78,30 +78,28 @@ def test_a_client_without_a_key_sees_the_state_and_no_diagnosis(
     assert rig.ask(get(b"/health"))[1] == LOADING_BODY
 
 
-def test_on_a_trusted_socket_readyz_says_why(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_readyz_reports_cause_on_trusted_socket(make_rig: MakeRig, tmp_path: Path) -> None:
     sockets = [bind_unix(str(tmp_path / "front.sock"))]
     rig = make_rig(ProxyConfig(api_keys=("k",)), sockets=sockets, trusted=True)
     rig.backend.unavailable = CRASHED
     assert json.loads(rig.ask(get(b"/readyz"))[1])["error"]["cause"] == "crash_loop"
 
 
-def test_head_on_a_health_route_has_the_length_and_no_body(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/health", method=b"HEAD") + get(b"/health"))
+def test_head_request_to_health_route_has_length_and_no_body(rig: Rig) -> None:
+    client = rig.send(get(b"/health", method=b"HEAD") + get(b"/health"))
     assert field(client.head(), b"content-length") == b"15"
     assert client.message()[1] == b'{"status":"ok"}'
 
 
-def test_a_health_route_is_read_with_get(rig: Rig) -> None:
+def test_health_route_accepts_only_get_and_head(rig: Rig) -> None:
     head, _ = rig.ask(get(b"/health", b"Content-Length: 0", method=b"POST"))
     assert status(head) == 405
     assert field(head, b"allow") == b"GET, HEAD"
 
 
-def test_metrics_come_from_the_control_app(make_rig: MakeRig) -> None:
+def test_metrics_are_forwarded_to_the_control_app(make_rig: MakeRig) -> None:
     rig = make_rig(control=True)
-    client = rig.connect()
-    client.send(get(b"/metrics"))
+    client = rig.send(get(b"/metrics"))
     control = rig.accept_control()
     assert control.head().startswith(b"GET /metrics HTTP/1.1\r\n")
     control.send(answer(b"a 1\n", b"Content-Type: text/plain"))
@@ -112,12 +110,9 @@ def test_without_a_control_app_there_are_no_metrics(rig: Rig) -> None:
     assert status(rig.ask(get(b"/metrics"))[0]) == 404
 
 
-def test_on_a_socket_that_is_its_own_authority_the_control_api_is_open(
-    make_rig: MakeRig, tmp_path: Path
-) -> None:
+def test_control_api_is_open_on_trusted_socket(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(control=True, sockets=[bind_unix(str(tmp_path / "front.sock"))], trusted=True)
-    client = rig.connect()
-    client.send(get(b"/llamasup/v1/status"))
+    client = rig.send(get(b"/llamasup/v1/status"))
     control = rig.accept_control()
     control.head()
     control.send(answer(b"{}"))
@@ -136,10 +131,10 @@ def test_ipv6_is_served(make_rig: MakeRig) -> None:
     assert status(head) == 200
 
 
-def test_every_local_answer_is_told(make_rig: MakeRig) -> None:
+def test_every_local_answer_has_a_record(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig())
     rig.ask(get(b"/livez"))
     record = rig.record()
     assert (record.path, record.status, record.outcome, record.model) == ("/livez", 200, "local", "")
-    assert record.bytes_out == 0  # what llama-server sent; errors of ours count no more
+    assert record.bytes_out == 0  # only bytes from llama-server count
     assert rig.proxy.metrics.requests == {("", "/livez", 200): 1}

@@ -1,4 +1,4 @@
-"""Several models behind one address: which of them a request gets, and what is told of them."""
+"""Several models behind one address: the model of a request, and the list of models."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.model_spec import ModelSpec
+from llamasup.models.spec import ModelSpec
 from llamasup.proxy import ProxyConfig
-from llamasup.runtime.endpoint import Unavailable
-from tests.core.planning import bert, model
-from tests.core.test_requested_model import form, part
+from llamasup.queueing.endpoint import Unavailable
+from tests.http.test_requested_model import form, part
+from tests.planning.plans import bert, model
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 
-ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, may_wait=True)
+ABSENT = Unavailable(503, "The model is not loaded", cause="not_loaded", retry_after_s=1.0, queueable=True)
 CHATTY = ModelSpec("org/chat:Q4_K_M", "/chat.gguf", aliases=("gpt-4o-mini",), listed=model())
 OTHER = ModelSpec("other", "/other.gguf", listed=model())
 EMBEDDER = ModelSpec("bge", "/bge.gguf", listed=bert())
@@ -44,9 +44,8 @@ def make_many(make_rig: MakeRig, tmp_path: Path) -> Iterator[MakeMany]:
 
 
 def reaches(rig: Rig, many: ManyModels, name: str, request: bytes) -> None:
-    """The request gets this very model, and its answer comes back."""
-    client = rig.connect()
-    client.send(request)
+    """Check that this model answers the request."""
+    client = rig.send(request)
     child = many.accept(name, rig)
     child.message()
     child.send(answer(name.encode(), b"Connection: close"))
@@ -54,8 +53,8 @@ def reaches(rig: Rig, many: ManyModels, name: str, request: bytes) -> None:
     assert rig.record().model == name
 
 
-def error_of(said: tuple[bytes, bytes], code: int) -> dict[str, Any]:
-    head, body = said
+def error_of(answered: tuple[bytes, bytes], code: int) -> dict[str, Any]:
+    head, body = answered
     assert status(head) == code, body
     error: dict[str, Any] = json.loads(body)["error"]
     assert error["code"] == code
@@ -66,10 +65,10 @@ def json_post(path: bytes, *lines: bytes, **body: Any) -> bytes:
     return post(path, json.dumps(body).encode(), *lines)
 
 
-# --- who is meant
+# --- the model of a request
 
 
-def test_a_request_gets_the_model_that_it_names(make_many: MakeMany) -> None:
+def test_request_gets_the_model_that_it_names(make_many: MakeMany) -> None:
     rig, many = make_many()
     chat, other = CHATTY.id, OTHER.id
     reaches(rig, many, chat, json_post(CHAT, model=chat, messages=[]))
@@ -84,7 +83,7 @@ def test_a_request_gets_the_model_that_it_names(make_many: MakeMany) -> None:
         reaches(rig, many, chat, get(path + b"?model=org%2Fchat%3AQ4_K_M"))
 
 
-def test_one_connection_asks_for_one_model_after_the_other(make_many: MakeMany) -> None:
+def test_one_connection_can_use_several_models(make_many: MakeMany) -> None:
     rig, many = make_many()
     client = rig.connect()
     children: dict[str, Wire] = {}
@@ -96,25 +95,25 @@ def test_one_connection_asks_for_one_model_after_the_other(make_many: MakeMany) 
         assert client.message()[1] == name.encode()
 
 
-def test_who_names_none_gets_the_default(make_many: MakeMany) -> None:
+def test_request_without_model_gets_the_default(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
     for request in (post(CHAT, b"no JSON"), json_post(CHAT, model=7), get(b"/"), get(b"/props?model=")):
         reaches(rig, many, "other", request)
 
 
-def test_without_a_default_who_names_none_hears_of_those_that_there_are(make_many: MakeMany) -> None:
+def test_without_default_model_error_lists_the_models(make_many: MakeMany) -> None:
     rig, _ = make_many()
     for request in (json_post(CHAT, messages=[]), get(b"/props")):
         error = error_of(rig.ask(request), 400)
         assert error["cause"] == "model_unnamed"
-        assert error["remedy"] == 'say which in "model": org/chat:Q4_K_M, other or bge'
+        assert error["remedy"] == 'set "model" to org/chat:Q4_K_M, other or bge'
 
 
-def test_an_unknown_model_is_a_404_at_once_and_no_name_of_a_metric(make_many: MakeMany) -> None:
+def test_unknown_model_is_a_404_and_no_label_of_a_metric(make_many: MakeMany) -> None:
     rig, _ = make_many(default="other")
-    said = rig.ask(json_post(CHAT, model="othre"))
-    error = error_of(said, 404)
-    assert field(said[0], b"retry-after") is None
+    answered = rig.ask(json_post(CHAT, model="othre"))
+    error = error_of(answered, 404)
+    assert field(answered[0], b"retry-after") is None
     assert (error["cause"], error["type"]) == ("model_not_found", "invalid_request_error")
     assert "'othre'" in error["message"]
     assert error["remedy"] == "did you mean other?"
@@ -126,7 +125,7 @@ def test_an_unknown_model_is_a_404_at_once_and_no_name_of_a_metric(make_many: Ma
     assert rig.call(lambda: dict(rig.proxy.metrics.models)) == {}
 
 
-def test_a_name_of_megabytes_is_just_unknown(make_many: MakeMany) -> None:
+def test_model_name_of_megabytes_is_a_short_404(make_many: MakeMany) -> None:
     rig, _ = make_many()
     head, body = rig.ask(json_post(CHAT, model="x" * 5_000_000))
     assert status(head) == 404
@@ -136,14 +135,14 @@ def test_a_name_of_megabytes_is_just_unknown(make_many: MakeMany) -> None:
 # --- a model that is not loaded
 
 
-def test_requests_wait_for_their_model_alone_and_are_counted_as_its_own(make_many: MakeMany) -> None:
+def test_requests_wait_for_their_own_model_and_count_for_it(make_many: MakeMany) -> None:
     rig, many = make_many()
     other = many.models["other"]
     other.unavailable = ABSENT
     waiting, leaving = rig.connect(), rig.connect()
     for client in (waiting, leaving):
         client.send(json_post(CHAT, model="other"))
-    eventually(lambda: rig.call(lambda: len(other.room)) == 2)
+    eventually(lambda: rig.call(lambda: len(other.queue)) == 2)
     assert other.wanted == 2
     reaches(rig, many, CHATTY.id, json_post(CHAT, model="gpt-4o-mini"))
     leaving.close()
@@ -159,10 +158,10 @@ def test_requests_wait_for_their_model_alone_and_are_counted_as_its_own(make_man
     assert counted["other", "/v1/chat/completions", 499] == 1
     assert (
         sum(rig.call(lambda: rig.proxy.metrics.models["other"].request_s.counts)) == 1
-    )  # no server, no time
+    )  # the time of a request without a server does not count
 
 
-def test_who_only_asks_about_a_model_has_it_not_loaded(make_many: MakeMany) -> None:
+def test_request_about_a_model_does_not_load_it(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
     other = many.models["other"]
     other.unavailable = ABSENT
@@ -173,7 +172,7 @@ def test_who_only_asks_about_a_model_has_it_not_loaded(make_many: MakeMany) -> N
     assert other.wanted == 0
 
 
-def test_a_model_that_never_does_what_is_asked_is_not_loaded_for_it(make_many: MakeMany) -> None:
+def test_model_unfit_for_the_request_is_not_loaded(make_many: MakeMany) -> None:
     rig, many = make_many()
     bge, chat = many.models["bge"], many.models[CHATTY.id]
     bge.unavailable = chat.unavailable = ABSENT
@@ -191,10 +190,9 @@ def test_a_model_that_never_does_what_is_asked_is_not_loaded_for_it(make_many: M
     reaches(rig, many, "bge", json_post(b"/tokenize", model="bge"))
 
 
-def test_a_model_that_was_taken_out_while_it_had_a_request_ends_with_it(make_many: MakeMany) -> None:
+def test_removal_of_model_ends_its_request(make_many: MakeMany) -> None:
     rig, many = make_many()
-    client = rig.connect()
-    client.send(json_post(CHAT, model="other"))
+    client = rig.send(json_post(CHAT, model="other"))
     many.accept("other", rig).message()
     gone = many.models.pop("other")
     gone.listener.close()
@@ -203,10 +201,10 @@ def test_a_model_that_was_taken_out_while_it_had_a_request_ends_with_it(make_man
     assert rig.record().outcome == "revoked"
 
 
-# --- what there is
+# --- the list of models
 
 
-def test_the_models_are_listed_by_llamasup(make_many: MakeMany) -> None:
+def test_llamasup_lists_its_models(make_many: MakeMany) -> None:
     rig, many = make_many(default="other")
     many.models["bge"].unavailable = ABSENT
     for path in (b"/v1/models", b"/models"):
@@ -214,12 +212,11 @@ def test_the_models_are_listed_by_llamasup(make_many: MakeMany) -> None:
         assert status(head) == 200
         assert field(head, b"content-type") == b"application/json; charset=utf-8"
         listed = json.loads(body)["data"]
-        assert [each["id"] for each in listed] == ["other", CHATTY.id, "bge"]  # the default comes first
-        assert [each["status"]["value"] for each in listed] == ["loaded", "loaded", "unloaded"]
+        assert [model["id"] for model in listed] == ["other", CHATTY.id, "bge"]  # the default comes first
+        assert [model["status"]["value"] for model in listed] == ["loaded", "loaded", "unloaded"]
         record = rig.record()
         assert (record.route, record.outcome) == (path.decode(), "local")
-    client = rig.connect()
-    client.send(get(b"/v1/models", method=b"HEAD"))
+    client = rig.send(get(b"/v1/models", method=b"HEAD"))
     head = client.head()
     assert int(field(head, b"content-length") or b"0") == len(body)
     client.send(get(b"/v1/models"))  # the connection is fit for the next one
@@ -235,7 +232,7 @@ def test_the_models_are_listed_by_llamasup(make_many: MakeMany) -> None:
         b"/models/ORG/chat",
     ],
 )
-def test_one_model_is_shown_by_any_of_its_names(make_many: MakeMany, path: bytes) -> None:
+def test_model_is_shown_under_each_of_its_names(make_many: MakeMany, path: bytes) -> None:
     rig, _ = make_many()
     head, body = rig.ask(get(path))
     assert status(head) == 200
@@ -243,7 +240,7 @@ def test_one_model_is_shown_by_any_of_its_names(make_many: MakeMany, path: bytes
     assert (shown["id"], shown["object"], shown["aliases"]) == (CHATTY.id, "model", ["gpt-4o-mini"])
 
 
-def test_one_that_there_is_not_is_a_404_with_near_names(make_many: MakeMany) -> None:
+def test_unknown_model_in_path_is_a_404_with_similar_names(make_many: MakeMany) -> None:
     rig, _ = make_many()
     for name in (b"othre", b"..%2f..%2fetc%2fpasswd", b"%00", b"x" * 10_000):
         error = error_of(rig.ask(get(b"/v1/models/" + name)), 404)
@@ -251,7 +248,7 @@ def test_one_that_there_is_not_is_a_404_with_near_names(make_many: MakeMany) -> 
     assert error_of(rig.ask(get(b"/v1/models/othre")), 404)["remedy"] == "did you mean other?"
 
 
-def test_a_list_is_read_and_not_written(make_many: MakeMany) -> None:
+def test_model_list_accepts_only_get_and_head(make_many: MakeMany) -> None:
     rig, _ = make_many()
     for method, path in ((b"POST", b"/v1/models"), (b"DELETE", b"/v1/models/other")):
         head, _ = rig.ask(get(path, method=method))
@@ -259,12 +256,9 @@ def test_a_list_is_read_and_not_written(make_many: MakeMany) -> None:
         assert field(head, b"allow") == b"GET, HEAD"
 
 
-def test_where_one_model_is_served_llama_server_lists_it_itself(rig: Rig) -> None:
+def test_with_one_model_llama_server_answers_the_list(rig: Rig) -> None:
     for path in (b"/v1/models", b"/models", b"/v1/models/tiny"):
-        client = rig.connect()
-        client.send(get(path))
-        child = rig.accept()
-        child.head()
+        client, child = rig.begin(get(path))
         child.send(answer(b'{"object":"list"}', b"Connection: close"))
         assert client.message()[1] == b'{"object":"list"}'
 
@@ -279,7 +273,7 @@ def bearer(key: str) -> bytes:
 
 
 @pytest.mark.check("X4", "403 for every model that it does not name, by body, query and path")
-def test_a_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
+def test_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     rig, many = make_many(ProxyConfig(key_file=keys_of(KEYS)), default="other")
     reaches(rig, many, CHATTY.id, json_post(CHAT, bearer("some"), model=CHATTY.id))
     reaches(rig, many, "other", json_post(CHAT, bearer("all"), model="other"))
@@ -293,33 +287,33 @@ def test_a_key_for_certain_models_gets_no_other(make_many: MakeMany) -> None:
     ):
         error = error_of(rig.ask(request), 403)
         assert (error["type"], error["cause"]) == ("permission_error", "key_models")
-        assert error["remedy"] == "name one that it may: gpt-4o* or BGE"
+        assert error["remedy"] == "use a model that the key allows: gpt-4o* or BGE"
 
 
 @pytest.mark.check("X4", "the same 403 for both")
-def test_such_a_key_cannot_tell_a_forbidden_model_from_one_that_there_is_not(make_many: MakeMany) -> None:
+def test_key_cannot_distinguish_a_forbidden_model_from_an_unknown_one(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
     for path in (CHAT, b"/v1/models/"):
-        said = []
+        answered = []
         for name in ("other", "nothing"):
             request = (
                 json_post(CHAT, bearer("some"), model=name)
                 if path == CHAT
                 else get(path + name.encode(), bearer("some"))
             )
-            said.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
-        assert said[0] == said[1]
+            answered.append(json.dumps(error_of(rig.ask(request), 403)).replace(name, "NAME"))
+        assert answered[0] == answered[1]
     error = error_of(rig.ask(json_post(CHAT, bearer("some"))), 400)
-    assert error["remedy"] == 'say which in "model": gpt-4o* or BGE'
+    assert error["remedy"] == 'set "model" to gpt-4o* or BGE'
 
 
 @pytest.mark.check("X4", "no others in the list")
-def test_such_a_key_sees_its_own_models_in_the_list(make_many: MakeMany) -> None:
+def test_key_for_certain_models_sees_only_them_in_the_list(make_many: MakeMany) -> None:
     rig, _ = make_many(ProxyConfig(key_file=keys_of(KEYS)))
 
     def ids(key: str) -> list[str]:
         _, body = rig.ask(get(b"/v1/models", bearer(key)))
-        return [each["id"] for each in json.loads(body)["data"]]
+        return [model["id"] for model in json.loads(body)["data"]]
 
     assert ids("some") == [CHATTY.id, "bge"]
     assert ids("all") == ids("ops") == [CHATTY.id, "other", "bge"]
@@ -329,10 +323,9 @@ def test_such_a_key_sees_its_own_models_in_the_list(make_many: MakeMany) -> None
 
 
 @pytest.mark.parametrize(("models", "code"), [("ti*", 200), ("other", 403)])
-def test_where_one_model_is_served_a_key_is_for_it_or_not(make_rig: MakeRig, models: str, code: int) -> None:
+def test_with_one_model_the_key_must_allow_it(make_rig: MakeRig, models: str, code: int) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of(f"KEY models={models}"), route_by_model=False))
-    client = rig.connect()
-    client.send(json_post(CHAT, bearer("KEY"), model="whatever"))
+    client = rig.send(json_post(CHAT, bearer("KEY"), model="whatever"))
     if code == 200:
         child = rig.accept()
         child.message()
@@ -340,7 +333,7 @@ def test_where_one_model_is_served_a_key_is_for_it_or_not(make_rig: MakeRig, mod
     assert status(client.message()[0]) == code
 
 
-def test_a_large_body_of_a_key_for_other_models_is_refused(make_rig: MakeRig) -> None:
+def test_large_body_of_key_for_other_models_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of("KEY models=other"), route_by_model=False))
     body = json.dumps({"prompt": "x" * 200_000}).encode()
     assert error_of(rig.ask(post(b"/completion", body, bearer("KEY"))), 403)["cause"] == "key_models"

@@ -1,10 +1,10 @@
-"""What is told of a finished request beside its status: its trace, its client, what the context did to it."""
+"""The record of a finished request: its trace, its client, and the effect of the context limit."""
 
 from __future__ import annotations
 
 import pytest
 
-from llamasup.core.context_end import ContextWindow
+from llamasup.http.context_end import ContextWindow
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status
 
 TRACE = b"4bf92f3577b34da6a3ce929d0e0e4736"
@@ -17,23 +17,21 @@ TIMINGS = (
 # --- traces and ids ----------------------------------------------------------------------------------
 
 
-def test_a_trace_goes_on_as_it_came_and_its_id_is_told(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", b"Traceparent: " + PARENT, b"Tracestate: a=1,b=2", b"X-Request-Id: r-1"))
+def test_trace_headers_are_forwarded_and_trace_id_is_recorded(rig: Rig) -> None:
+    client = rig.send(get(b"/props", b"Traceparent: " + PARENT, b"Tracestate: a=1,b=2", b"X-Request-Id: r-1"))
     child = rig.accept()
     head = child.head()
     assert field(head, b"traceparent") == PARENT
     assert field(head, b"tracestate") == b"a=1,b=2"
-    assert field(head, b"x-request-id") is None  # llama-server has no use for it
+    assert field(head, b"x-request-id") is None  # llama-server does not use it
     child.send(answer())
     assert field(client.message()[0], b"x-request-id") == b"r-1"
     record = rig.record()
     assert (record.trace_id, record.request_id) == (TRACE.decode(), "r-1")
 
 
-def test_nothing_is_made_up_where_no_trace_is(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props"))
+def test_request_without_trace_gets_none(rig: Rig) -> None:
+    client = rig.send(get(b"/props"))
     child = rig.accept()
     head = child.head()
     assert field(head, b"traceparent") is None
@@ -46,9 +44,8 @@ def test_nothing_is_made_up_where_no_trace_is(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "lines", [(b"Traceparent: nonsense",), (b"Traceparent: " + PARENT, b"Traceparent: " + PARENT)]
 )
-def test_what_is_no_trace_goes_on_and_is_not_told(rig: Rig, lines: tuple[bytes, ...]) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", *lines))
+def test_invalid_trace_is_forwarded_and_not_recorded(rig: Rig, lines: tuple[bytes, ...]) -> None:
+    client = rig.send(get(b"/props", *lines))
     child = rig.accept()
     assert child.head().lower().count(b"\r\ntraceparent: ") == len(lines)
     child.send(answer())
@@ -56,11 +53,8 @@ def test_what_is_no_trace_goes_on_and_is_not_told(rig: Rig, lines: tuple[bytes, 
     assert rig.record().trace_id == ""
 
 
-def test_bodies_are_counted_both_ways(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b'{"messages":[]}'))
-    child = rig.accept()
-    child.message()
+def test_record_counts_bytes_in_both_directions(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b'{"messages":[]}'))
     child.send(answer(b'{"choices":[]}'))
     client.message()
     record = rig.record()
@@ -70,15 +64,12 @@ def test_bodies_are_counted_both_ways(rig: Rig) -> None:
 # --- the context -------------------------------------------------------------------------------------
 
 
-def test_a_prompt_that_exceeds_the_context_is_answered_by_the_server_itself_and_told(rig: Rig) -> None:
+def test_prompt_beyond_the_context_is_recorded(rig: Rig) -> None:
     body = (
         b'{"error":{"code":400,"message":"request (5012 tokens) exceeds the available context size",'
         b'"type":"exceed_context_size_error","n_prompt_tokens":5012,"n_ctx":4096}}'
     )
-    client = rig.connect()
-    client.send(post(CHAT, b'{"messages":[]}'))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, b'{"messages":[]}'))
     child.send(answer(body, code=b"400 Bad Request"))
     head, passed = client.message()
     assert (status(head), passed) == (400, body)
@@ -89,12 +80,9 @@ def test_a_prompt_that_exceeds_the_context_is_answered_by_the_server_itself_and_
 
 
 @pytest.mark.parametrize(("completion", "context"), [(243, ""), (244, "cut")])
-def test_a_stream_that_fills_the_context_was_cut(rig: Rig, completion: int, context: str) -> None:
+def test_stream_that_fills_the_context_is_recorded_as_cut(rig: Rig, completion: int, context: str) -> None:
     rig.endpoint.window = ContextWindow(256, 256)
-    client = rig.connect()
-    client.send(post(CHAT, b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, b'{"stream":true}'))
     events = chunk(b"data: {" + TIMINGS % completion + b"}\n\n"), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n"
     child.send(STREAM_HEAD, *events)
     client.until(b"\r\n0\r\n\r\n")
@@ -102,19 +90,16 @@ def test_a_stream_that_fills_the_context_was_cut(rig: Rig, completion: int, cont
     assert (record.tokens_prompt, record.tokens_completion, record.context) == (12, completion, context)
 
 
-def test_a_message_s_stream_has_its_prompt_s_count_at_its_beginning(rig: Rig) -> None:
+def test_prompt_tokens_of_message_stream_come_from_its_first_event(rig: Rig) -> None:
     rig.endpoint.window = ContextWindow(256, 256)
-    client = rig.connect()
-    client.send(post(b"/v1/messages", b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(b"/v1/messages", b'{"stream":true}'))
     opening = (
         b'event: message_start\ndata: {"message":{"usage":{"cache_read_input_tokens":8,"input_tokens":17,'
         b'"output_tokens":0}}}\n\n'
     )
     child.send(STREAM_HEAD + chunk(opening))
     client.until(opening)
-    for _ in range(50):  # more than the last bytes hold
+    for _ in range(50):  # more than the kept tail
         child.send(chunk(b'event: content_block_delta\ndata: {"delta":{"text":"%b"}}\n\n' % (b"x" * 1000)))
     child.send(chunk(b'data: {"type":"message_delta","usage":{"output_tokens":231}}\n\n'), b"0\r\n\r\n")
     client.until(b"\r\n0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""Requests and responses that are as they should be: what passes, and what is written afresh."""
+"""Valid requests and responses: the parts that are forwarded, and the parts that the proxy rewrites."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, answer, chunk, field, get, p
 EVENTS = [b'data: {"n":%d}\n\n' % n for n in range(20)]
 
 
-def test_a_plain_request_and_its_answer_pass(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b'{"model":"m"}', b"Content-Type: application/json"))
+def test_plain_request_and_its_answer_are_forwarded(rig: Rig) -> None:
+    client = rig.send(post(CHAT, b'{"model":"m"}', b"Content-Type: application/json"))
     child = rig.accept()
     head, body = child.message()
     assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
@@ -26,19 +25,16 @@ def test_a_plain_request_and_its_answer_pass(rig: Rig) -> None:
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert field(head, b"server") == b"llama.cpp"
     assert body == b'{"fine":true}'
-    assert rig.backend.asked_for == ["m"]
+    assert rig.backend.requested_models == ["m"]
     assert rig.in_flight() == 0
 
 
-def test_a_stream_passes_byte_for_byte_chunk_by_chunk(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, b'{"stream":true}'))
-    child = rig.accept()
-    child.message()
+def test_stream_is_forwarded_chunk_by_chunk_unchanged(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b'{"stream":true}'))
     child.send(STREAM_HEAD)
-    for number, event in enumerate(EVENTS):  # each arrives before the next is sent: nothing waits in a buffer
+    for number, event in enumerate(EVENTS):  # each arrives before the next is sent
         child.send(chunk(event))
-        if number == 0:  # the head comes with it, and not before (test_held_heads.py)
+        if number == 0:  # the head arrives with it, and not before (test_held_heads.py)
             head = client.head()
             assert field(head, b"transfer-encoding") == b"chunked"
             assert field(head, b"content-length") is None
@@ -49,11 +45,8 @@ def test_a_stream_passes_byte_for_byte_chunk_by_chunk(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
-def test_a_response_in_tiny_pieces_is_the_same_response(rig: Rig, size: int) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_response_in_tiny_pieces_is_the_same_response(rig: Rig, size: int) -> None:
+    client, child = rig.begin(get())
     body = chunk(b"one") + chunk(b"two\n\n") + b"0\r\nX-Trailer: t\r\n\r\n"
     whole = STREAM_HEAD + body
     for at in range(0, len(whole), size):
@@ -61,13 +54,12 @@ def test_a_response_in_tiny_pieces_is_the_same_response(rig: Rig, size: int) -> 
     client.head()
     assert client.receive(len(body)) == body
     client.send(get())
-    assert child.head().startswith(b"GET /props ")  # and the connection is fit for the next one
+    assert child.head().startswith(b"GET /props ")  # the connection is reused
 
 
-def test_a_large_body_of_known_length_passes_in_pieces(rig: Rig) -> None:
+def test_large_body_of_known_length_is_forwarded(rig: Rig) -> None:
     body = bytes(range(256)) * 8192
-    client = rig.connect()
-    client.send(get())
+    client = rig.send(get())
     child = rig.accept()
     for again in (True, False):
         child.head()
@@ -80,10 +72,9 @@ def test_a_large_body_of_known_length_passes_in_pieces(rig: Rig) -> None:
 
 
 @pytest.mark.check("X5", "the child sees its own key alone")
-def test_the_childs_own_key_replaces_the_clients_credentials(make_rig: MakeRig) -> None:
+def test_key_of_the_child_replaces_credentials_of_the_client(make_rig: MakeRig) -> None:
     rig = make_rig(api_key="childs-own")
-    client = rig.connect()
-    client.send(get(b"/props", b"Authorization: Bearer users", b"x-api-key: users"))
+    rig.send(get(b"/props", b"Authorization: Bearer users", b"x-api-key: users"))
     head = rig.accept().head()
     assert field(head, b"authorization") == b"Bearer childs-own"
     assert field(head, b"x-api-key") is None
@@ -110,18 +101,16 @@ def test_the_childs_own_key_replaces_the_clients_credentials(make_rig: MakeRig) 
         b"Origin: http://localhost",
     ],
 )
-def test_a_header_that_is_not_the_childs_business_is_dropped(rig: Rig, line: bytes) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", line, b"X-Kept: yes"))
+def test_hop_by_hop_and_forwarding_headers_are_dropped(rig: Rig, line: bytes) -> None:
+    rig.send(get(b"/props", line, b"X-Kept: yes"))
     head = rig.accept().head()
     assert field(head, line.partition(b":")[0].lower()) is None
     assert field(head, b"x-kept") == b"yes"
 
 
 @pytest.mark.check("X9", "dropped")
-def test_headers_that_connection_names_are_dropped_both_ways(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"X-End: 2"))
+def test_headers_named_by_connection_are_dropped_both_ways(rig: Rig) -> None:
+    client = rig.send(get(b"/props", b"Connection: keep-alive, X-Hop", b"X-Hop: 1", b"X-End: 2"))
     child = rig.accept()
     head = child.head()
     assert field(head, b"x-hop") is None
@@ -133,7 +122,7 @@ def test_headers_that_connection_names_are_dropped_both_ways(rig: Rig) -> None:
     assert field(head, b"x-stays") == b"2"
 
 
-def test_a_request_id_is_kept_if_sane_and_made_otherwise(rig: Rig) -> None:
+def test_valid_request_id_is_kept_and_invalid_one_replaced(rig: Rig) -> None:
     client = rig.connect()
     seen = []
     for given in (b"mine-1", b"not sane", b"x" * 200):
@@ -145,10 +134,7 @@ def test_a_request_id_is_kept_if_sane_and_made_otherwise(rig: Rig) -> None:
 
 
 def test_the_waiting_time_is_in_server_timing(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+    client, child = rig.begin(get())
     child.send(answer())
     timing = field(client.head(), b"server-timing")
     assert timing is not None
@@ -156,7 +142,7 @@ def test_the_waiting_time_is_in_server_timing(rig: Rig) -> None:
     float(timing.partition(b"=")[2])
 
 
-def test_a_connection_to_the_child_is_used_again(rig: Rig) -> None:
+def test_upstream_connection_is_reused(rig: Rig) -> None:
     client = rig.connect()
     child = None
     for n in range(5):
@@ -167,9 +153,8 @@ def test_a_connection_to_the_child_is_used_again(rig: Rig) -> None:
         assert client.message()[1] == b"%d" % n
 
 
-def test_a_connection_carries_a_hundred_requests_and_no_more(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
+def test_upstream_connection_carries_at_most_a_hundred_requests(rig: Rig) -> None:
+    client = rig.send(get())
     child = rig.accept()
     for _ in range(99):
         child.head()
@@ -191,16 +176,13 @@ def test_a_connection_carries_a_hundred_requests_and_no_more(rig: Rig) -> None:
     ],
     ids=["an error", "connection close", "HTTP/1.0"],
 )
-def test_the_childs_connection_is_left_after(rig: Rig, response: bytes) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_upstream_connection_is_closed_after(rig: Rig, response: bytes) -> None:
+    client, child = rig.begin(get())
     child.send(response)
     head, _ = client.message()
     assert field(head, b"connection") is None
     assert child.sees_the_end()
-    client.send(get())  # the client's own goes on, over a new connection
+    client.send(get())  # the client's connection is kept, and uses a new one to the child
     child = rig.accept()
     child.head()
     child.send(answer(b"again"))
@@ -208,8 +190,7 @@ def test_the_childs_connection_is_left_after(rig: Rig, response: bytes) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order_one_at_a_time(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/a") + get(b"/livez") + post(b"/b", b"body") + get(b"/c"))
+    client = rig.send(get(b"/a") + get(b"/livez") + post(b"/b", b"body") + get(b"/c"))
     child = rig.accept()
     assert child.head().startswith(b"GET /a ")
     assert child.is_quiet()
@@ -228,10 +209,7 @@ def test_pipelined_requests_are_answered_in_order_one_at_a_time(rig: Rig) -> Non
 
 
 def test_requests_that_arrive_while_one_runs_wait_for_it(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/a"))
-    child = rig.accept()
-    child.head()
+    client, child = rig.begin(get(b"/a"))
     client.send(get(b"/b")[:20])
     client.send(get(b"/b")[20:] + get(b"/livez"))
     child.send(answer(b"a"))
@@ -242,34 +220,30 @@ def test_requests_that_arrive_while_one_runs_wait_for_it(rig: Rig) -> None:
     assert client.message()[1] == b'{"status":"ok"}'
 
 
-def test_a_client_that_pipelines_without_end_is_read_no_further(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/a"))
-    child = rig.accept()
-    child.head()
+def test_endless_pipelining_pauses_the_client(rig: Rig) -> None:
+    client, child = rig.begin(get(b"/a"))
     client.sock.setblocking(False)
     sent = 0
     with pytest.raises(BlockingIOError):
         while sent < 64 << 20:
             sent += client.sock.send(get(b"/b") * 1000)
     client.sock.settimeout(PATIENCE_S)
-    assert sent < 32 << 20  # what the kernel's buffers hold, and no more
+    assert sent < 32 << 20  # only the buffers of the kernel
     child.send(answer(b"a"))
     assert client.message()[1] == b"a"
 
 
-def test_a_thousand_pipelined_requests_are_answered_in_order_and_hold_nobody_up(rig: Rig) -> None:
+def test_thousand_pipelined_requests_are_answered_in_order_and_delay_no_client(rig: Rig) -> None:
     client, other = rig.connect(), rig.connect()
     ids = [b"id-%d" % n for n in range(1000)]
-    client.send(b"".join(get(b"/livez", b"X-Request-Id: " + each) for each in ids))
+    client.send(b"".join(get(b"/livez", b"X-Request-Id: " + id_) for id_ in ids))
     other.send(get(b"/livez"))
     assert status(other.message()[0]) == 200
     assert [field(client.message()[0], b"x-request-id") for _ in ids] == ids
 
 
-def test_a_chunked_request_arrives_whole_with_a_length(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
+def test_chunked_request_is_forwarded_with_a_length(rig: Rig) -> None:
+    client = rig.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
     for piece in (b'{"mod', b'el":"', b'm"}'):
         client.send(chunk(piece))
     client.send(b"0\r\nX-Trailer: 1\r\n\r\n")
@@ -280,10 +254,10 @@ def test_a_chunked_request_arrives_whole_with_a_length(rig: Rig) -> None:
     assert field(head, b"x-trailer") is None
     child.send(answer())
     assert status(client.message()[0]) == 200
-    assert rig.backend.asked_for == ["m"]
+    assert rig.backend.requested_models == ["m"]
 
 
-def test_a_request_in_single_bytes_is_the_same_request(rig: Rig) -> None:
+def test_request_in_single_bytes_is_the_same_request(rig: Rig) -> None:
     client = rig.connect()
     for byte in post(CHAT, b'{"model":"m"}', b"X-A: b"):
         client.send(bytes([byte]))
@@ -292,21 +266,18 @@ def test_a_request_in_single_bytes_is_the_same_request(rig: Rig) -> None:
     assert body == b'{"model":"m"}'
 
 
-def test_the_query_passes_as_it_is(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/slots?fail_on_no_slot=1&x=%2F%20"))
+def test_query_is_forwarded_unchanged(rig: Rig) -> None:
+    rig.send(get(b"/slots?fail_on_no_slot=1&x=%2F%20"))
     assert rig.accept().head().startswith(b"GET /slots?fail_on_no_slot=1&x=%2F%20 HTTP/1.1\r\n")
 
 
 def test_an_absolute_target_is_reduced_to_its_path(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"http://localhost:8080/props?a=b"))
+    rig.send(get(b"http://localhost:8080/props?a=b"))
     assert rig.accept().head().startswith(b"GET /props?a=b HTTP/1.1\r\nHost: localhost\r\n")
 
 
-def test_a_client_that_expects_100_continue_is_told_to_go_on(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(CHAT, b"Content-Length: 4", b"Expect: 100-continue", method=b"POST"))
+def test_client_that_expects_100_continue_gets_it(rig: Rig) -> None:
+    client = rig.send(get(CHAT, b"Content-Length: 4", b"Expect: 100-continue", method=b"POST"))
     assert client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
     client.send(b"body")
     child = rig.accept()
@@ -318,8 +289,7 @@ def test_a_client_that_expects_100_continue_is_told_to_go_on(rig: Rig) -> None:
 
 
 def test_the_answer_to_head_has_a_length_and_no_body(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", method=b"HEAD"))
+    client = rig.send(get(b"/props", method=b"HEAD"))
     child = rig.accept()
     assert child.head().startswith(b"HEAD /props ")
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1234\r\n\r\n")
@@ -329,11 +299,8 @@ def test_the_answer_to_head_has_a_length_and_no_body(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("code", [b"204 No Content", b"304 Not Modified"])
-def test_an_answer_that_has_no_body_by_its_status_passes(rig: Rig, code: bytes) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_answer_without_body_by_its_status_is_forwarded(rig: Rig, code: bytes) -> None:
+    client, child = rig.begin(get())
     child.send(b"HTTP/1.1 " + code + b"\r\n\r\n")
     assert client.head().startswith(b"HTTP/1.1 " + code)
     client.send(get())
@@ -342,11 +309,8 @@ def test_an_answer_that_has_no_body_by_its_status_passes(rig: Rig, code: bytes) 
     assert client.message()[1] == b"next"
 
 
-def test_interim_answers_of_the_child_are_kept_from_the_client(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_interim_answers_of_the_child_are_dropped(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.send(
         b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" + answer(b"real")
     )
@@ -355,11 +319,8 @@ def test_interim_answers_of_the_child_are_kept_from_the_client(rig: Rig) -> None
     assert body == b"real"
 
 
-def test_a_body_that_ends_with_the_connection_passes_and_ends_the_clients(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get())
-    child = rig.accept()
-    child.head()
+def test_body_that_ends_with_the_connection_closes_the_clients_connection(rig: Rig) -> None:
+    client, child = rig.begin(get())
     child.send(b"HTTP/1.1 200 OK\r\n\r\nsome")
     assert field(client.head(), b"connection") == b"close"
     child.send(b" bytes")
@@ -367,9 +328,8 @@ def test_a_body_that_ends_with_the_connection_passes_and_ends_the_clients(rig: R
     assert client.rest() == b"some bytes"
 
 
-def test_an_http_1_0_client_gets_the_body_without_chunks_and_then_the_end(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(b"GET /props HTTP/1.0\r\n\r\n".replace(b"\r\n\r\n", b"\r\nHost: localhost\r\n\r\n"))
+def test_http_1_0_client_gets_body_without_chunks_and_a_close(rig: Rig) -> None:
+    client = rig.send(b"GET /props HTTP/1.0\r\n\r\n".replace(b"\r\n\r\n", b"\r\nHost: localhost\r\n\r\n"))
     child = rig.accept()
     assert child.head().startswith(b"GET /props HTTP/1.1\r\n")
     child.send(STREAM_HEAD + chunk(b"one ")[:4])
@@ -380,11 +340,8 @@ def test_an_http_1_0_client_gets_the_body_without_chunks_and_then_the_end(rig: R
     assert client.rest() == b"one two"
 
 
-def test_connection_close_is_said_and_done(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/props", b"Connection: close") + get(b"/never"))
-    child = rig.accept()
-    child.head()
+def test_connection_close_of_client_is_answered_and_done(rig: Rig) -> None:
+    client, child = rig.begin(get(b"/props", b"Connection: close") + get(b"/never"))
     child.send(answer(b"last"))
     head, body = client.message()
     assert field(head, b"connection") == b"close"
@@ -407,7 +364,7 @@ UPGRADE = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Sett
     ids=["length", "chunked"],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_an_offered_upgrade_is_ignored_and_the_body_read(rig: Rig, request_: bytes, size: int) -> None:
+def test_offered_upgrade_is_ignored_and_body_read(rig: Rig, request_: bytes, size: int) -> None:
     client = rig.connect()
     whole = request_ + get(b"/livez")
     for at in range(0, len(whole), size):
@@ -422,14 +379,13 @@ def test_an_offered_upgrade_is_ignored_and_the_body_read(rig: Rig, request_: byt
 
 
 def test_an_offered_upgrade_without_a_body_is_ignored(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(get(b"/livez", b"Connection: Upgrade", b"Upgrade: websocket") + get(b"/livez"))
+    client = rig.send(get(b"/livez", b"Connection: Upgrade", b"Upgrade: websocket") + get(b"/livez"))
     assert client.message()[1] == b'{"status":"ok"}'
     assert client.message()[1] == b'{"status":"ok"}'
 
 
-def test_an_offered_upgrade_leaves_a_chunked_body_a_body(rig: Rig) -> None:
-    """A request hidden in the body of one that offers an upgrade is not served."""
+def test_offered_upgrade_is_ignored_and_chunked_body_read(rig: Rig) -> None:
+    """A request inside the body of one that offers an upgrade is not served."""
     client = rig.connect()
     hidden = get(b"/hidden")
     lines = (b"Host: localhost", b"Connection: Upgrade", b"Upgrade: h2c", b"Transfer-Encoding: chunked")
@@ -444,11 +400,8 @@ def test_an_offered_upgrade_leaves_a_chunked_body_a_body(rig: Rig) -> None:
     assert client.message()[1] == b'{"status":"ok"}'
 
 
-def test_a_record_says_what_a_request_was_and_cost(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(post(CHAT + b"?secret=1", b'{"stream":true}', b"X-Request-Id: r-1"))
-    child = rig.accept()
-    child.message()
+def test_record_describes_request_and_its_cost(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT + b"?secret=1", b'{"stream":true}', b"X-Request-Id: r-1"))
     last = {
         "choices": [],
         "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 5, "predicted_per_second": 50.5},
@@ -474,8 +427,7 @@ def test_a_record_says_what_a_request_was_and_cost(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"no json", b'{"model":7}', b"[" * 100_000, b"\xff", b'{"model":null}']
 )
-def test_a_body_that_names_no_model_is_passed_on_all_the_same(rig: Rig, body: bytes) -> None:
-    client = rig.connect()
-    client.send(post(CHAT, body))
+def test_body_without_model_is_forwarded(rig: Rig, body: bytes) -> None:
+    rig.send(post(CHAT, body))
     assert rig.accept().message()[1] == body
-    assert rig.backend.asked_for == [None]
+    assert rig.backend.requested_models == [None]

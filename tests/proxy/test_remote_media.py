@@ -6,20 +6,18 @@ import json
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
-from tests.core.test_body_scan import FETCHED, URL, chat
+from tests.http.test_body_scan import FETCHED, URL, chat
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, Rig, Wire, answer, get, post, status
-from tests.proxy.test_jobs import error_of
+from tests.proxy.rig import CHAT, Rig, Wire, answer, error_of, get, post, status
 
 BIG = "a" * (128 << 10)
 
 
 def passes(rig: Rig, path: bytes, body: bytes, child: Wire | None = None) -> Wire:
     """Returns the connection to the child; ``child``: that of an earlier request."""
-    client = rig.connect()
-    client.send(post(path, body))
+    client = rig.send(post(path, body))
     child = child or rig.accept()
     assert child.message()[1] == body
     child.send(answer())
@@ -30,16 +28,15 @@ def passes(rig: Rig, path: bytes, body: bytes, child: Wire | None = None) -> Wir
 @pytest.mark.check("X7", "400 remote_media, and the child is not asked")
 @pytest.mark.parametrize("route_by_model", [True, False])
 @pytest.mark.parametrize("body", FETCHED.values(), ids=FETCHED)
-def test_a_url_that_llama_server_would_fetch_is_refused(
+def test_url_that_llama_server_would_fetch_is_refused(
     make_rig: MakeRig, body: str, *, route_by_model: bool
 ) -> None:
     rig = make_rig(ProxyConfig(route_by_model=route_by_model))
-    client = rig.connect()
-    client.send(post(CHAT, body.encode()))
+    client = rig.send(post(CHAT, body.encode()))
     error = error_of(client, 400)
     assert error["cause"] == "remote_media"
     assert "good.example" in str(error["message"])
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
 
 
 @pytest.mark.parametrize(
@@ -54,31 +51,29 @@ def test_a_url_that_llama_server_would_fetch_is_refused(
         b"/v1/some/other",
     ],
 )
-def test_on_every_route_that_may_take_media(rig: Rig, path: bytes) -> None:
-    client = rig.connect()
-    client.send(post(path, FETCHED["a chat's image"].encode()))
+def test_media_url_is_refused_on_every_route_that_may_take_media(rig: Rig, path: bytes) -> None:
+    client = rig.send(post(path, FETCHED["a chat's image"].encode()))
     assert error_of(client, 400)["cause"] == "remote_media"
 
 
 @pytest.mark.parametrize("path", [b"/v1/rerank", b"/v1/audio/transcriptions", b"/tokenize", b"/detokenize"])
-def test_not_where_llama_server_reads_none(rig: Rig, path: bytes) -> None:
+def test_media_url_is_accepted_on_routes_without_media(rig: Rig, path: bytes) -> None:
     passes(rig, path, FETCHED["a chat's image"].encode())
 
 
-def test_a_data_url_passes(rig: Rig) -> None:
+def test_data_url_is_accepted(rig: Rig) -> None:
     data = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aHR0cDovLw=="}}
     passes(rig, CHAT, chat(data).encode())
 
 
-def test_a_text_that_is_a_url_passes(rig: Rig) -> None:
+def test_url_as_text_is_accepted(rig: Rig) -> None:
     passes(rig, CHAT, chat({"type": "text", "text": URL}, name=URL).encode())
 
 
 @pytest.mark.parametrize(("allowed", "code"), [("good.example", 200), ("other.example", 400), ("any", 200)])
-def test_hosts_of_the_configuration_pass(make_rig: MakeRig, allowed: str, code: int) -> None:
+def test_media_url_of_configured_host_is_accepted(make_rig: MakeRig, allowed: str, code: int) -> None:
     rig = make_rig(ProxyConfig(remote_media=(allowed,)))
-    client = rig.connect()
-    client.send(post(CHAT, FETCHED["a chat's image"].encode()))
+    client = rig.send(post(CHAT, FETCHED["a chat's image"].encode()))
     if code == 200:
         child = rig.accept()
         child.message()
@@ -86,12 +81,11 @@ def test_hosts_of_the_configuration_pass(make_rig: MakeRig, allowed: str, code: 
     assert status(client.message()[0]) == code
 
 
-def test_a_body_too_complex_to_judge_is_refused_only_if_it_may_hold_a_url(make_rig: MakeRig) -> None:
+def test_body_too_complex_to_scan_is_refused_only_if_it_may_hold_a_url(make_rig: MakeRig) -> None:
     many = "[" + '"a",' * 14_000 + '"a"]'
     lists = ",".join([many] * 8)
     rig = make_rig(ProxyConfig(limits=Limits(stream_above_bytes=1 << 20)))
-    client = rig.connect()
-    client.send(post(CHAT, f'{{"x":[{lists}],"y":"http"}}'.encode()))
+    client = rig.send(post(CHAT, f'{{"x":[{lists}],"y":"http"}}'.encode()))
     assert error_of(client, 400)["cause"] == "body_too_complex"
     passes(rig, CHAT, f'{{"x":[{lists}]}}'.encode())
 
@@ -107,18 +101,18 @@ def test_a_body_may_be_less_complex_where_its_key_has_no_limits(
     rig = make_rig(ProxyConfig(route_by_model=False, limits=limits))
     child = passes(rig, CHAT, body)
     passes(rig, path, b'{"x":[%b""]}' % (b'{"url":"http"},' * 6_000), child)
-    client = rig.connect()
-    client.send(post(path, body))
+    client = rig.send(post(path, body))
     error = error_of(client, 400)
     assert error["cause"] == "body_too_complex"
     assert "25,000" in str(error["remedy"])
     assert client.sees_the_end()
 
 
-def test_and_also_while_it_is_sent_on(make_rig: MakeRig) -> None:
+def test_forwarded_body_too_complex_to_scan_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False))
-    client = rig.connect()
-    client.send(post(CHAT, b'{"x":' + b"[" * 600 + b"]" * 600 + b',"y":"%b","z":"http"}' % BIG.encode()))
+    client = rig.send(
+        post(CHAT, b'{"x":' + b"[" * 600 + b"]" * 600 + b',"y":"%b","z":"http"}' % BIG.encode())
+    )
     assert error_of(client, 400)["cause"] == "body_too_complex"
 
 
@@ -128,7 +122,7 @@ def test_a_transparent_proxy_does_not_check_urls(make_rig: MakeRig) -> None:
     passes(rig, CHAT, FETCHED["a chat's image"].encode())
 
 
-# --- bodies that are sent on as they come
+# --- forwarded bodies
 
 
 @pytest.mark.check("X7", "400, and llama-server never gets the last byte")
@@ -153,7 +147,7 @@ def test_the_urls_of_a_forwarded_body_are_checked_before_its_last_byte(make_rig:
     assert not rest.endswith(body[-1:])
 
 
-def test_an_allowed_url_in_a_body_that_is_sent_on_passes(make_rig: MakeRig) -> None:
+def test_allowed_url_in_forwarded_body_is_accepted(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False, remote_media=("good.example",)))
     image = {"type": "image_url", "image_url": {"url": URL}}
     passes(rig, CHAT, chat(image, name=BIG).encode())

@@ -1,4 +1,4 @@
-"""Two processes of one model behind the proxy: who gets what, and what clients see of a crash (nothing)."""
+"""Two replicas of one model: which one gets a request, and a crash that clients do not notice."""
 
 from __future__ import annotations
 
@@ -8,45 +8,47 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.instance import Policy
-from llamasup.core.meant_model import MeantModel
-from llamasup.runtime.endpoint import Lease, Unavailable
-from llamasup.runtime.served import ServedModel
-from llamasup.runtime.waiting import WaitingRoom
+from llamasup.models.access import ResolvedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.supervision.states import Policy
+from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
+from tests.pool.replicas.test_replica_set import talk
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, post, status
-from tests.runtime.replicas import LOADING, Replica, served_model
-from tests.runtime.test_served import talk
 
 EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')
 
 
 class Backend:
-    """One model with two processes."""
+    """One model with two replicas."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: ReplicaSet) -> None:
         self.served = served
 
     def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.served.lease(infers=infers, body=body)
 
-    def room(self, model: str | None) -> WaitingRoom:
-        return self.served.room
+    def queue(self, model: str | None) -> RequestQueue:
+        return self.served.queue
 
     def readiness(self) -> Unavailable | None:
         state = self.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def meant(self, model: str | None) -> MeantModel:
-        return MeantModel(("tiny",))
+    def resolve(self, model: str | None) -> ResolvedModel:
+        return ResolvedModel(("tiny",))
 
     def listing(self) -> None:
         return None
 
 
 class Pair:
-    """The rig's proxy before two children, each of which is this test."""
+    """The proxy of the rig, and two children that the test plays."""
 
-    def __init__(self, rig: Rig, folder: Path, *, places: int = 2, policy: Policy | None = None) -> None:
+    def __init__(
+        self, rig: Rig, folder: Path, *, max_concurrent: int = 2, policy: Policy | None = None
+    ) -> None:
         self.rig = rig
         self.served = served_model(policy)
         self.replicas: list[Replica] = []
@@ -54,7 +56,7 @@ class Pair:
         for n in (0, 1):
             path = str(folder / f"replica-{n}.sock")
             self._sockets.append(rig.listen(path))
-            self.replicas.append(Replica(self.served, path, places=places))
+            self.replicas.append(Replica(self.served, path, max_concurrent=max_concurrent))
         rig.call(self._serve)
 
     def _serve(self) -> None:
@@ -67,9 +69,7 @@ class Pair:
             sock.close()
 
     def ask(self, body: bytes) -> Wire:
-        client = self.rig.connect()
-        client.send(post(CHAT, body))
-        return client
+        return self.rig.send(post(CHAT, body))
 
     def accept(self, which: int) -> Wire:
         """The proxy's next connection to this one."""
@@ -108,7 +108,7 @@ def pair(make_pair: MakePair) -> Pair:
     return make_pair()
 
 
-def test_what_has_no_answer_yet_is_answered_by_the_other_one(pair: Pair) -> None:
+def test_unanswered_request_is_sent_to_the_other_replica(pair: Pair) -> None:
     client = pair.ask(b"{}")
     pair.accept(0).message()
     pair.crashes(0)
@@ -119,11 +119,11 @@ def test_what_has_no_answer_yet_is_answered_by_the_other_one(pair: Pair) -> None
     assert (status(head), body) == (200, b"by the other")
     record = pair.rig.record()
     assert (record.outcome, record.status, record.replayed) == ("ok", 200, True)
-    assert record.waited_s == 0.0  # one served all the while
+    assert record.waited_s == 0.0  # one replica served all the time
 
 
-def test_the_end_of_a_connection_is_enough(pair: Pair) -> None:
-    """It is mostly seen before the end of the process: the other one has the request by then."""
+def test_closed_connection_alone_moves_request_to_other_replica(pair: Pair) -> None:
+    """The closed connection is usually noticed before the end of the process."""
     client = pair.ask(b"{}")
     dying = pair.accept(0)
     dying.message()
@@ -134,27 +134,27 @@ def test_the_end_of_a_connection_is_enough(pair: Pair) -> None:
     assert client.message()[1] == b"by the other"
 
 
-def test_all_that_one_had_in_flight_goes_to_the_other_as_it_has_places(pair: Pair) -> None:
+def test_requests_of_crashed_replica_move_as_permits_are_free(pair: Pair) -> None:
     clients = [pair.ask(b"%d" % n) for n in range(4)]
     lost = [pair.accept(0).message()[1] for _ in range(2)]
     kept = [pair.accept(1) for _ in range(2)]
     bodies = [child.message()[1] for child in kept]
     pair.crashes(0)
     assert sorted(lost + bodies) == [b"0", b"1", b"2", b"3"]
-    while pair.rig.call(lambda: len(pair.served.room)) != 2:
+    while pair.rig.call(lambda: len(pair.served.queue)) != 2:
         pass  # the other one is full
     for child, body in zip(kept, bodies, strict=True):
         child.send(answer(body))
-    for child in kept:  # whose connections are used again, in whatever order
+    for child in kept:  # their connections are reused, in any order
         body = child.message()[1]
         assert body in lost
         child.send(answer(body))
     assert [client.message()[1] for client in clients] == [b"0", b"1", b"2", b"3"]
 
 
-def test_a_client_that_leaves_is_noticed_by_the_process_that_took_over(make_pair: MakePair) -> None:
-    """With one place each, the place that the first one loses is what has the other one take over at once."""
-    pair = make_pair(places=1)
+def test_disconnect_after_move_reaches_the_other_replica(make_pair: MakePair) -> None:
+    """With one permit each, the permit that the first replica loses makes the other one take over at once."""
+    pair = make_pair(max_concurrent=1)
     client = pair.ask(b"{}")
     pair.accept(0).message()
     pair.crashes(0)
@@ -166,7 +166,7 @@ def test_a_client_that_leaves_is_noticed_by_the_process_that_took_over(make_pair
     assert pair.rig.call(lambda: pair.served.in_flight) == 0
 
 
-def test_a_request_that_ends_both_is_not_sent_a_third_time(pair: Pair) -> None:
+def test_request_that_crashes_both_replicas_is_not_sent_a_third_time(pair: Pair) -> None:
     client = pair.ask(b"poison")
     pair.accept(0).message()
     pair.crashes(0)
@@ -176,7 +176,7 @@ def test_a_request_that_ends_both_is_not_sent_a_third_time(pair: Pair) -> None:
     assert status(head) == 503
 
 
-def test_a_stream_that_breaks_in_the_middle_ends_as_it_does_with_one(pair: Pair) -> None:
+def test_broken_stream_is_not_moved_to_other_replica(pair: Pair) -> None:
     client = pair.ask(b'{"stream":true}')
     child = pair.accept(0)
     child.message()
@@ -189,7 +189,7 @@ def test_a_stream_that_breaks_in_the_middle_ends_as_it_does_with_one(pair: Pair)
     assert not rest.endswith(b"0\r\n\r\n")
 
 
-def test_one_that_crashed_gets_requests_again_when_it_serves_again(pair: Pair) -> None:
+def test_restarted_replica_gets_requests_again(pair: Pair) -> None:
     pair.crashes(0)
     pair.asks_and_is_answered_by(1, b"{}")
     pair.asks_and_is_answered_by(1, b"{}")
@@ -197,7 +197,7 @@ def test_one_that_crashed_gets_requests_again_when_it_serves_again(pair: Pair) -
     pair.asks_and_is_answered_by(0, b"{}")
 
 
-def test_a_conversation_finds_the_process_that_has_its_beginning(pair: Pair) -> None:
+def test_conversation_goes_to_replica_with_its_beginning(pair: Pair) -> None:
     pair.asks_and_is_answered_by(0, talk("llamas " * 10))
     pair.asks_and_is_answered_by(1, talk("alpacas " * 10))
     pair.asks_and_is_answered_by(1, talk("alpacas " * 10, "yes", "and?"))
@@ -205,14 +205,14 @@ def test_a_conversation_finds_the_process_that_has_its_beginning(pair: Pair) -> 
     pair.asks_and_is_answered_by(0, talk("llamas " * 10, "no", "but?"))
 
 
-def test_with_both_full_the_next_waits_for_whichever_is_free_first(make_pair: MakePair) -> None:
-    pair = make_pair(places=1)
+def test_with_both_replicas_full_request_takes_the_first_free_permit(make_pair: MakePair) -> None:
+    pair = make_pair(max_concurrent=1)
     clients = [pair.ask(b"0"), pair.ask(b"1")]
     children = [pair.accept(0), pair.accept(1)]
     for child in children:
         child.message()
     waits = pair.ask(b"2")
-    while pair.rig.call(lambda: len(pair.served.room)) != 1:
+    while pair.rig.call(lambda: len(pair.served.queue)) != 1:
         pass
     children[1].send(answer(b"done"))
     assert children[1].message()[1] == b"2"
@@ -222,7 +222,7 @@ def test_with_both_full_the_next_waits_for_whichever_is_free_first(make_pair: Ma
     assert {client.message()[1] for client in clients} == {b"done"}
 
 
-def test_without_waiting_a_crash_is_as_little_seen(make_pair: MakePair) -> None:
+def test_crash_without_wait_is_invisible_to_client(make_pair: MakePair) -> None:
     pair = make_pair(policy=Policy(wait_timeout_s=0.0))
     client = pair.ask(b"{}")
     pair.accept(0).message()

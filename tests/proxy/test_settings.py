@@ -1,14 +1,14 @@
-"""The table of limits in docs/proxy.md is the limits."""
+"""The table in docs/proxy.md lists the limits."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 
 from llamasup.proxy import Limits
+from tests.paths import ROOT
 
-_DOCS = Path(__file__).parents[2] / "docs" / "proxy.md"
+_DOCS = ROOT / "docs" / "proxy.md"
 _ROW = re.compile(r"^\| `(\w+)` \| ([^|]+) \|", re.MULTILINE)
 
 
@@ -18,7 +18,7 @@ def _shown(name: str, value: float) -> str:
     return f"{value:g} s" if name.endswith("_s") else f"{value}"
 
 
-def test_the_limits_are_what_the_docs_say() -> None:
+def test_docs_list_the_limits() -> None:
     text = _DOCS.read_text().partition("<!-- limits")[2].partition("<!-- end of limits")[0]
     limits = Limits()
     assert _ROW.findall(text) == [

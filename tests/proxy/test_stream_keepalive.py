@@ -1,4 +1,4 @@
-"""Streams that wait with SSE comments, for clients whose operator opted in: every way that they can go on."""
+"""SSE comments to streams that wait (``stream_keepalive_s``), and all ways in which they continue."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from time import monotonic
 
 import pytest
 
-from llamasup.core.http import HeadRules
+from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
+from tests.proxy.generations import (
+    FAILED,
+    LOADING,
+    await_queued,
+    end_generation,
+    make_unavailable,
+    send_chat,
+    start_generation,
+)
 from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, get, post, status
-from tests.proxy.test_waiting import FAILED, LOADING, asked, becomes, ends, serves, wait_until
 
 KEEPALIVE_S = 0.03
 COMMENT = b": waiting\n\n"
@@ -27,24 +35,23 @@ def config(**options: object) -> ProxyConfig:
 
 
 @pytest.fixture
-def kept(make_rig: MakeRig) -> Rig:
-    """A proxy that keeps streams alive, before a model that loads."""
+def keepalive_rig(make_rig: MakeRig) -> Rig:
+    """A proxy with stream keep-alive, whose model loads."""
     rig = make_rig(config())
     rig.backend.unavailable = LOADING
     return rig
 
 
-def waits(rig: Rig, path: bytes = CHAT, request: bytes = b"") -> tuple[Wire, bytes]:
-    """A client that has had a comment, and the head before it."""
-    client = rig.connect()
-    client.send(request or post(path, STREAM))
+def waiting_stream(rig: Rig, path: bytes = CHAT, request: bytes = b"") -> tuple[Wire, bytes]:
+    """A client that has received a comment, and the head before it."""
+    client = rig.send(request or post(path, STREAM))
     head = client.head()
     client.until(COMMENT)
     return client, head
 
 
 def body_of(wire: Wire) -> bytes:
-    """What is in the chunks until the last one, comments left out; the connection stays open."""
+    """The content of the chunks until the last one, without comments; the connection stays open."""
     body = b""
     while size := int(wire.until(b"\r\n"), 16):
         body += wire.receive(size)
@@ -54,11 +61,11 @@ def body_of(wire: Wire) -> bytes:
 
 
 def cut_body_of(wire: Wire) -> bytes:
-    """What is in the chunks of a stream that is closed without a last one."""
+    """The content of the chunks of a stream that is closed without a last chunk."""
     rest, body = wire.rest(), b""
     while rest:
         size, _, rest = rest.partition(b"\r\n")
-        if not size:  # the end of a chunk that was begun to be read
+        if not size:  # the end of a chunk that was read in part
             continue
         length = int(size, 16)
         assert length > 0, "a last chunk: it looks complete"
@@ -75,34 +82,32 @@ def error_in(body: bytes) -> dict[str, object]:
     return found
 
 
-def test_a_stream_that_waits_for_its_model_gets_comments_and_then_its_events(kept: Rig) -> None:
-    client, head = waits(kept)
+def test_stream_that_waits_for_its_model_gets_comments_and_then_events(keepalive_rig: Rig) -> None:
+    client, head = waiting_stream(keepalive_rig)
     assert status(head) == 200
     assert field(head, b"content-type") == b"text/event-stream"
     assert field(head, b"transfer-encoding") == b"chunked"
     assert field(head, b"x-request-id") is not None
     client.until(COMMENT)
     client.until(COMMENT)
-    serves(kept)
-    child = kept.accept()
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     assert child.message()[1] == STREAM
     child.send(STREAM_HEAD + EVENT + DONE)
     assert client.receive(2) == b"\r\n"  # of the last comment's chunk
     assert body_of(client) == b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
-    record = kept.record()
+    record = keepalive_rig.record()
     assert (record.outcome, record.status, record.generation) == ("ok", 200, 2)
     assert record.waited_s >= KEEPALIVE_S
-    client.send(get(b"/livez"))  # the connection is as good as new
+    client.send(get(b"/livez"))  # the connection is reused
     assert status(client.message()[0]) == 200
 
 
-def test_comments_go_on_while_llama_server_works_at_the_prompt(make_rig: MakeRig) -> None:
+def test_comments_continue_while_llama_server_works_on_the_prompt(make_rig: MakeRig) -> None:
     rig = make_rig(config())
-    client = asked(rig, STREAM)
-    child = rig.accept()
-    child.message()
+    client, child = rig.begin(post(CHAT, STREAM))
     client.until(COMMENT)
-    child.send(STREAM_HEAD)  # a slot took it; nothing is said of that
+    child.send(STREAM_HEAD)  # a slot took the request; the client does not learn of it
     client.until(COMMENT)
     client.until(COMMENT)
     child.send(EVENT)
@@ -112,12 +117,10 @@ def test_comments_go_on_while_llama_server_works_at_the_prompt(make_rig: MakeRig
     assert rig.record().outcome == "ok"
 
 
-def test_comments_come_while_a_request_is_queued(make_rig: MakeRig) -> None:
-    rig = make_rig(config(), places=1)
-    busy = asked(rig, b"{}")
-    child = rig.accept()
-    child.message()
-    client, _ = waits(rig)
+def test_queued_request_gets_comments(make_rig: MakeRig) -> None:
+    rig = make_rig(config(), max_concurrent=1)
+    busy, child = rig.begin(post(CHAT, b"{}"))
+    client, _ = waiting_stream(rig)
     child.send(answer(b"done"))
     assert busy.message()[1] == b"done"
     assert child.message()[1] == STREAM
@@ -125,26 +128,26 @@ def test_comments_come_while_a_request_is_queued(make_rig: MakeRig) -> None:
     client.until(DONE)
 
 
-def test_token_counts_are_read_behind_comments_as_ever(kept: Rig) -> None:
-    client, _ = waits(kept)
-    serves(kept)
-    child = kept.accept()
+def test_token_counts_are_read_after_comments(keepalive_rig: Rig) -> None:
+    client, _ = waiting_stream(keepalive_rig)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     child.send(STREAM_HEAD + chunk(b'data: {"usage":{"completion_tokens":5,"prompt_tokens":7}}\n\n') + DONE)
     client.until(DONE)
-    record = kept.record()
+    record = keepalive_rig.record()
     assert (record.tokens_prompt, record.tokens_completion) == (7, 5)
 
 
-def test_a_request_that_has_had_comments_alone_can_be_sent_again(make_rig: MakeRig) -> None:
+def test_request_that_had_only_comments_can_be_sent_again(make_rig: MakeRig) -> None:
     rig = make_rig(config())
-    client = asked(rig, STREAM)
+    client = send_chat(rig, STREAM)
     rig.accept().message()
     client.until(COMMENT)
-    ends(rig)
-    wait_until(rig, 1)
+    end_generation(rig)
+    await_queued(rig, 1)
     client.until(COMMENT)
-    serves(rig)
+    start_generation(rig)
     child = rig.accept()
     assert child.message()[1] == STREAM
     child.send(STREAM_HEAD + EVENT + DONE)
@@ -153,16 +156,16 @@ def test_a_request_that_has_had_comments_alone_can_be_sent_again(make_rig: MakeR
     assert (record.outcome, record.replayed) == ("ok", True)
 
 
-# --- what goes wrong
+# --- failures
 
 PATHS = [CHAT, b"/completion", b"/v1/messages", b"/v1/responses"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_refusal_of_llama_servers_is_an_error_event_of_the_api(kept: Rig, path: bytes) -> None:
-    client, _ = waits(kept, path)
-    serves(kept)
-    child = kept.accept()
+def test_refusal_by_llama_server_is_an_error_event_of_the_api(keepalive_rig: Rig, path: bytes) -> None:
+    client, _ = waiting_stream(keepalive_rig, path)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     refusal = b'{"error":{"code":400,"message":"too long","type":"exceed_context_size_error"}}'
     child.send(answer(refusal, code=b"400 Bad Request"))
@@ -170,7 +173,7 @@ def test_a_refusal_of_llama_servers_is_an_error_event_of_the_api(kept: Rig, path
     named = path in (b"/v1/messages", b"/v1/responses")
     assert body.startswith(b'event: error\ndata: {"type":"error"' if named else b'data: {"error"')
     assert json.loads(body.partition(b"data: ")[2])["error"]["message"] == "too long"
-    record = kept.record()
+    record = keepalive_rig.record()
     assert (record.outcome, record.status, record.generation) == ("error_event", 200, 2)
 
 
@@ -185,53 +188,53 @@ def test_a_refusal_of_llama_servers_is_an_error_event_of_the_api(kept: Rig, path
     ],
     ids=["html", "an answer that is no stream", "chunked", "empty", "huge"],
 )
-def test_what_is_neither_stream_nor_error_is_told_as_an_error(kept: Rig, response: bytes) -> None:
-    client, _ = waits(kept)
-    serves(kept)
-    child = kept.accept()
+def test_answer_that_is_no_stream_is_an_error_event(keepalive_rig: Rig, response: bytes) -> None:
+    client, _ = waiting_stream(keepalive_rig)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     child.send(response)
     error = error_in(cut_body_of(client))
-    assert error["message"] == f"llama-server answered {status(response)} where a stream was asked for"
-    assert kept.record().outcome == "error_event"
+    assert error["message"] == f"llama-server answered with status {status(response)} instead of a stream"
+    assert keepalive_rig.record().outcome == "error_event"
 
 
-def test_an_error_that_breaks_off_is_an_error_event_too(kept: Rig) -> None:
-    client, _ = waits(kept)
-    serves(kept)
-    child = kept.accept()
+def test_incomplete_error_answer_is_an_error_event(keepalive_rig: Rig) -> None:
+    client, _ = waiting_stream(keepalive_rig)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     child.send(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 100\r\n\r\n{")
     child.close()
     assert error_in(cut_body_of(client))["message"] == "llama-server closed the connection"
-    record = kept.record()
+    record = keepalive_rig.record()
     assert (record.outcome, record.status) == ("upstream_failed", 200)
 
 
-def test_a_model_that_fails_meanwhile_is_an_error_event_with_cause_and_remedy(kept: Rig) -> None:
-    client, _ = waits(kept)
-    becomes(kept, FAILED)
+def test_failed_model_is_an_error_event_with_cause_and_remedy(keepalive_rig: Rig) -> None:
+    client, _ = waiting_stream(keepalive_rig)
+    make_unavailable(keepalive_rig, FAILED)
     error = error_in(cut_body_of(client))
     assert (error["code"], error["cause"], error["remedy"]) == (503, "out_of_memory", "use a smaller context")
-    record = kept.record()
+    record = keepalive_rig.record()
     assert (record.outcome, record.status) == ("unavailable", 200)
 
 
-def test_a_wait_that_takes_too_long_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
+def test_wait_timeout_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(), wait_timeout_s=1000.0)
     rig.backend.unavailable = LOADING
-    client, _ = waits(rig)
-    room = rig.backend.waiting
-    room._clock = clock
+    client, _ = waiting_stream(rig)
+    queue = rig.backend.waiting
+    queue._clock = clock
     clock.pass_s(1000.0)
-    rig.call(room._woke)
+    rig.call(queue._on_timer)
     message = str(error_in(cut_body_of(client))["message"])
     assert message.endswith("this request has waited for 1000 s")
 
 
-def test_a_request_that_is_out_of_time_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
+def test_request_timeout_is_an_error_event(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(request_timeout_s=1000.0))
-    client = asked(rig, STREAM)
+    client = send_chat(rig, STREAM)
     rig.accept().message()
     client.until(COMMENT)
     clock.pass_s(1000.0)
@@ -240,26 +243,26 @@ def test_a_request_that_is_out_of_time_is_an_error_event(make_rig: MakeRig, cloc
     assert (record.outcome, record.status) == ("timed_out", 200)
 
 
-def test_a_stream_that_breaks_behind_its_comments_ends_as_any_other(kept: Rig) -> None:
-    client, _ = waits(kept)
-    serves(kept)
-    child = kept.accept()
+def test_stream_broken_after_comments_ends_with_error_event(keepalive_rig: Rig) -> None:
+    client, _ = waiting_stream(keepalive_rig)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     child.send(STREAM_HEAD + EVENT)
     client.until(EVENT)
-    ends(kept)
+    end_generation(keepalive_rig)
     assert error_in(cut_body_of(client))["message"] == "llama-server was killed"
 
 
-def test_a_client_that_leaves_frees_its_place(kept: Rig) -> None:
-    client, _ = waits(kept)
+def test_disconnect_during_comments_leaves_the_queue(keepalive_rig: Rig) -> None:
+    client, _ = waiting_stream(keepalive_rig)
     client.close()
-    wait_until(kept, 0)
-    record = kept.record()
+    await_queued(keepalive_rig, 0)
+    record = keepalive_rig.record()
     assert (record.outcome, record.status) == ("client_gone", 200)
 
 
-# --- who gets none
+# --- requests without comments
 
 PLAIN = [
     post(CHAT, b'{"stream":false}'),
@@ -272,31 +275,27 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("request_", PLAIN)
-def test_who_asks_for_no_stream_gets_no_comment(kept: Rig, request_: bytes) -> None:
-    client = kept.connect()
-    client.send(request_)
-    wait_until(kept, 1)
-    waits(kept)  # beside it, one who does
+def test_request_without_stream_gets_no_comment(keepalive_rig: Rig, request_: bytes) -> None:
+    client = keepalive_rig.send(request_)
+    await_queued(keepalive_rig, 1)
+    waiting_stream(keepalive_rig)  # another client gets comments
     assert client.is_quiet()
 
 
-def test_without_the_option_nothing_is_said_before_the_answer(make_rig: MakeRig) -> None:
+def test_without_the_option_no_comment_is_sent(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(sweep_s=0.01)))
     rig.backend.unavailable = LOADING
-    client = asked(rig, STREAM)
-    wait_until(rig, 1)
+    client = send_chat(rig, STREAM)
+    await_queued(rig, 1)
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
     rig.call(lambda: connection.sweep(monotonic() + 60.0))
     assert client.is_quiet()
 
 
-def test_a_page_whose_origin_only_llama_server_can_judge_gets_its_own_head(make_rig: MakeRig) -> None:
+def test_page_with_origin_checked_by_llama_server_gets_no_early_head(make_rig: MakeRig) -> None:
     rig = make_rig(config(rules=HeadRules(transparent=True)))
-    client = rig.connect()
-    client.send(post(CHAT, STREAM, b"Origin: http://page.example"))
-    child = rig.accept()
-    child.message()
-    waits_beside = asked(rig, STREAM)
+    client, child = rig.begin(post(CHAT, STREAM, b"Origin: http://page.example"))
+    waits_beside = send_chat(rig, STREAM)
     waits_beside.until(COMMENT)
     waits_beside.until(COMMENT)
     assert client.is_quiet()
@@ -311,25 +310,25 @@ def http_1_0(body: bytes) -> bytes:
     return post(CHAT, body).replace(b"HTTP/1.1", b"HTTP/1.0")
 
 
-def until_close(kept: Rig) -> tuple[Wire, Wire]:
-    client, head = waits(kept, request=http_1_0(STREAM))
+def until_close(keepalive_rig: Rig) -> tuple[Wire, Wire]:
+    client, head = waiting_stream(keepalive_rig, request=http_1_0(STREAM))
     assert field(head, b"transfer-encoding") is None
     assert field(head, b"connection") == b"close"
-    serves(kept)
-    child = kept.accept()
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     return client, child
 
 
-def test_an_http_1_0_client_gets_comments_and_events_without_chunks(kept: Rig) -> None:
-    client, child = until_close(kept)
+def test_an_http_1_0_client_gets_comments_and_events_without_chunks(keepalive_rig: Rig) -> None:
+    client, child = until_close(keepalive_rig)
     child.send(STREAM_HEAD + EVENT + DONE)
     body = client.rest().replace(COMMENT, b"")
     assert body == b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\ndata: [DONE]\n\n'
 
 
-def test_an_http_1_0_client_is_told_of_an_error_without_chunks(kept: Rig) -> None:
-    client, child = until_close(kept)
+def test_http_1_0_client_gets_error_event_without_chunks(keepalive_rig: Rig) -> None:
+    client, child = until_close(keepalive_rig)
     child.send(answer(b'{"error":{"message":"no"}}', code=b"400 Bad Request"))
     assert error_in(client.rest().replace(COMMENT, b"")) == {"message": "no"}
 
@@ -348,19 +347,19 @@ def with_close(child: Wire) -> None:
 
 
 @pytest.mark.parametrize("sends", [with_length, with_close])
-def test_events_that_are_not_chunked_are_chunked_behind_the_comments(
-    kept: Rig, sends: Callable[[Wire], None]
+def test_unchunked_events_are_chunked_after_comments(
+    keepalive_rig: Rig, sends: Callable[[Wire], None]
 ) -> None:
-    client, _ = waits(kept)
-    serves(kept)
-    child = kept.accept()
+    client, _ = waiting_stream(keepalive_rig)
+    start_generation(keepalive_rig)
+    child = keepalive_rig.accept()
     child.message()
     sends(child)
     client.until(b"\r\n")
     assert body_of(client) == EVENTS
 
 
-def test_events_that_are_not_chunked_stay_so_for_http_1_0(kept: Rig) -> None:
-    client, child = until_close(kept)
+def test_unchunked_events_stay_unchunked_for_http_1_0(keepalive_rig: Rig) -> None:
+    client, child = until_close(keepalive_rig)
     with_length(child)
     assert client.rest().replace(COMMENT, b"") == EVENTS

@@ -1,4 +1,4 @@
-"""TLS before the proxy, with a real ssl client: the same proxy behind it, no noise from those who fail."""
+"""TLS with a real ssl client: the proxy works the same, and failed handshakes log nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
 from tests.proxy.conftest import MakeRig
@@ -38,20 +38,20 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class Certificate:
-    """A key and its certificate in files, made anew as often as wanted."""
+    """A key and its certificate in files, which can be renewed."""
 
     def __init__(self, folder: Path) -> None:
         self.key, self.chain = folder / "key.pem", folder / "chain.pem"
-        self.renew("first")
+        self.roll_out("first")
 
-    def renew(self, name: str) -> None:
+    def roll_out(self, name: str) -> None:
         words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
         names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
         files = ["-keyout", str(self.key), "-out", str(self.chain)]
         subprocess.run([*words, *names, *files], check=True, capture_output=True)
 
     def expire(self) -> None:
-        """Replace the certificate by one of the same key whose last day was yesterday."""
+        """Replace the certificate by an expired one of the same key."""
         request, out = self.chain.with_name("request.pem"), ("-out", str(self.chain))
         for words in (
             ["req", "-new", "-key", str(self.key), "-subj", "/CN=expired", "-out", str(request)],
@@ -76,7 +76,9 @@ def rig(make_rig: MakeRig, certificate: Certificate) -> Rig:
     return make_rig(tls=certificate.context())
 
 
-def secured(rig: Rig, context: ssl.SSLContext, *, name: str = "localhost", source: str | None = None) -> Wire:
+def connect_tls(
+    rig: Rig, context: ssl.SSLContext, *, name: str = "localhost", source: str | None = None
+) -> Wire:
     raw = rig.connect(source=source).sock
     return rig.keep(Wire(context.wrap_socket(raw, server_hostname=name, suppress_ragged_eofs=False)))
 
@@ -88,8 +90,8 @@ def common_name(client: Wire) -> str:
     return str(dict(pair[0] for pair in seen["subject"])["commonName"])  # type: ignore[misc]
 
 
-def test_a_request_and_its_answer_pass_and_the_connection_is_kept(rig: Rig, certificate: Certificate) -> None:
-    client = secured(rig, certificate.trusting())
+def test_request_and_answer_pass_and_connection_is_kept(rig: Rig, certificate: Certificate) -> None:
+    client = connect_tls(rig, certificate.trusting())
     client.send(post(CHAT, b"{}"))
     child = rig.accept()
     for request in (b"", post(CHAT, b"{}")):
@@ -109,14 +111,14 @@ def test_a_request_and_its_answer_pass_and_the_connection_is_kept(rig: Rig, cert
         (ssl.TLSVersion.TLSv1_3, [], None),
     ],
 )
-def test_http_1_1_is_what_is_spoken(
+def test_alpn_agrees_on_http_1_1(
     rig: Rig, certificate: Certificate, version: ssl.TLSVersion, offered: list[str], agreed: str | None
 ) -> None:
     context = certificate.trusting()
     context.minimum_version = context.maximum_version = version
     if offered:
         context.set_alpn_protocols(offered)
-    client = secured(rig, context)
+    client = connect_tls(rig, context)
     assert isinstance(client.sock, ssl.SSLSocket)
     assert client.sock.selected_alpn_protocol() == agreed
     client.send(get(b"/livez"))
@@ -125,24 +127,24 @@ def test_http_1_1_is_what_is_spoken(
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated")
-def test_what_is_older_than_tls_1_2_is_not_spoken(rig: Rig, certificate: Certificate) -> None:
+def test_tls_below_1_2_is_refused(rig: Rig, certificate: Certificate) -> None:
     context = certificate.trusting()
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        secured(rig, context)
-    all_gone(rig)
+        connect_tls(rig, context)
+    await_no_connections(rig)
 
 
-def test_a_stream_passes_chunk_by_chunk(rig: Rig, certificate: Certificate) -> None:
-    client = secured(rig, certificate.trusting())
+def test_stream_is_forwarded_chunk_by_chunk(rig: Rig, certificate: Certificate) -> None:
+    client = connect_tls(rig, certificate.trusting())
     client.send(post(CHAT, b'{"stream":true}'))
     child = rig.accept()
     child.message()
     child.send(STREAM_HEAD)
     for number in range(20):
         piece = chunk(b"data: %d\n\n" % number)
-        child.send(piece)  # the next one only when this one is here: nothing is held back
+        child.send(piece)  # the next one only after this one has arrived
         assert (
             (client.head() and b"") + client.receive(len(piece)) == piece
             if number == 0
@@ -154,10 +156,10 @@ def test_a_stream_passes_chunk_by_chunk(rig: Rig, certificate: Certificate) -> N
 
 
 @pytest.mark.parametrize("leaving", ["orderly", "closed", "reset"])
-def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(
+def test_disconnect_during_stream_closes_upstream_connection(
     rig: Rig, certificate: Certificate, leaving: str
 ) -> None:
-    client = secured(rig, certificate.trusting())
+    client = connect_tls(rig, certificate.trusting())
     client.send(post(CHAT, b'{"stream":true}'))
     child = rig.accept()
     child.message()
@@ -166,8 +168,8 @@ def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(
     if leaving == "orderly":
         assert isinstance(client.sock, ssl.SSLSocket)
         client.sock.settimeout(0.0)
-        with suppress(ssl.SSLError):  # what is not here yet, or here already
-            client.sock.unwrap()  # says goodbye, and waits for nothing
+        with suppress(ssl.SSLError):  # the answer of the other side is missing or unread
+            client.sock.unwrap()  # sends close_notify without a wait
     else:
         if leaving == "reset":
             client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -175,11 +177,11 @@ def test_a_client_that_leaves_in_mid_stream_ends_the_childs_connection(
     assert child.sees_the_end()
     eventually(lambda: rig.in_flight() == 0)
     client.close()
-    all_gone(rig)
+    await_no_connections(rig)
 
 
-def test_a_stream_that_breaks_off_never_looks_complete(rig: Rig, certificate: Certificate) -> None:
-    client = secured(rig, certificate.trusting())
+def test_broken_answer_never_looks_complete(rig: Rig, certificate: Certificate) -> None:
+    client = connect_tls(rig, certificate.trusting())
     client.send(get(b"/props"))
     child = rig.accept()
     child.head()
@@ -192,8 +194,8 @@ def test_a_stream_that_breaks_off_never_looks_complete(rig: Rig, certificate: Ce
     client.close()
 
 
-def test_a_client_that_does_not_read_pauses_the_child(rig: Rig, certificate: Certificate) -> None:
-    client = secured(rig, certificate.trusting())
+def test_slow_reader_pauses_the_child(rig: Rig, certificate: Certificate) -> None:
+    client = connect_tls(rig, certificate.trusting())
     client.send(get(b"/props"))
     child = rig.accept()
     child.head()
@@ -205,35 +207,34 @@ def test_a_client_that_does_not_read_pauses_the_child(rig: Rig, certificate: Cer
             sent += child.sock.send(bytes(1 << 16))
     assert sent < 32 << 20  # buffers of the kernel, and little of ours
     client.close()
-    all_gone(rig)
+    await_no_connections(rig)
 
 
-def test_a_refused_upload_reads_its_refusal(
+def test_client_reads_the_refusal_of_its_upload(
     make_rig: MakeRig, certificate: Certificate, clock: Clock
 ) -> None:
-    """TLS has no half-closed connection: it is read on until the client goes, or its time is up."""
+    """TLS has no half-close: the proxy reads until the client disconnects, or its time is over."""
     rig = make_rig(
         ProxyConfig(limits=Limits(body_bytes=1000, linger_s=100.0, sweep_s=0.05)), tls=certificate.context()
     )
-    client = secured(rig, certificate.trusting())
+    client = connect_tls(rig, certificate.trusting())
     client.send(get(CHAT, b"Transfer-Encoding: chunked", method=b"POST"))
     client.send(*[chunk(bytes(500))] * 3)
     head, _ = client.message()
     assert (status(head), field(head, b"connection")) == (413, b"close")
     client.send(*[chunk(bytes(500))] * 3)
-    clock.pass_until_heard(client, 60.0)
+    clock.pass_until_readable(client, 60.0)
     assert client.rest() == b""
     client.close()
-    all_gone(rig)
+    await_no_connections(rig)
 
 
 @pytest.mark.parametrize("first", [b"GET / HTTP/1.1\r\n\r\n", bytes(100), b"\x16\x03\x01\x00\x05hello", b""])
-def test_a_client_that_speaks_no_tls_makes_no_noise(
+def test_client_without_tls_logs_nothing(
     rig: Rig, certificate: Certificate, caplog: pytest.LogCaptureFixture, first: bytes
 ) -> None:
-    good = secured(rig, certificate.trusting())
-    bad = rig.connect()
-    bad.send(first)
+    good = connect_tls(rig, certificate.trusting())
+    bad = rig.send(first)
     if not first:
         bad.close()
     else:
@@ -242,31 +243,30 @@ def test_a_client_that_speaks_no_tls_makes_no_noise(
     good.send(get(b"/livez"))
     assert status(good.message()[0]) == 200
     good.close()
-    all_gone(rig)
+    await_no_connections(rig)
     assert caplog.records == []
 
 
-def test_a_handshake_that_does_not_come_to_an_end_is_ended(
+def test_incomplete_handshake_times_out(
     make_rig: MakeRig, certificate: Certificate, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(head_s=0.2)), tls=certificate.context())
-    hello = rig.connect()
-    hello.send(b"\x16\x03\x01")
+    hello = rig.send(b"\x16\x03\x01")
     silent = rig.connect()
     assert hello.sees_the_end()
     assert silent.sees_the_end()
-    all_gone(rig)
+    await_no_connections(rig)
     assert caplog.records == []
 
 
-def test_a_handshake_counts_as_a_connection_and_makes_room(
+def test_handshake_counts_as_connection_and_can_be_closed_for_another(
     make_rig: MakeRig, certificate: Certificate
 ) -> None:
     rig = make_rig(ProxyConfig(limits=Limits(connections=2)), tls=certificate.context())
     first = rig.connect(source="127.0.0.2")
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 1)
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 1)
     second = rig.connect(source="127.0.0.3")
-    third = secured(rig, certificate.trusting())
+    third = connect_tls(rig, certificate.trusting())
     third.send(get(b"/livez"))
     assert status(third.message()[0]) == 200
     assert first.sees_the_end()
@@ -280,7 +280,7 @@ def test_unfinished_handshakes_cannot_keep_clients_with_a_key_out(
 ) -> None:
     limits = Limits(connections=4, connections_per_client=2)
     rig = make_rig(ProxyConfig(api_keys=("sesame",), limits=limits), tls=certificate.context())
-    known = secured(rig, certificate.trusting())
+    known = connect_tls(rig, certificate.trusting())
     ask = get(b"/props", b"Authorization: Bearer sesame")
     known.send(ask)
     child = rig.accept()
@@ -290,7 +290,7 @@ def test_unfinished_handshakes_cannot_keep_clients_with_a_key_out(
     shaking = [rig.connect() for _ in range(5)]
     for wire in shaking[:-1]:
         assert wire.sees_the_end()
-    other = secured(rig, certificate.trusting())
+    other = connect_tls(rig, certificate.trusting())
     for client in (other, known):
         client.send(ask)
         child.head()
@@ -299,24 +299,23 @@ def test_unfinished_handshakes_cannot_keep_clients_with_a_key_out(
         client.close()
 
 
-def test_nothing_is_left_when_the_proxy_closes_in_mid_handshake(rig: Rig, certificate: Certificate) -> None:
-    shaking = rig.connect()
-    shaking.send(b"\x16\x03\x01")
-    shaken = secured(rig, certificate.trusting())
-    eventually(lambda: rig.call(lambda: rig.proxy.connections) == 2)
+def test_closing_proxy_ends_unfinished_handshakes(rig: Rig, certificate: Certificate) -> None:
+    shaking = rig.send(b"\x16\x03\x01")
+    shaken = connect_tls(rig, certificate.trusting())
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients)) == 2)
     rig.close_proxy()
-    assert rig.proxy.connections == 0
+    assert len(rig.proxy.clients) == 0
     assert shaking.sees_the_end()
     shaken.close()
 
 
-def test_a_renewed_certificate_counts_from_the_next_connection_on(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_next_connection_uses_renewed_certificate(make_rig: MakeRig, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     rig = make_rig(tls=certificate.context())
-    before = secured(rig, certificate.trusting())
+    before = connect_tls(rig, certificate.trusting())
     assert common_name(before) == "first"
-    certificate.renew("second")
-    after = secured(rig, certificate.trusting(), name="127.0.0.1")  # without a name in the handshake
+    certificate.roll_out("second")
+    after = connect_tls(rig, certificate.trusting(), name="127.0.0.1")  # without a name in the handshake
     assert common_name(after) == "second"
     for client in (before, after):
         client.send(get(b"/livez"))
@@ -328,7 +327,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_an_expired_certificate_is_warned_of_at_the_start_and_once(
+def test_expired_certificate_is_warned_about_once_at_start(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = Certificate(tmp_path)
@@ -337,30 +336,30 @@ def test_an_expired_certificate_is_warned_of_at_the_start_and_once(
     (warning,) = warnings(caplog)
     assert re.search(r"chain\.pem' expired on \d{4}-\d\d-\d\d \d\d:\d\d UTC\. Renew it", warning)
     for _ in range(2):
-        client = secured(rig, unverified())  # it is served all the same
+        client = connect_tls(rig, unverified())  # it is served nevertheless
         client.close()
-    certificate.renew("second")
-    client = secured(rig, certificate.trusting())
+    certificate.roll_out("second")
+    client = connect_tls(rig, certificate.trusting())
     assert common_name(client) == "second"
     client.close()
     assert len(warnings(caplog)) == 1
 
 
-def test_a_renewal_that_has_expired_is_warned_of(
+def test_expired_renewal_is_warned_about(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = Certificate(tmp_path)
     context = certificate.context()
-    heard: list[str] = []
-    context.when_warned = lambda message, remedy: heard.append(message)
+    warned: list[str] = []
+    context.when_warned = lambda message, remedy: warned.append(message)
     rig = make_rig(tls=context)
-    secured(rig, certificate.trusting()).close()
-    assert heard == []
+    connect_tls(rig, certificate.trusting()).close()
+    assert warned == []
     certificate.expire()
-    secured(rig, unverified()).close()
-    assert len(heard) == 1
-    assert "expired on" in heard[0]
-    assert warnings(caplog) == []  # it is told once, by the callback
+    connect_tls(rig, unverified()).close()
+    assert len(warned) == 1
+    assert "expired on" in warned[0]
+    assert warnings(caplog) == []  # reported once, by the callback
 
 
 def unverified() -> ssl.SSLContext:
@@ -370,7 +369,7 @@ def unverified() -> ssl.SSLContext:
     return context
 
 
-def test_a_server_name_that_is_not_ascii_prints_no_traceback(
+def test_non_ascii_server_name_prints_no_traceback(
     rig: Rig,
     certificate: Certificate,
     caplog: pytest.LogCaptureFixture,
@@ -385,19 +384,18 @@ def test_a_server_name_that_is_not_ascii_prints_no_traceback(
         handshake.do_handshake()
     hello = outgoing.read()
     assert hello.count(b"localhost") == 1
-    bad = rig.connect()
-    bad.send(hello.replace(b"localhost", b"l\xf6calhost"))
+    bad = rig.send(hello.replace(b"localhost", b"l\xf6calhost"))
     assert bad.sock.recv(1)  # an answer or an alert
     bad.close()
-    good = secured(rig, certificate.trusting())
+    good = connect_tls(rig, certificate.trusting())
     good.send(get(b"/livez"))
     assert status(good.message()[0]) == 200
     good.close()
-    all_gone(rig)
+    await_no_connections(rig)
     assert (unraisable, caplog.records, capfd.readouterr().err) == ([], [], "")
 
 
-def test_a_named_pipe_is_no_certificate(certificate: Certificate, tmp_path: Path) -> None:
+def test_named_pipe_is_refused_as_certificate(certificate: Certificate, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for key, chain in ((pipe, certificate.chain), (certificate.key, pipe)):
@@ -405,7 +403,7 @@ def test_a_named_pipe_is_no_certificate(certificate: Certificate, tmp_path: Path
             tls_context(str(key), str(chain))
 
 
-def test_a_certificate_that_became_unusable_leaves_the_one_before(
+def test_unusable_renewal_keeps_the_previous_certificate(
     make_rig: MakeRig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificate = Certificate(tmp_path)
@@ -413,25 +411,24 @@ def test_a_certificate_that_became_unusable_leaves_the_one_before(
     rig = make_rig(tls=certificate.context())
     certificate.chain.write_text("half written")
     for _ in range(2):
-        client = secured(rig, trusting)
+        client = connect_tls(rig, trusting)
         assert common_name(client) == "first"
         client.close()
     (warning,) = warnings(caplog)
     assert str(certificate.chain) in warning
 
 
-def test_handshakes_that_come_and_go_leave_no_descriptor(rig: Rig, certificate: Certificate) -> None:
+def test_handshakes_leak_no_descriptors(rig: Rig, certificate: Certificate) -> None:
     trusting = certificate.trusting()
 
     def some() -> None:
         for _ in range(10):
-            good = secured(rig, trusting)
+            good = connect_tls(rig, trusting)
             good.close()
-            bad = rig.connect()
-            bad.send(b"GET / HTTP/1.1\r\n\r\n")
+            bad = rig.send(b"GET / HTTP/1.1\r\n\r\n")
             bad.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             bad.close()
-        all_gone(rig)
+        await_no_connections(rig)
 
     some()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -439,5 +436,5 @@ def test_handshakes_that_come_and_go_leave_no_descriptor(rig: Rig, certificate: 
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)  # noqa: PTH208
 
 
-def all_gone(rig: Rig) -> None:
-    eventually(lambda: rig.call(lambda: rig.proxy.connections + len(rig.proxy._tasks)) == 0)
+def await_no_connections(rig: Rig) -> None:
+    eventually(lambda: rig.call(lambda: len(rig.proxy.clients) + len(rig.proxy._tasks._running)) == 0)

@@ -1,4 +1,4 @@
-"""Large bodies that nobody here has to read: they are sent on while they come."""
+"""Large bodies that are forwarded while they arrive, because they need not be decoded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.runtime.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint
 from tests.patience import PATIENCE_S
 from tests.proxy.conftest import MakeRig
+from tests.proxy.generations import (
+    LOADING,
+    STOPPING,
+    await_queued,
+    end_generation,
+    make_unavailable,
+    start_generation,
+)
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, get, post, status
-from tests.proxy.test_waiting import LOADING, STOPPING, becomes, ends, serves, wait_until
 
 KIB = 1 << 10
 MIB = 1 << 20
-PART = bytes(range(256)) * 512  # 128 KiB: more than is read ahead
+PART = bytes(range(256)) * 512  # 128 KiB: more than one read ahead
 
 
 def config(**limits: float) -> ProxyConfig:
@@ -27,7 +34,7 @@ def config(**limits: float) -> ProxyConfig:
 
 @pytest.fixture
 def run(make_rig: MakeRig) -> Rig:
-    """As ``run`` and ``wrap`` have it: one model, whatever a body says."""
+    """As with ``run`` and ``wrap``: one model, whatever a body names."""
     return make_rig(config())
 
 
@@ -39,9 +46,8 @@ CHUNKED = get(CHAT, b"Transfer-Encoding: chunked", method=b"POST")
 
 
 def uploading(rig: Rig, head: bytes = announced(16 * len(PART))) -> tuple[Wire, Wire]:
-    """A client, and a child that has got the first part of sixteen."""
-    client = rig.connect()
-    client.send(head, PART if head != CHUNKED else chunk(PART))
+    """A client, and a child that has received the first part of sixteen."""
+    client = rig.send(head, PART if head != CHUNKED else chunk(PART))
     child = rig.accept()
     child.head()
     if head == CHUNKED:
@@ -52,7 +58,7 @@ def uploading(rig: Rig, head: bytes = announced(16 * len(PART))) -> tuple[Wire, 
 
 
 def dechunked(wire: Wire, size: int) -> bytes:
-    """So many bytes of a chunked body; its chunks end where these do."""
+    """``size`` bytes of a chunked body, with complete chunks."""
     body = b""
     while len(body) < size:
         body += wire.receive(int(wire.until(b"\r\n"), 16))
@@ -64,10 +70,10 @@ def uploads(rig: Rig) -> int:
     return rig.call(lambda: rig.proxy.uploads)
 
 
-# --- on the way
+# --- forwarding
 
 
-def test_a_large_body_is_sent_on_before_it_is_here(run: Rig) -> None:
+def test_large_body_is_forwarded_while_it_arrives(run: Rig) -> None:
     client, child = uploading(run)
     for _ in range(15):  # each part arrives before the next is sent
         client.send(PART)
@@ -75,24 +81,22 @@ def test_a_large_body_is_sent_on_before_it_is_here(run: Rig) -> None:
     child.send(answer(b"read"))
     assert client.message()[1] == b"read"
     client.send(post(CHAT, b"next"))
-    assert child.message()[1] == b"next"  # both connections are fit for the next one
+    assert child.message()[1] == b"next"  # both connections are reused
     child.send(answer(b"too"))
     assert client.message()[1] == b"too"
     assert [run.record().outcome for _ in range(2)] == ["ok", "ok"]
     assert uploads(run) == 0
 
 
-def test_it_keeps_the_length_that_the_client_said(run: Rig) -> None:
-    client = run.connect()
-    client.send(announced(2 * len(PART)), PART)
+def test_forwarded_body_keeps_its_content_length(run: Rig) -> None:
+    run.send(announced(2 * len(PART)), PART)
     head = run.accept().head()
     assert field(head, b"content-length") == b"%d" % (2 * len(PART))
     assert field(head, b"transfer-encoding") is None
 
 
-def test_a_chunked_body_goes_on_chunked_afresh_and_without_its_trailers(run: Rig) -> None:
-    client = run.connect()
-    client.send(CHUNKED, b"20000;name=value\r\n" + PART + b"\r\n")
+def test_chunked_body_is_forwarded_with_new_chunks_and_without_trailers(run: Rig) -> None:
+    client = run.send(CHUNKED, b"20000;name=value\r\n" + PART + b"\r\n")
     child = run.accept()
     head = child.head()
     assert field(head, b"transfer-encoding") == b"chunked"
@@ -107,33 +111,32 @@ def test_a_chunked_body_goes_on_chunked_afresh_and_without_its_trailers(run: Rig
     assert child.head().startswith(b"GET /props ")
 
 
-def test_what_comes_in_one_read_goes_out_as_one_chunk(run: Rig) -> None:
+def test_one_read_is_forwarded_as_one_chunk(run: Rig) -> None:
     client, child = uploading(run, CHUNKED)
     client.send(b"".join(chunk(b"x") for _ in range(100)))
     size = int(child.until(b"\r\n"), 16)
-    assert size > 1  # a read that was cut in two makes two
+    assert size > 1  # two reads make two chunks
 
 
-def test_a_small_body_waits_until_it_is_here(run: Rig) -> None:
+def test_small_body_is_buffered(run: Rig) -> None:
     client, second = run.connect(), run.connect()
     client.send(announced(1000), b"x" * 999)
-    second.send(announced(10 * MIB), b"x" * 64 * KIB)  # to announce much is not to send it
+    second.send(announced(10 * MIB), b"x" * 64 * KIB)  # only received bytes count, not announced ones
     run.ask(get(b"/livez"))
     assert run.in_flight() == 0
     client.send(b"x")
     assert run.accept().message()[1] == b"x" * 1000
 
 
-def test_a_body_that_names_the_model_is_read_whole(rig: Rig) -> None:
-    client = rig.connect()
-    client.send(announced(2 * len(PART)), PART)
+def test_body_with_model_name_is_buffered(rig: Rig) -> None:
+    client = rig.send(announced(2 * len(PART)), PART)
     rig.ask(get(b"/livez"))
     assert rig.in_flight() == 0
     client.send(PART)
     assert rig.accept().message()[1] == PART * 2
 
 
-def test_what_is_pipelined_behind_it_is_answered_behind_it(run: Rig) -> None:
+def test_requests_pipelined_after_upload_are_answered_in_order(run: Rig) -> None:
     client, child = uploading(run, announced(len(PART) + 5))
     client.send(b"after" + post(b"/a", b"a") + get(b"/livez") + get(b"/b")[:10])
     assert child.receive(5) == b"after"
@@ -148,9 +151,8 @@ def test_what_is_pipelined_behind_it_is_answered_behind_it(run: Rig) -> None:
     assert child.head().startswith(b"GET /b ")
 
 
-def test_a_client_that_expects_100_continue_is_told_to_go_on_once(run: Rig) -> None:
-    client = run.connect()
-    client.send(announced(2 * len(PART), b"Expect: 100-continue"))
+def test_client_that_expects_100_continue_gets_it_once(run: Rig) -> None:
+    client = run.send(announced(2 * len(PART), b"Expect: 100-continue"))
     assert client.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
     client.send(PART)
     child = run.accept()
@@ -172,12 +174,12 @@ def test_an_http_1_0_client_may_send_a_large_body(run: Rig) -> None:
 
 
 def fills(rig: Rig, client: Wire) -> int:
-    """The only client, after its first part, sends until it is paused. How much it has sent in all."""
+    """The only client sends until it is paused. Returns the bytes that it has sent, with its first part."""
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
     assert isinstance(connection, Downstream)
     client.sock.setblocking(False)
     sent, full = len(PART), 0
-    while full < 3:  # three looks in a row find every buffer full, and that not taken for the client's fault
+    while full < 3:  # three attempts in a row find every buffer full, and no deadline set
         try:
             sent += client.sock.send(b"x" * (64 * KIB))
             full = 0
@@ -197,7 +199,7 @@ def sends(client: Wire, child: Wire, size: int) -> None:
         size -= len(part)
 
 
-def test_a_child_that_does_not_read_pauses_the_client(run: Rig) -> None:
+def test_slow_child_pauses_the_client(run: Rig) -> None:
     client, child = uploading(run, announced(31 * MIB))
     sent = fills(run, client)
     assert sent < 24 * MIB  # buffers of the kernel, and little of ours
@@ -207,11 +209,10 @@ def test_a_child_that_does_not_read_pauses_the_client(run: Rig) -> None:
     assert client.message()[1] == b"read"
 
 
-def test_only_so_many_at_a_time_hold_a_connection_while_they_come(make_rig: MakeRig) -> None:
+def test_number_of_uploads_is_limited(make_rig: MakeRig) -> None:
     rig = make_rig(config(uploads=2))
     first, second = (uploading(rig) for _ in range(2))
-    third = rig.connect()
-    third.send(announced(2 * len(PART)), PART)
+    third = rig.send(announced(2 * len(PART)), PART)
     rig.ask(get(b"/livez"))
     assert (rig.in_flight(), uploads(rig)) == (2, 2)
     first[0].close()
@@ -222,13 +223,13 @@ def test_only_so_many_at_a_time_hold_a_connection_while_they_come(make_rig: Make
     second[0].message()
     assert uploads(rig) == 0
     third.send(PART)
-    assert second[1].message()[1] == PART * 2  # whole, over the connection that came free
+    assert second[1].message()[1] == PART * 2  # complete, on the connection that became free
 
 
-# --- what ends it
+# --- the end of an upload
 
 
-def test_a_chunked_body_that_grows_too_large_ends_at_the_child_and_is_a_413(make_rig: MakeRig) -> None:
+def test_chunked_upload_above_the_limit_is_a_413(make_rig: MakeRig) -> None:
     rig = make_rig(config(body_bytes=200 * KIB))
     client, child = uploading(rig, CHUNKED)
     client.send(chunk(PART))
@@ -242,7 +243,7 @@ def test_a_chunked_body_that_grows_too_large_ends_at_the_child_and_is_a_413(make
     assert (rig.in_flight(), uploads(rig)) == (0, 0)
 
 
-def test_a_body_that_is_no_chunk_ends_at_the_child_and_is_a_400(run: Rig) -> None:
+def test_upload_with_malformed_chunk_is_a_400(run: Rig) -> None:
     client, child = uploading(run, CHUNKED)
     client.send(b"nonsense\r\n" + get(b"/never"))
     head, _ = client.message()
@@ -251,10 +252,10 @@ def test_a_body_that_is_no_chunk_ends_at_the_child_and_is_a_400(run: Rig) -> Non
     assert client.sees_the_end()
 
 
-def test_a_body_that_stops_is_a_408(make_rig: MakeRig, clock: Clock) -> None:
+def test_stalled_upload_is_a_408(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(body_idle_s=100.0))
     client, child = uploading(rig)
-    clock.pass_until_heard(client, 60.0)
+    clock.pass_until_readable(client, 60.0)
     head, body = client.message()
     assert (status(head), field(head, b"connection")) == (408, b"close")
     assert json.loads(body)["error"]["message"] == "the request's body took too long"
@@ -262,8 +263,8 @@ def test_a_body_that_stops_is_a_408(make_rig: MakeRig, clock: Clock) -> None:
     assert rig.record().outcome == "refused"
 
 
-def test_a_body_that_trickles_in_gets_no_more_time(make_rig: MakeRig, clock: Clock) -> None:
-    """It holds a thread of llama-server's."""
+def test_upload_in_single_bytes_does_not_extend_its_deadline(make_rig: MakeRig, clock: Clock) -> None:
+    """It holds a thread of llama-server."""
     rig = make_rig(config(body_idle_s=100.0))
     client, _ = uploading(rig)
     client.sock.settimeout(0.01)
@@ -278,7 +279,7 @@ def test_a_body_that_trickles_in_gets_no_more_time(make_rig: MakeRig, clock: Clo
     assert status(answered) == 408
 
 
-def slowly(rig: Rig, clock: Clock, step_s: float) -> tuple[Wire, Wire]:
+def send_slowly(rig: Rig, clock: Clock, step_s: float) -> tuple[Wire, Wire]:
     """A client that has sent four parts, with a pause before all but the first."""
     client, child = uploading(rig, announced(5 * len(PART)))
     for _ in range(3):
@@ -289,26 +290,24 @@ def slowly(rig: Rig, clock: Clock, step_s: float) -> tuple[Wire, Wire]:
 
 
 @pytest.mark.check("X8", "408 for a forwarded body, too, when its average rate is below 16 KiB per second")
-def test_a_body_that_is_sent_on_has_a_total_deadline(make_rig: MakeRig, clock: Clock) -> None:
+def test_forwarded_body_has_a_total_deadline(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
-    client, child = slowly(rig, clock, 300.0)
+    client, child = send_slowly(rig, clock, 300.0)
     clock.pass_s(200.0)  # 1,100 s in all, and 200 s since its last piece
     assert status(client.message()[0]) == 408
     assert child.sees_the_end()
 
 
-def test_a_body_that_is_sent_on_and_keeps_its_pace_is_served(make_rig: MakeRig, clock: Clock) -> None:
+def test_forwarded_body_above_the_minimum_rate_is_served(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=64))  # time for 2,048 s more with each part
-    client, child = slowly(rig, clock, 900.0)
+    client, child = send_slowly(rig, clock, 900.0)
     client.send(PART)
     assert child.receive(len(PART)) == PART
     child.send(answer(b"read"))
     assert client.message()[1] == b"read"
 
 
-def test_the_time_in_which_the_child_does_not_read_is_not_the_clients(
-    make_rig: MakeRig, clock: Clock
-) -> None:
+def test_deadline_of_upload_excludes_pauses_of_the_child(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
     client, child = uploading(rig, announced(31 * MIB))
     sent = fills(rig, client)
@@ -321,22 +320,22 @@ def test_the_time_in_which_the_child_does_not_read_is_not_the_clients(
     assert client.message()[1] == b"read"
 
 
-def test_a_body_that_is_read_whole_after_a_crash_has_its_time_again(make_rig: MakeRig, clock: Clock) -> None:
+def test_upload_buffered_after_a_crash_gets_a_new_deadline(make_rig: MakeRig, clock: Clock) -> None:
     rig = make_rig(config(body_idle_s=1000.0, body_rate_bytes=1 * MIB))
-    client, child = slowly(rig, clock, 300.0)
-    ends(rig)
+    client, child = send_slowly(rig, clock, 300.0)
+    end_generation(rig)
     assert child.sees_the_end()
     clock.pass_s(200.0)
     client.send(PART)
-    wait_until(rig, 1)
-    serves(rig)
+    await_queued(rig, 1)
+    start_generation(rig)
     again = rig.accept()
     assert again.message()[1] == PART * 5
     again.send(answer(b"saved"))
     assert client.message()[1] == b"saved"
 
 
-def test_a_client_that_leaves_in_mid_body_ends_the_childs_connection(run: Rig) -> None:
+def test_disconnect_during_upload_closes_upstream_connection(run: Rig) -> None:
     client, child = uploading(run)
     client.close()
     assert child.sees_the_end()
@@ -345,10 +344,10 @@ def test_a_client_that_leaves_in_mid_body_ends_the_childs_connection(run: Rig) -
     assert (run.in_flight(), uploads(run)) == (0, 0)
 
 
-# --- answered before the body is whole
+# --- answers before the body is complete
 
 
-def test_an_early_answer_passes_at_once_and_both_connections_end(run: Rig) -> None:
+def test_early_answer_is_forwarded_at_once_and_both_connections_close(run: Rig) -> None:
     client, child = uploading(run)
     child.send(answer(b'{"error":1}', code=b"400 Bad Request"))
     head, body = client.message()
@@ -362,18 +361,15 @@ def test_an_early_answer_passes_at_once_and_both_connections_end(run: Rig) -> No
 
 
 @pytest.mark.parametrize("code", [b"401 Unauthorized", b"404 Not Found", b"403 Forbidden"])
-def test_an_answer_of_a_child_that_has_closed_its_connection_unread_is_not_lost(
-    run: Rig, code: bytes
-) -> None:
-    """As llama-server does when a request's head is enough to refuse it (b11434)."""
-    client = run.connect()
-    client.send(announced(16 * len(PART)), PART)
+def test_answer_of_child_that_closed_without_reading_is_forwarded(run: Rig, code: bytes) -> None:
+    """As llama-server (b11434), if the head is enough to refuse a request."""
+    client = run.send(announced(16 * len(PART)), PART)
     child = run.accept()
     child.head()
     (connection,) = run.call(lambda: tuple(run.proxy.clients))
     assert isinstance(connection, Downstream)
 
-    def meanwhile() -> None:  # nothing of it is read before the next write fails
+    def meanwhile() -> None:  # the answer is unread when the next write fails
         child.send(answer(b"refused", code=code))
         child.close()
         connection.data_received(PART)
@@ -385,7 +381,7 @@ def test_an_answer_of_a_child_that_has_closed_its_connection_unread_is_not_lost(
     assert client.sees_the_end()
 
 
-def test_a_stream_may_begin_before_the_body_is_whole(run: Rig) -> None:
+def test_stream_may_begin_before_the_upload_is_complete(run: Rig) -> None:
     client, child = uploading(run)
     child.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
     assert field(client.head(), b"connection") == b"close"
@@ -397,7 +393,7 @@ def test_a_stream_may_begin_before_the_body_is_whole(run: Rig) -> None:
     assert child.sees_the_end()
 
 
-def test_a_body_that_breaks_after_its_answer_has_begun_breaks_the_answer(run: Rig) -> None:
+def test_invalid_upload_after_begin_of_answer_resets_the_answer(run: Rig) -> None:
     client, child = uploading(run, CHUNKED)
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
     client.head()
@@ -408,9 +404,8 @@ def test_a_body_that_breaks_after_its_answer_has_begun_breaks_the_answer(run: Ri
     assert child.sees_the_end()
 
 
-def test_a_child_that_breaks_off_is_a_502_or_503_and_the_connection_ends(run: Rig) -> None:
-    client = run.connect()
-    client.send(get(b"/v1/streams/lookup", b"Content-Length: 1000000", method=b"POST"), PART)
+def test_child_that_closes_during_upload_is_a_502(run: Rig) -> None:
+    client = run.send(get(b"/v1/streams/lookup", b"Content-Length: 1000000", method=b"POST"), PART)
     child = run.accept()
     child.head()
     child.close()
@@ -422,12 +417,12 @@ def test_a_child_that_breaks_off_is_a_502_or_503_and_the_connection_ends(run: Ri
 # --- sent again
 
 
-def test_a_body_that_was_sent_on_is_sent_again_after_a_crash(run: Rig) -> None:
+def test_forwarded_body_is_sent_again_after_a_crash(run: Rig) -> None:
     client, child = uploading(run, announced(2 * len(PART)))
     client.send(PART)
     child.receive(len(PART))
-    ends(run)
-    new: Endpoint = serves(run)
+    end_generation(run)
+    new: Endpoint = start_generation(run)
     again = run.accept()
     assert again.message()[1] == PART * 2
     again.send(answer(b"saved"))
@@ -437,23 +432,23 @@ def test_a_body_that_was_sent_on_is_sent_again_after_a_crash(run: Rig) -> None:
 
 
 @pytest.mark.parametrize("head", [announced(2 * len(PART)), CHUNKED], ids=["length", "chunked"])
-def test_a_crash_in_mid_body_has_it_read_whole_and_sent_to_the_next(run: Rig, head: bytes) -> None:
+def test_crash_during_upload_buffers_body_for_next_generation(run: Rig, head: bytes) -> None:
     client, child = uploading(run, head)
-    ends(run)
+    end_generation(run)
     assert child.sees_the_end()
     assert uploads(run) == 0
     client.send(*(chunk(PART), b"0\r\n\r\n") if head == CHUNKED else (PART,))
-    wait_until(run, 1)
-    serves(run)
+    await_queued(run, 1)
+    start_generation(run)
     again = run.accept()
     head, body = again.message()
     assert body == PART * 2
     again.send(answer(b"saved"))
     assert client.message()[1] == b"saved"
-    assert not run.record().replayed  # the one that ended had not begun with it
+    assert not run.record().replayed  # the first generation had not begun with it
 
 
-def test_the_copy_of_a_body_that_was_sent_on_counts_until_its_answer_begins(run: Rig) -> None:
+def test_copy_of_forwarded_body_counts_until_its_answer_begins(run: Rig) -> None:
     client, child = uploading(run, announced(2 * len(PART)))
     client.send(PART)
     child.receive(len(PART))
@@ -464,29 +459,29 @@ def test_the_copy_of_a_body_that_was_sent_on_counts_until_its_answer_begins(run:
     assert run.call(lambda: bodies.held_bytes) == 0
 
 
-def test_without_memory_for_a_copy_a_body_is_not_sent_again(make_rig: MakeRig) -> None:
+def test_forwarded_body_without_memory_for_a_copy_is_not_sent_again(make_rig: MakeRig) -> None:
     rig = make_rig(config(bodies_bytes=len(PART)))
     client, child = uploading(rig, announced(2 * len(PART)))
     client.send(PART)
     child.receive(len(PART))
     assert rig.call(lambda: rig.proxy.bodies.held_bytes) == 0
-    ends(rig)
+    end_generation(rig)
     assert status(client.message()[0]) == 503
     assert rig.record().outcome == "revoked"
 
 
-def test_a_body_larger_than_what_is_kept_is_not_sent_again(run: Rig) -> None:
+def test_forwarded_body_above_replay_limit_is_not_sent_again(run: Rig) -> None:
     client, child = uploading(run)
     client.send(PART * 15)
     child.receive(15 * len(PART))
-    ends(run)
+    end_generation(run)
     head, body = client.message()
     assert status(head) == 503
     assert json.loads(body)["error"]["message"] == "llama-server was killed"
     assert run.record().outcome == "revoked"
 
 
-def test_no_more_of_it_is_held_than_that(run: Rig) -> None:
+def test_forwarded_body_above_replay_limit_is_not_held(run: Rig) -> None:
     client, child = uploading(run)
     client.send(PART * 14)
     child.receive(14 * len(PART))
@@ -494,8 +489,8 @@ def test_no_more_of_it_is_held_than_that(run: Rig) -> None:
     assert isinstance(connection, Downstream)
     request = run.call(lambda: connection._reader.partial)
     assert request is not None
-    assert request.upload is not None
-    assert run.call(request.upload._received) == b""
+    assert connection._upload is not None
+    assert run.call(connection._upload._received) == b""
     assert (request.body, request._received) == (b"", None)
     client.send(PART)
     child.receive(len(PART))
@@ -503,11 +498,8 @@ def test_no_more_of_it_is_held_than_that(run: Rig) -> None:
     client.message()
 
 
-def test_a_connection_that_the_child_was_closing_is_replaced(run: Rig) -> None:
-    client = run.connect()
-    client.send(get())
-    stale = run.accept()
-    stale.head()
+def test_upload_on_closing_connection_moves_to_another(run: Rig) -> None:
+    client, stale = run.begin(get())
     stale.send(answer())
     client.message()
     client.send(announced(2 * len(PART)), PART)
@@ -521,24 +513,22 @@ def test_a_connection_that_the_child_was_closing_is_replaced(run: Rig) -> None:
     assert client.message()[1] == b"read"
 
 
-def test_while_nothing_serves_it_is_read_whole_and_waits(run: Rig) -> None:
-    becomes(run, LOADING)
-    client = run.connect()
-    client.send(announced(2 * len(PART)), PART)
+def test_upload_is_buffered_and_queued_while_nothing_serves(run: Rig) -> None:
+    make_unavailable(run, LOADING)
+    client = run.send(announced(2 * len(PART)), PART)
     run.ask(get(b"/livez"))
     client.send(PART)
-    wait_until(run, 1)
-    serves(run)
+    await_queued(run, 1)
+    start_generation(run)
     child = run.accept()
     assert child.message()[1] == PART * 2
     child.send(answer(b"served"))
     assert client.message()[1] == b"served"
 
 
-def test_a_server_that_cannot_be_reached_has_it_read_whole(run: Rig) -> None:
+def test_upload_is_buffered_while_server_is_unreachable(run: Rig) -> None:
     run.stop_listening()
-    client = run.connect()
-    client.send(announced(2 * len(PART)), PART)
+    client = run.send(announced(2 * len(PART)), PART)
     run.ask(get(b"/livez"))
     run.listen_again()
     client.send(PART)
@@ -548,16 +538,16 @@ def test_a_server_that_cannot_be_reached_has_it_read_whole(run: Rig) -> None:
     assert client.message()[1] == b"served"
 
 
-def test_a_stop_in_mid_body_is_told_at_once(run: Rig) -> None:
+def test_stop_during_upload_is_answered_at_once(run: Rig) -> None:
     client, child = uploading(run, announced(2 * len(PART)))
-    becomes(run, STOPPING)
-    ends(run, STOPPING)
+    make_unavailable(run, STOPPING)
+    end_generation(run, STOPPING)
     assert child.sees_the_end()
     head, _ = client.message()
     assert (status(head), field(head, b"connection")) == (503, b"close")
 
 
-def test_nothing_is_left_when_the_proxy_closes_in_mid_body(run: Rig) -> None:
+def test_closing_proxy_ends_uploads(run: Rig) -> None:
     client, child = uploading(run)
     run.close_proxy()
     assert child.sees_the_end()
@@ -566,7 +556,7 @@ def test_nothing_is_left_when_the_proxy_closes_in_mid_body(run: Rig) -> None:
     assert (run.in_flight(), run.proxy.uploads) == (0, 0)
 
 
-def test_a_client_may_end_its_connection_by_a_reset_while_it_is_paused(run: Rig) -> None:
+def test_reset_of_paused_client_ends_the_upload(run: Rig) -> None:
     client, child = uploading(run, announced(31 * MIB))
     client.sock.setblocking(False)
     sent = len(PART)
@@ -575,23 +565,22 @@ def test_a_client_may_end_its_connection_by_a_reset_while_it_is_paused(run: Rig)
             sent += client.sock.send(b"x" * 64 * KIB)
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     client.close()
-    child.rest()  # what was on its way, and then the end
+    child.rest()  # the bytes in flight, then the end
     assert run.record().outcome == "client_gone"
 
 
-def test_a_crash_in_mid_body_does_not_cost_its_key_another_turn(make_rig: MakeRig) -> None:
+def test_crash_during_upload_counts_once_for_its_key(make_rig: MakeRig) -> None:
     key_file = keys_of("secret name=one concurrent=1")
     rig = make_rig(ProxyConfig(key_file=key_file, route_by_model=False))
     authorized = b"Authorization: Bearer secret"
     client, _ = uploading(rig, announced(2 * len(PART), authorized))
-    ends(rig)
-    serves(rig)
+    end_generation(rig)
+    start_generation(rig)
     client.send(PART)
     again = rig.accept()
     assert again.message()[1] == PART * 2
-    second = rig.connect()
-    second.send(post(CHAT, b"{}", authorized))
-    assert status(second.message()[0]) == 429  # the first is being served, and takes the only turn
+    second = rig.send(post(CHAT, b"{}", authorized))
+    assert status(second.message()[0]) == 429  # the first request counts as the only concurrent one
     again.send(answer())
     assert status(client.message()[0]) == 200
     client.send(post(CHAT, b"{}", authorized))
@@ -601,25 +590,20 @@ def test_a_crash_in_mid_body_does_not_cost_its_key_another_turn(make_rig: MakeRi
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["in mid-body", "behind its body"])
-def test_a_client_that_leaves_after_a_crash_in_mid_body_leaves_its_keys_turn(
-    make_rig: MakeRig, *, whole: bool
-) -> None:
+def test_disconnect_after_crash_during_upload_releases_quota(make_rig: MakeRig, *, whole: bool) -> None:
     key_file = keys_of("secret name=one concurrent=1")
     rig = make_rig(ProxyConfig(key_file=key_file, route_by_model=False))
     authorized = b"Authorization: Bearer secret"
     client, child = uploading(rig, announced(2 * len(PART), authorized))
-    ends(rig)
+    end_generation(rig)
     assert child.sees_the_end()
     if whole:
         client.send(PART)
-        wait_until(rig, 1)
+        await_queued(rig, 1)
     client.close()
     record = rig.record()
     assert (record.status, record.outcome, record.client) == (499, "client_gone", "key:one")
-    serves(rig)
-    second = rig.connect()
-    second.send(post(CHAT, b"{}", authorized))
-    again = rig.accept()
-    again.message()
+    start_generation(rig)
+    second, again = rig.begin(post(CHAT, b"{}", authorized))
     again.send(answer())
     assert status(second.message()[0]) == 200

@@ -1,4 +1,4 @@
-"""Requests that come before their model serves, or whose server ends before it answered (S9–S13)."""
+"""Requests that arrive before their model serves, or whose server ends before its answer (S9 to S13)."""
 
 from __future__ import annotations
 
@@ -9,68 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.meant_model import MeantModel
+from llamasup.http.address import UnixAddress
+from llamasup.models.access import ResolvedModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.runtime.endpoint import Endpoint, Lease, Unavailable
-from llamasup.runtime.waiting import GRACE_S, WaitingRoom
+from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_queue import GRACE_S, RequestQueue
 from tests.proxy.conftest import MakeRig
-from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
-
-LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, may_wait=True)
-FAILED = Unavailable(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
-STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
-EVENT = chunk(b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n')
-
-
-# --- what the instance does, in the order in which its runner does it
-
-
-def becomes(rig: Rig, why: Unavailable) -> None:
-    """No generation serves."""
-
-    def tell() -> None:
-        rig.backend.unavailable = why
-        rig.backend.waiting.changed()
-
-    rig.call(tell)
+from tests.proxy.generations import (
+    FAILED,
+    LOADING,
+    STOPPING,
+    await_queued,
+    end_generation,
+    make_unavailable,
+    send_chat,
+    start_generation,
+)
+from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, Wire, answer, field, get, post, status
 
 
-def ends(rig: Rig, why: Unavailable = LOADING) -> None:
-    """The generation is gone, and so is what it was doing."""
-    becomes(rig, why)
-    rig.call(lambda: rig.backend.endpoint.close("llama-server was killed"))
-
-
-def serves(rig: Rig) -> Endpoint:
-    """The next generation is ready."""
-    old = rig.backend.endpoint
-    new = Endpoint(old.model, old.generation + 1, old.address)
-
-    def tell() -> None:
-        rig.backend.endpoint = new
-        rig.backend.unavailable = None
-        rig.backend.waiting.changed()
-
-    rig.call(tell)
-    return new
-
-
-def wait_until(rig: Rig, count: int) -> None:
-    """Until so many requests wait."""
-    while rig.call(lambda: len(rig.backend.waiting)) != count:
-        pass
-
-
-def asked(rig: Rig, body: bytes, path: bytes = CHAT) -> Wire:
-    client = rig.connect()
-    client.send(post(path, body))
-    return client
-
-
-def reply(rig: Rig, response: bytes) -> None:
-    """The child's, on a new connection."""
+def answer_next(rig: Rig, response: bytes) -> None:
+    """The child answers the next request on a new connection."""
     child = rig.accept()
     child.message()
     child.send(response)
@@ -85,14 +45,14 @@ def loading(rig: Rig) -> Rig:
     return rig
 
 
-def test_requests_wait_while_a_model_loads_and_are_served_in_order(loading: Rig) -> None:
+def test_requests_wait_while_model_loads_and_are_served_in_order(loading: Rig) -> None:
     rig = loading
     clients = []
     for n in range(3):
-        clients.append(asked(rig, b"%d" % n))
-        wait_until(rig, n + 1)
+        clients.append(send_chat(rig, b"%d" % n))
+        await_queued(rig, n + 1)
     assert all(client.is_quiet() for client in clients)
-    serves(rig)
+    start_generation(rig)
     for n, client in enumerate(clients):
         child = rig.accept()
         assert child.message()[1] == b"%d" % n
@@ -100,11 +60,11 @@ def test_requests_wait_while_a_model_loads_and_are_served_in_order(loading: Rig)
         assert client.message()[1] == b"served %d" % n
 
 
-def test_the_answer_says_how_long_its_request_waited_for_the_model(loading: Rig) -> None:
-    client = asked(loading, b"{}")
-    wait_until(loading, 1)
-    serves(loading)
-    reply(loading, answer())
+def test_server_timing_reports_wait_for_the_model(loading: Rig) -> None:
+    client = send_chat(loading, b"{}")
+    await_queued(loading, 1)
+    start_generation(loading)
+    answer_next(loading, answer())
     head, _ = client.message()
     timing = re.fullmatch(
         rb'queue;dur=([\d.]+);desc="position 1", load;dur=([\d.]+)', field(head, b"server-timing") or b""
@@ -123,11 +83,11 @@ def test_the_answer_says_how_long_its_request_waited_for_the_model(loading: Rig)
         b"/no-such-path",  # a POST that llamasup does not know may be work on a prompt
     ],
 )
-def test_all_that_works_on_a_prompt_waits(loading: Rig, path: bytes) -> None:
-    client = asked(loading, b"{}", path)
-    wait_until(loading, 1)
-    serves(loading)
-    reply(loading, answer(b"served"))
+def test_every_request_with_a_prompt_waits(loading: Rig, path: bytes) -> None:
+    client = send_chat(loading, b"{}", path)
+    await_queued(loading, 1)
+    start_generation(loading)
+    answer_next(loading, answer(b"served"))
     assert client.message()[1] == b"served"
 
 
@@ -142,60 +102,59 @@ def test_all_that_works_on_a_prompt_waits(loading: Rig, path: bytes) -> None:
     ],
     ids=lambda request_: request_.partition(b" HTTP")[0].decode(),
 )
-def test_who_asks_about_the_server_is_answered_at_once(loading: Rig, request_: bytes) -> None:
+def test_request_about_the_server_does_not_wait(loading: Rig, request_: bytes) -> None:
     head, body = loading.ask(request_)
     assert status(head) == 503
     assert json.loads(body)["error"]["message"] == "Loading model"
 
 
-def test_a_client_that_leaves_while_it_waits_frees_its_place_and_is_never_sent_on(loading: Rig) -> None:
+def test_waiting_request_of_disconnected_client_is_never_sent(loading: Rig) -> None:
     rig = loading
-    closed, half_closed, stays = (asked(rig, b"%d" % n) for n in range(3))
-    wait_until(rig, 3)
+    closed, half_closed, stays = (send_chat(rig, b"%d" % n) for n in range(3))
+    await_queued(rig, 3)
     closed.close()
-    wait_until(rig, 2)
+    await_queued(rig, 2)
     half_closed.sock.shutdown(socket.SHUT_WR)
-    wait_until(rig, 1)
+    await_queued(rig, 1)
     for _ in range(2):
         record = rig.record()
         assert (record.outcome, record.status, record.model) == ("client_gone", 499, "tiny")
         assert record.waited_s > 0.0
-    serves(rig)
+    start_generation(rig)
     child = rig.accept()
     assert child.message()[1] == b"2"
     child.send(answer(b"served"))
     assert stays.message()[1] == b"served"
 
 
-def test_what_is_pipelined_behind_a_request_that_waits_is_answered_behind_it(loading: Rig) -> None:
-    client = loading.connect()
-    client.send(post(CHAT, b"first") + get(b"/livez") + get(b"/health"))
-    wait_until(loading, 1)
+def test_requests_pipelined_after_waiting_one_are_answered_in_order(loading: Rig) -> None:
+    client = loading.send(post(CHAT, b"first") + get(b"/livez") + get(b"/health"))
+    await_queued(loading, 1)
     assert client.is_quiet()
-    serves(loading)
-    reply(loading, answer(b"served"))
+    start_generation(loading)
+    answer_next(loading, answer(b"served"))
     assert client.message()[1] == b"served"
     assert client.message()[1] == b'{"status":"ok"}'
     assert status(client.message()[0]) == 200
 
 
-def test_no_more_than_256_wait_and_the_next_is_told_when_to_come_back(loading: Rig) -> None:
-    clients = [asked(loading, b"{}") for _ in range(256)]
-    wait_until(loading, 256)
+def test_at_most_256_requests_wait_and_next_is_a_503_with_retry_after(loading: Rig) -> None:
+    clients = [send_chat(loading, b"{}") for _ in range(256)]
+    await_queued(loading, 256)
     head, body = loading.ask(post(CHAT, b"{}"))
     assert (status(head), field(head, b"retry-after")) == (503, b"1")
     assert json.loads(body)["error"]["cause"] == "waiting_room_full"
     assert loading.record().outcome == "unavailable"
     clients[0].close()
-    wait_until(loading, 255)
-    asked(loading, b"{}")
-    wait_until(loading, 256)
+    await_queued(loading, 255)
+    send_chat(loading, b"{}")
+    await_queued(loading, 256)
 
 
-def test_a_request_that_waited_too_long_is_a_503_and_its_connection_goes_on(make_rig: MakeRig) -> None:
+def test_wait_timeout_is_a_503_and_connection_is_kept(make_rig: MakeRig) -> None:
     rig = make_rig(wait_timeout_s=0.05)
     rig.backend.unavailable = LOADING
-    client = asked(rig, b"{}")
+    client = send_chat(rig, b"{}")
     head, body = client.message()
     assert (status(head), field(head, b"retry-after")) == (503, b"1")
     assert json.loads(body)["error"]["message"] == "Loading model; this request has waited for 0.05 s"
@@ -206,7 +165,7 @@ def test_a_request_that_waited_too_long_is_a_503_and_its_connection_goes_on(make
     assert status(client.message()[0]) == 200
 
 
-def test_without_time_to_wait_the_answer_comes_at_once(make_rig: MakeRig) -> None:
+def test_wait_timeout_of_0_answers_at_once(make_rig: MakeRig) -> None:
     rig = make_rig(wait_timeout_s=0.0)
     rig.backend.unavailable = LOADING
     head, body = rig.ask(post(CHAT, b"{}"))
@@ -214,10 +173,10 @@ def test_without_time_to_wait_the_answer_comes_at_once(make_rig: MakeRig) -> Non
     assert json.loads(body)["error"]["message"] == "Loading model"
 
 
-def test_when_the_model_fails_all_who_wait_learn_the_cause_and_the_remedy(loading: Rig) -> None:
-    clients = [asked(loading, b"{}") for _ in range(3)]
-    wait_until(loading, 3)
-    becomes(loading, FAILED)
+def test_failed_model_answers_waiting_requests_with_cause_and_remedy(loading: Rig) -> None:
+    clients = [send_chat(loading, b"{}") for _ in range(3)]
+    await_queued(loading, 3)
+    make_unavailable(loading, FAILED)
     for client in clients:
         head, body = client.message()
         error = json.loads(body)["error"]
@@ -229,42 +188,38 @@ def test_when_the_model_fails_all_who_wait_learn_the_cause_and_the_remedy(loadin
         )
 
 
-def test_a_stop_answers_those_who_wait_at_once_and_lets_those_in_flight_finish(rig: Rig) -> None:
-    busy = asked(rig, b"busy")
-    child = rig.accept()
-    child.message()
-    becomes(rig, LOADING)
-    waits = asked(rig, b"waits")
-    wait_until(rig, 1)
-    becomes(rig, STOPPING)
+def test_stop_answers_waiting_requests_and_completes_those_in_flight(rig: Rig) -> None:
+    busy, child = rig.begin(post(CHAT, b"busy"))
+    make_unavailable(rig, LOADING)
+    waits = send_chat(rig, b"waits")
+    await_queued(rig, 1)
+    make_unavailable(rig, STOPPING)
     rig.call(rig.proxy.drain)
     assert status(waits.message()[0]) == 503
     assert waits.sees_the_end()
-    late = asked(rig, b"late")
+    late = send_chat(rig, b"late")
     assert status(late.message()[0]) == 503
     child.send(answer(b"finished"))
     assert busy.message()[1] == b"finished"
 
 
-def test_nothing_is_left_when_the_proxy_closes_while_requests_wait(loading: Rig) -> None:
-    client = asked(loading, b"{}")
-    wait_until(loading, 1)
+def test_closing_proxy_empties_the_queue(loading: Rig) -> None:
+    client = send_chat(loading, b"{}")
+    await_queued(loading, 1)
     loading.close_proxy()
     assert client.sees_the_end()
     assert len(loading.backend.waiting) == 0
 
 
-# --- after a generation has broken a request off
+# --- after the end of a generation
 
 
-def test_a_request_whose_generation_ends_before_its_answer_is_sent_to_the_next(rig: Rig) -> None:
-    client = asked(rig, b"precious")
-    child = rig.accept()
-    child.message()
-    ends(rig)
+def test_request_without_answer_is_sent_to_next_generation(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b"precious"))
+    end_generation(rig)
     assert child.sees_the_end()
-    wait_until(rig, 1)
-    new = serves(rig)
+    await_queued(rig, 1)
+    new = start_generation(rig)
     again = rig.accept()
     assert again.message()[1] == b"precious"
     again.send(answer(b"saved"))
@@ -276,30 +231,28 @@ def test_a_request_whose_generation_ends_before_its_answer_is_sent_to_the_next(r
     assert rig.proxy.metrics.replays == {"tiny": 1}
 
 
-def test_the_connection_may_break_before_the_end_of_the_generation_is_seen(rig: Rig) -> None:
-    client = asked(rig, b"precious")
-    child = rig.accept()
-    child.message()
-    child.send(b"HTTP/1.1 200 OK\r\nContent-Le")  # of this nothing has gone downstream
+def test_request_of_closed_connection_waits_for_next_generation(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b"precious"))
+    child.send(b"HTTP/1.1 200 OK\r\nContent-Le")  # not forwarded yet
     child.close()
-    wait_until(rig, 1)
-    ends(rig)
-    serves(rig)
+    await_queued(rig, 1)
+    end_generation(rig)
+    start_generation(rig)
     again = rig.accept()
     assert again.message()[1] == b"precious"
     again.send(answer(b"saved"))
     assert client.message()[1] == b"saved"
 
 
-def test_requests_that_are_sent_again_come_in_their_old_order_before_later_ones(rig: Rig) -> None:
+def test_requests_sent_again_keep_their_order_before_later_ones(rig: Rig) -> None:
     early = []
     for n in range(4):
-        early.append(asked(rig, b"early %d" % n))
+        early.append(send_chat(rig, b"early %d" % n))
         rig.accept().message()
-    ends(rig)
-    late = asked(rig, b"late")
-    wait_until(rig, 5)
-    serves(rig)
+    end_generation(rig)
+    late = send_chat(rig, b"late")
+    await_queued(rig, 5)
+    start_generation(rig)
     for n, client in enumerate([*early, late]):
         child = rig.accept()
         assert child.message()[1] == (b"late" if client is late else b"early %d" % n)
@@ -307,13 +260,13 @@ def test_requests_that_are_sent_again_come_in_their_old_order_before_later_ones(
         assert client.message()[1] == b"%d" % n
 
 
-def test_a_request_that_ends_every_server_is_not_sent_a_third_time(rig: Rig) -> None:
-    client = asked(rig, b"poison")
+def test_request_that_crashes_two_generations_is_not_sent_a_third_time(rig: Rig) -> None:
+    client = send_chat(rig, b"poison")
     rig.accept().message()
-    ends(rig)
-    serves(rig)
+    end_generation(rig)
+    start_generation(rig)
     rig.accept().message()
-    ends(rig)
+    end_generation(rig)
     head, body = client.message()
     assert (status(head), field(head, b"retry-after")) == (503, b"1")
     assert json.loads(body)["error"]["message"] == "llama-server was killed"
@@ -322,10 +275,8 @@ def test_a_request_that_ends_every_server_is_not_sent_a_third_time(rig: Rig) -> 
     assert rig.call(lambda: len(rig.backend.waiting)) == 0
 
 
-def test_a_server_that_breaks_a_connection_and_lives_gets_the_request_once_more(rig: Rig) -> None:
-    client = asked(rig, b"precious")
-    child = rig.accept()
-    child.message()
+def test_server_that_only_closes_connection_gets_request_once_more(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b"precious"))
     child.close()
     again = rig.accept()
     assert again.message()[1] == b"precious"
@@ -338,39 +289,33 @@ def test_a_server_that_breaks_a_connection_and_lives_gets_the_request_once_more(
     assert record.waited_s >= GRACE_S * 0.9
 
 
-def test_a_stale_connection_and_then_a_dead_server_count_as_one_try(rig: Rig) -> None:
-    client = asked(rig, b"first")
-    child = rig.accept()
-    child.message()
+def test_closing_connection_and_dead_server_count_as_one_attempt(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b"first"))
     child.send(answer())
     client.message()
     client.send(post(CHAT, b"precious"))
     child.message()
     rig.stop_listening()
-    child.close()  # begun or not, nobody knows: it is tried again at once, and there is no server any more
-    wait_until(rig, 1)
-    ends(rig)
+    child.close()  # the request is sent again at once, but no server listens
+    await_queued(rig, 1)
+    end_generation(rig)
     rig.listen_again()
-    serves(rig)
+    start_generation(rig)
     assert rig.accept().message()[1] == b"precious"
-    ends(rig)
+    end_generation(rig)
     assert status(client.message()[0]) == 503
     rig.record()
     assert rig.record().replayed
 
 
-def test_nothing_is_sent_again_once_the_client_has_had_a_byte(rig: Rig) -> None:
-    plain = asked(rig, b"plain")
-    child = rig.accept()
-    child.message()
+def test_request_is_not_sent_again_after_first_byte_to_client(rig: Rig) -> None:
+    plain, child = rig.begin(post(CHAT, b"plain"))
     child.send(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nsome")
     plain.head()
-    stream = asked(rig, b'{"stream":true}')
-    child = rig.accept()
-    child.message()
+    stream, child = rig.begin(post(CHAT, b'{"stream":true}'))
     child.send(STREAM_HEAD + EVENT)
     stream.until(EVENT)
-    ends(rig)
+    end_generation(rig)
     with pytest.raises(ConnectionResetError):
         plain.rest()
     assert b'data: {"error":{"message":"llama-server was killed"' in stream.rest()
@@ -380,25 +325,21 @@ def test_nothing_is_sent_again_once_the_client_has_had_a_byte(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "path", [b"/completion", b"/v1/completions", b"/infill", b"/v1/responses", b"/v1/messages"]
 )
-def test_a_stream_that_is_cut_ends_with_the_error_event_of_its_api(rig: Rig, path: bytes) -> None:
-    client = asked(rig, b'{"stream":true}', path)
-    child = rig.accept()
-    child.message()
+def test_broken_stream_ends_with_error_event_of_its_api(rig: Rig, path: bytes) -> None:
+    client, child = rig.begin(post(path, b'{"stream":true}'))
     child.send(STREAM_HEAD + EVENT)
     client.until(EVENT)
-    ends(rig)
+    end_generation(rig)
     size, _, rest = client.rest().partition(b"\r\n")
-    assert rest[int(size, 16) :] == b"\r\n"  # the chunk is whole, and the last chunk is not there
+    assert rest[int(size, 16) :] == b"\r\n"  # the chunk is complete, and the last chunk is missing
     event = rest[: int(size, 16)]
     named = path in (b"/v1/responses", b"/v1/messages")
     assert event.startswith(b"event: error\ndata: {" if named else b'data: {"error":{')
     assert event.endswith(b"}\n\n")
 
 
-def test_an_error_of_llama_server_is_an_answer_and_is_passed_on(rig: Rig) -> None:
-    client = asked(rig, b"{}")
-    child = rig.accept()
-    child.message()
+def test_error_of_llama_server_is_forwarded(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b"{}"))
     child.send(answer(b'{"error":{}}', code=b"500 Internal Server Error"))
     assert status(client.message()[0]) == 500
     assert rig.call(lambda: len(rig.backend.waiting)) == 0
@@ -407,31 +348,30 @@ def test_an_error_of_llama_server_is_an_answer_and_is_passed_on(rig: Rig) -> Non
 @pytest.mark.parametrize(
     "request_", [get(b"/props"), post(b"/v1/streams/lookup", b"[]"), post(b"/other", b"{}")]
 )
-def test_what_only_asks_or_changes_something_is_not_sent_again(rig: Rig, request_: bytes) -> None:
-    client = rig.connect()
-    client.send(request_)
+def test_request_without_prompt_is_not_sent_again(rig: Rig, request_: bytes) -> None:
+    client = rig.send(request_)
     rig.accept().head()
-    ends(rig)
+    end_generation(rig)
     assert status(client.message()[0]) == 503
 
 
-def test_what_a_failing_generation_broke_off_is_told_why(rig: Rig) -> None:
-    client = asked(rig, b"{}")
+def test_request_of_failed_generation_gets_cause_and_remedy(rig: Rig) -> None:
+    client = send_chat(rig, b"{}")
     rig.accept().message()
-    ends(rig, FAILED)
+    end_generation(rig, FAILED)
     head, body = client.message()
     error = json.loads(body)["error"]
     assert status(head) == 503
     assert (error["message"], error["remedy"]) == ("it ran out of memory", "use a smaller context")
 
 
-def test_a_client_that_leaves_while_it_waits_for_the_next_generation_frees_its_place(rig: Rig) -> None:
-    client = asked(rig, b"{}")
+def test_disconnect_while_waiting_for_next_generation_leaves_the_queue(rig: Rig) -> None:
+    client = send_chat(rig, b"{}")
     rig.accept().message()
-    ends(rig)
-    wait_until(rig, 1)
+    end_generation(rig)
+    await_queued(rig, 1)
     client.close()
-    wait_until(rig, 0)
+    await_queued(rig, 0)
     record = rig.record()
     assert (record.outcome, record.model, record.generation, record.replayed) == (
         "client_gone",
@@ -441,39 +381,37 @@ def test_a_client_that_leaves_while_it_waits_for_the_next_generation_frees_its_p
     )
 
 
-def test_a_server_that_cannot_be_reached_is_waited_for(rig: Rig) -> None:
-    """Its socket file was removed, say: supervision will see it, and start another."""
+def test_request_waits_for_unreachable_server(rig: Rig) -> None:
+    """For example without its socket file: supervision will start another server."""
     rig.stop_listening()
-    client = asked(rig, b"precious")
-    wait_until(rig, 1)
+    client = send_chat(rig, b"precious")
+    await_queued(rig, 1)
     rig.listen_again()
     assert rig.accept().message()[1] == b"precious"
     rig.stop_listening()
-    ends(rig)
+    end_generation(rig)
     rig.listen_again()
-    serves(rig)
-    again = rig.accept()  # what it could not reach did not count as a try
+    start_generation(rig)
+    again = rig.accept()  # the failed connect did not count as an attempt
     assert again.message()[1] == b"precious"
     again.send(answer(b"saved"))
     assert client.message()[1] == b"saved"
 
 
-def test_no_more_are_sent_again_than_the_budget_allows(rig: Rig) -> None:
+def test_retry_budget_limits_requests_sent_again(rig: Rig) -> None:
     for _ in range(70):
-        asked(rig, b"{}")
+        send_chat(rig, b"{}")
         rig.accept().message()
-    ends(rig)
-    wait_until(rig, 64)
+    end_generation(rig)
+    await_queued(rig, 64)
     records = [rig.record() for _ in range(6)]
     assert {(record.outcome, record.status, record.replayed) for record in records} == {
         ("revoked", 503, False)
     }
 
 
-def test_an_upload_is_forgotten_once_its_answer_has_begun(rig: Rig) -> None:
-    client = asked(rig, b'{"stream":true}')
-    child = rig.accept()
-    child.message()
+def test_body_is_dropped_once_its_answer_begins(rig: Rig) -> None:
+    client, child = rig.begin(post(CHAT, b'{"stream":true}'))
     (connection,) = rig.call(lambda: tuple(rig.proxy.clients))
     assert isinstance(connection, Downstream)
     exchange = connection._exchange
@@ -487,11 +425,11 @@ def test_an_upload_is_forgotten_once_its_answer_has_begun(rig: Rig) -> None:
 # --- several models
 
 
-def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(ProxyConfig(route_by_model=True))
     stable = Endpoint("stable", 1, UnixAddress(str(tmp_path / "stable.sock")))
     stable_child = rig.listen(str(tmp_path / "stable.sock"))
-    stable_room = WaitingRoom(lambda: (stable,), timeout_s=10.0)
+    stable_room = RequestQueue(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 
     class Two:
@@ -500,26 +438,26 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
                 return stable.lease_if_free(infers=infers)
             return one.lease(model, infers=infers)
 
-        def room(self, model: str | None) -> WaitingRoom:
+        def queue(self, model: str | None) -> RequestQueue:
             return stable_room if model == "stable" else one.waiting
 
         def readiness(self) -> Unavailable | None:
             return None
 
-        def meant(self, model: str | None) -> MeantModel:
-            return MeantModel((model or "tiny",))
+        def resolve(self, model: str | None) -> ResolvedModel:
+            return ResolvedModel((model or "tiny",))
 
         def listing(self) -> None:
             return None
 
     rig.proxy.backend = Two()
-    client = asked(rig, b'{"model":"stable"}')
+    client = send_chat(rig, b'{"model":"stable"}')
     child = rig.keep(Wire(stable_child.accept()[0]))
     child.message()
-    other = asked(rig, b'{"model":"tiny"}')
+    other = send_chat(rig, b'{"model":"tiny"}')
     rig.accept().message()
-    ends(rig)
-    wait_until(rig, 1)
+    end_generation(rig)
+    await_queued(rig, 1)
     assert client.is_quiet()
     assert rig.call(lambda: stable.in_flight) == 1
     child.send(answer(b"untouched"))
@@ -528,11 +466,11 @@ def test_one_models_crash_touches_no_request_of_another(make_rig: MakeRig, tmp_p
     stable_child.close()
 
 
-def test_a_crowd_that_finds_the_servers_backlog_full_is_served_all_the_same(rig: Rig) -> None:
-    """The child accepts nothing for a while; its backlog is 64 here, and 512 in llama-server (b11434)."""
-    clients = [asked(rig, b"%d" % n) for n in range(70)]
+def test_requests_that_meet_a_full_backlog_are_served(rig: Rig) -> None:
+    """The child accepts no connection for a while; its backlog is 64, llama-server's is 512 (b11434)."""
+    clients = [send_chat(rig, b"%d" % n) for n in range(70)]
     while not rig.call(lambda: len(rig.backend.waiting)):
-        pass  # asyncio finds this out later than uvloop
+        pass  # asyncio notices this later than uvloop
     bodies = set()
     for _ in clients:
         child = rig.accept()

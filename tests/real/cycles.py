@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.core.backoff import RestartPolicy
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
+from llamasup.llama_server.settings import Settings
 from llamasup.proxy.bind import bind
-from llamasup.runtime.events import Bus
-from llamasup.service import RunOptions, Service
+from llamasup.service.run import RunOptions, Service
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.events import Bus
+from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 
@@ -28,7 +28,7 @@ __all__ = ["Held", "crash_cycles", "leaks"]
 
 AT_ONCE = RestartPolicy(first_delay_s=0.0, longest_delay_s=0.0, window_s=1.0, most_crashes=1_000_000)
 # The allocator's own ups and downs; 1,000 cycles that leaked no more than an event each would be above it.
-MOST_GROWTH_BYTES = 2 << 20
+MAX_GROWTH_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def leaks(held: Sequence[Held]) -> Sequence[str]:
         if getattr(last, name) > getattr(first, name)
     ]
     grown_bytes = last.rss_bytes - first.rss_bytes
-    return found + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MOST_GROWTH_BYTES)
+    return found + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MAX_GROWTH_BYTES)
 
 
 def crash_cycles(runtime: str, model: Path, home: Path, *, services: int, crashes: int) -> Sequence[Held]:

@@ -111,7 +111,7 @@ class Patient:
     def server(self) -> psutil.Process:
         """The process that serves: behind a wrapper, the last one that has been given an address."""
         while True:
-            found = [each for each in self.running.children() if "--host" in _command_line(each)]
+            found = [child for child in self.running.children() if "--host" in _command_line(child)]
             if found and "exec_child" not in " ".join(_command_line(found[-1])):
                 return found[-1]
             assert self.running.process.poll() is None, self.running.said
@@ -159,7 +159,11 @@ class Patient:
         self.running.wait_for_ready_after(1)
         serves_s = time.monotonic() - self.hurt_s
         endings = [client.ending() for client in self.clients]
-        late_s = [each.first_byte_s - self.hurt_s for each in self.clients if each.began_s >= self.hurt_s]
+        late_s = [
+            one_client.first_byte_s - self.hurt_s
+            for one_client in self.clients
+            if one_client.began_s >= self.hurt_s
+        ]
         left = (*self._doubles(), *self.stopped())
         exits = [event for event in self.running.events if event["event"] == "exit"]
         return Outcome(
@@ -195,14 +199,14 @@ class Patient:
         return left if code == 0 else (*left, f"exit code {code}")
 
     def _doubles(self) -> Remains:
-        """What an earlier generation has left beside the one that serves."""
+        """Sockets, records and processes of an earlier generation."""
         run = self.home / "run" / "llamasup"
         sockets = [str(path) for path in run.glob("*/[0-9]*.sock")]
         records = [str(path) for path in run.glob("*/child-*.json")]
-        servers = [each for each in self.running.children() if is_alive(each)]
-        roots = [each for each in servers if each.ppid() == self.running.pid]
+        servers = [child for child in self.running.children() if is_alive(child)]
+        roots = [one_server for one_server in servers if one_server.ppid() == self.running.pid]
         left = [*sockets[1:], *records[1:]]
-        return tuple(left) if len(roots) <= 1 else (*left, *(f"process {each.pid}" for each in roots))
+        return tuple(left) if len(roots) <= 1 else (*left, *(f"process {root.pid}" for root in roots))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ ENDLESS = -1
 SHIFT = ("--", "--context-shift")
 A_WHILE = 3000
 """Tokens of a stream that has to end by itself: 0.2 s at least."""
+BINARY, EMBEDDED = ("binary",), ("embedded",)
 
 
 class Impossible(Exception):
@@ -42,8 +43,10 @@ class Case:
     name: str
     run: Callable[[Bench], Outcome]
     ends_us: bool = False
-    """It is llamasup that ends: nobody is left who could answer, and nothing else may be left either."""
+    """llamasup itself ends: no request is answered any more, and no process or file may be left."""
     slow: bool = False
+    runtimes: Sequence[str] = (*BINARY, *EMBEDDED)
+    """Those the tests run it with. One where the kind of llama-server makes no difference to the outcome."""
 
 
 # --- the server ends -------------------------------------------------------------------------------------
@@ -73,7 +76,7 @@ def in_prefill(bench: Bench, clients: int) -> Outcome:
     with patient(bench, bench.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as it:
         it.ready()
         it.in_flight()  # the first look takes longer: the control application is loaded for it
-        it.prompts(clients, words=600 // clients)
+        it.prompts(clients, words=360 // clients)
         it.hurt(it.server().kill)
         return it.outcome()
 
@@ -99,7 +102,7 @@ def in_stream(
 
 
 def exit_1(bench: Bench) -> Outcome:
-    """A script around the server ends with 1, and leaves the server to whoever cares."""
+    """A script around the server ends with 1, and does not end the server."""
     wrapper = bench.place() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
@@ -114,7 +117,7 @@ def exit_1(bench: Bench) -> Outcome:
         it.in_flight()
         it.stream(1, ENDLESS)
         it.wait_plainly(1, it.server())
-        script = next(each for each in it.running.children() if each.ppid() == it.running.pid)
+        script = next(child for child in it.running.children() if child.ppid() == it.running.pid)
         it.hurt(lambda: script.send_signal(signal.SIGUSR1))
         return it.outcome()
 
@@ -283,21 +286,23 @@ def parent(bench: Bench, tie: str) -> Outcome:
 CASES = (
     Case("SIGKILL, idle", idle),
     Case("SIGKILL, during load, 3 clients wait", during_load),
-    Case("SIGKILL, in prefill, 1 client", partial(in_prefill, clients=1)),
-    Case("SIGKILL, in prefill, 8 clients", partial(in_prefill, clients=8), slow=True),
-    Case("SIGKILL, in mid-stream, 1 client", partial(in_stream, clients=1)),
-    Case("SIGKILL, in mid-stream, 8 clients", partial(in_stream, clients=8)),
+    Case("SIGKILL, in prefill, 1 client", partial(in_prefill, clients=1), runtimes=EMBEDDED),
+    Case("SIGKILL, in prefill, 8 clients", partial(in_prefill, clients=8), slow=True, runtimes=BINARY),
+    Case("SIGKILL, in mid-stream, 1 client", partial(in_stream, clients=1), runtimes=BINARY),
+    Case("SIGKILL, in mid-stream, 8 clients", partial(in_stream, clients=8), runtimes=EMBEDDED),
     Case("SIGKILL, 4 in mid-stream, 4 before their first byte", partial(in_stream, clients=4, waiting=4)),
     Case("SIGABRT, 1 in mid-stream, 1 before its first byte",
          partial(in_stream, clients=1, waiting=1, number=signal.SIGABRT)),
     Case("exit 1, 1 in mid-stream, 1 before its first byte", exit_1),
     Case("SIGSTOP, 1 in mid-stream, 2 before their first byte", stopped, slow=True),
-    Case("socket file removed", without_socket, slow=True),
+    Case("socket file removed", without_socket, slow=True, runtimes=BINARY),
     Case("memory limit hit at load (cgroup)", memory_at_load, slow=True),
     Case("memory limit hit while serving (cgroup)", memory_while_serving, slow=True),
-    Case("disk full under the logs, then SIGKILL", full_disk),
-    Case("SIGKILL of another model's server", neighbour),
+    Case("disk full under the logs, then SIGKILL", full_disk, runtimes=BINARY),
+    Case("SIGKILL of another model's server", neighbour, runtimes=EMBEDDED),
     Case("llamasup SIGKILLed, 1 in mid-stream", supervisor, ends_us=True),
-    Case("parent SIGKILLed (--sidecar), 1 in mid-stream", partial(parent, tie="pipe"), ends_us=True),
-    Case("parent SIGKILLed (--parent-pid), 1 in mid-stream", partial(parent, tie="pid"), ends_us=True),
+    Case("parent SIGKILLed (--sidecar), 1 in mid-stream", partial(parent, tie="pipe"), ends_us=True,
+         runtimes=BINARY),
+    Case("parent SIGKILLed (--parent-pid), 1 in mid-stream", partial(parent, tie="pid"), ends_us=True,
+         runtimes=EMBEDDED),
 )  # fmt: skip

@@ -27,7 +27,7 @@ class Ending(Enum):
     """How a request came out. Of these, only the last two break a promise."""
 
     ANSWERED = "answered"
-    ERROR_EVENT = "cut, told by an error event"
+    ERROR_EVENT = "cut with an error event"
     RESET = "reset in mid-answer"  # outside SSE: never an answer that looks whole
     CUT = "cut without an error event"
     LOST = "lost without a byte"

@@ -44,7 +44,7 @@ def flooded_over_quiet(bench: Bench, *, rounds: int, requests: int) -> Sequence[
     wrapper.chmod(0o755)
     with patient(bench, bench.tiny, "--parallel", "1", runtime=str(wrapper)) as it:
         it.ready()
-        flood = next(each for each in it.running.children() if _FLOOD in each.cmdline())
+        flood = next(child for child in it.running.children() if _FLOOD in child.cmdline())
         with httpx.Client(base_url=it.url, timeout=PATIENCE_S) as client:
             _median_s(client, requests)  # what is done once
             seen = [_round(client, flood, requests) for _ in range(rounds)]

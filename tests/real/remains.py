@@ -12,6 +12,7 @@ from tests.patience import PATIENCE_S
 __all__ = ["Remains", "folders_of", "processes_of", "remains_of", "seconds_until_gone"]
 
 
+GONE_WITHIN_S = 2.0  # S14
 Remains = tuple[str, ...]
 
 
@@ -69,8 +70,11 @@ def _below(folder: Path) -> list[str]:
 
 
 def remains_of(home: Path, ready_file: Path) -> Remains:
-    """All that a run which is over should have taken along. Logs and what was learnt may stay."""
-    left = [f"process {pid}" for pid in processes_of(home)]
+    """All that a finished run should have removed. Logs and its load history may stay."""
+    deadline_s = time.monotonic() + GONE_WITHIN_S  # the guardian ends a moment after llamasup
+    while (processes := processes_of(home)) and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+    left = [f"process {pid}" for pid in processes]
     left += _below(home / "run" / "llamasup")
     left += [str(path) for path in (home / "tmp").iterdir()]
     left += [str(path) for path in home.glob("**/*.part")]

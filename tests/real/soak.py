@@ -24,7 +24,7 @@ import psutil
 
 from tests.e2e.driver import Llamasup, is_alive, llamasup
 from tests.real.remains import folders_of, remains_of
-from tests.real.soak_clients import IDLE, KEY, KINDS, MOST_IDLE_S, Asked, Client, Kind
+from tests.real.soak_clients import IDLE, KEY, KINDS, MAX_IDLE_S, Asked, Client, Kind
 from tests.real.soak_wire import Outcome
 
 __all__ = ["Held", "Report", "soak"]
@@ -41,7 +41,7 @@ SETTLED_S = 1.0
 """A client hears of a fault at most so much after the server serves again."""
 # What the allocator may keep of the memory of a burst. A leak is above it from 20 KiB a request on in two
 # minutes, and from 2 KiB on in half an hour.
-MOST_GROWTH_BYTES = 4 << 20
+MAX_GROWTH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +89,17 @@ class Report:
         """
         quarter = len(self.samples) // 4
         third, last = self.samples[2 * quarter : 3 * quarter], self.samples[3 * quarter :]
-        return min(each.rss_bytes for each in last) - min(each.rss_bytes for each in third)
+        return min(sample.rss_bytes for sample in last) - min(sample.rss_bytes for sample in third)
 
     def table(self) -> Iterator[str]:
         yield f"| What the client does | {' | '.join(Outcome)} |"
         yield f"|---|{'---:|' * len(Outcome)}"
         for kind in (*(kind.name for kind in KINDS), IDLE.name):
-            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Outcome)} |"
-        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Outcome)} |"
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, outcome] or '–') for outcome in Outcome)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(outcome):,}**' for outcome in Outcome)} |"
         yield ""
         faults = Counter(span.what for span in self.spans)
-        yield f"Done to the server: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
+        yield f"Faults: {', '.join(f'{count} × {what}' for what, count in faults.items())}.\n"
         yield "| | RSS | descriptors | threads | children |"
         yield "|---|---:|---:|---:|---:|"
         warm = self.samples[len(self.samples) // 4]
@@ -131,7 +131,7 @@ def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int 
         code = running.stop()
         if code:
             report.off.append(f"llamasup ended with {code}: {running.said[-2000:]}")
-        report.off += [f"left behind: {each}" for each in remains_of(home, ready_file)]
+        report.off += [f"left behind: {remaining}" for remaining in remains_of(home, ready_file)]
         if "Traceback" in running.said or "bug" in running.said:
             report.off.append(f"llamasup said: {running.said[-4000:]}")
     return report
@@ -187,7 +187,7 @@ class _Soak:
     async def _work(self, number: int, only: Kind | None) -> None:
         dice = random.Random(self._seed * 1000 + number)
         # The last of them are waited for: in a short soak nobody is quiet for longer than is allowed.
-        client = Client(self._port, dice, min(MOST_IDLE_S, self._duration_s / 10))
+        client = Client(self._port, dice, min(MAX_IDLE_S, self._duration_s / 10))
         weights = [kind.weight for kind in KINDS]
         while not self._over.is_set():
             kind = only or dice.choices(KINDS, weights)[0]
@@ -201,13 +201,13 @@ class _Soak:
 
     def _note(self, kind: Kind, began_s: float, asked: Sequence[Asked]) -> None:
         report, now_s = self._report, time.monotonic()
-        for each in asked:
-            report.counts[kind.name, each.outcome] += 1
-            if each.outcome is Outcome.LOST:
-                report.off.append(f"lost, {kind.name}, {now_s - began_s:.1f} s: {each.said}")
+        for request in asked:
+            report.counts[kind.name, request.outcome] += 1
+            if request.outcome is Outcome.LOST:
+                report.off.append(f"lost, {kind.name}, {now_s - began_s:.1f} s: {request.said}")
                 print(report.off[-1], file=sys.stderr, flush=True)
-            elif each.outcome is Outcome.TOLD:
-                report.told.append((began_s, now_s, kind, each))
+            elif request.outcome is Outcome.TOLD:
+                report.told.append((began_s, now_s, kind, request))
 
     async def _pause(self, seconds: float) -> None:
         """So long, or until all is over."""
@@ -251,7 +251,7 @@ class _Soak:
         await self._pause(APART_S)
 
     def _server(self) -> psutil.Process:
-        return next(each for each in self._running.children() if "--host" in each.cmdline())
+        return next(child for child in self._running.children() if "--host" in child.cmdline())
 
     # --- what llamasup holds
 
@@ -264,7 +264,7 @@ class _Soak:
     def _held(self) -> Held:
         process = self._process
         with process.oneshot():
-            children = [each for each in process.children(recursive=True) if is_alive(each)]
+            children = [child for child in process.children(recursive=True) if is_alive(child)]
             return Held(
                 time.monotonic(),
                 process.memory_info().rss,
@@ -313,7 +313,7 @@ class _Soak:
         if end.children != start.children:
             report.off.append(f"children: {start.children} at the start, {end.children} at the end")
         half = report.samples[: len(report.samples) // 2]
-        if end.threads > max(each.threads for each in half):
+        if end.threads > max(sample.threads for sample in half):
             report.off.append(f"threads: {end.threads} at the end, more than in the whole first half")
-        if report.growth_bytes > MOST_GROWTH_BYTES:
+        if report.growth_bytes > MAX_GROWTH_BYTES:
             report.off.append(f"RSS: {report.growth_bytes} bytes more in the last quarter than in the third")

@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamasup.core.demo_model import WORDS
+from llamasup.gguf.demo import WORDS
 from llamasup.proxy import Limits
 from tests.real.soak_wire import Answer, Outcome, Wire, judged, spoken
 
-__all__ = ["IDLE", "KINDS", "MOST_IDLE_S", "Asked", "Client", "Kind"]
+__all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Asked", "Client", "Kind"]
 
 KEY = "soak-key"
 KEEPALIVE_S = 75.0  # X8; for a connection that has been quiet for about as long, either end is right
-MOST_IDLE_S = 90.0
+MAX_IDLE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Asked:
 class Client:
     port: int
     dice: random.Random = field(default_factory=random.Random)
-    most_idle_s: float = MOST_IDLE_S
+    most_idle_s: float = MAX_IDLE_S
 
     def wire(self, *, small: bool = False) -> Wire:
         return Wire(self.port, small=small)

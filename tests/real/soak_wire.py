@@ -25,10 +25,10 @@ SMALL_BUFFER_BYTES = 4096
 class Outcome(StrEnum):
     """How a request came out. Only the last one breaks a promise."""
 
-    RIGHT = "answered rightly"
-    REFUSED = "refused, as it had to be"
+    RIGHT = "right answer"
+    REFUSED = "refused as expected"
     LEFT = "left by the client"
-    TOLD = "broken off, and told"
+    TOLD = "ended by an error"
     LOST = "lost"
 
 

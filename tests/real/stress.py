@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen
 
 import httpx
 
-from tests.e2e.driver import Llamasup, adopted, command
+from tests.e2e.driver import Llamasup, started
 from tests.real.remains import folders_of, remains_of
 from tests.real.soak_clients import KEY, post, request
 from tests.real.soak_wire import Wire
@@ -36,7 +35,7 @@ CLIENT_PAUSE_S = 0.15  # on average, between two requests of a client
 LONGEST_TOKENS = 1500
 CALM_EVERY_S = 20.0
 PATIENCE_S = 120.0
-MOST_TOLD = 20
+MAX_TOLD = 20
 """Violations that are reported in full. More of them say nothing new."""
 
 
@@ -60,7 +59,7 @@ class Report:
 
     def violation(self, what: str) -> None:
         self.off.append(what)
-        if len(self.off) <= MOST_TOLD:
+        if len(self.off) <= MAX_TOLD:
             print(f"OFF: {what}", file=sys.stderr, flush=True)
 
     def count(self, *verdicts: Verdict) -> int:
@@ -70,16 +69,16 @@ class Report:
         yield f"| Request | {' | '.join(Verdict)} |"
         yield f"|---|{'---:|' * len(Verdict)}"
         for kind in dict.fromkeys(kind for kind, _ in sorted(self.counts)):
-            yield f"| {kind} | {' | '.join(str(self.counts[kind, each] or '–') for each in Verdict)} |"
-        yield f"| **all** | {' | '.join(f'**{self.count(each):,}**' for each in Verdict)} |"
+            yield f"| {kind} | {' | '.join(str(self.counts[kind, verdict] or '–') for verdict in Verdict)} |"
+        yield f"| **all** | {' | '.join(f'**{self.count(verdict):,}**' for verdict in Verdict)} |"
         yield ""
         yield f"Seed {self.seed}; {self.budget_bytes / 1e6:.0f} MB for all models."
         yield f"Longest wait of a client: {self.longest_wait_s:.1f} s."
         yield f"Memory and processes agreed with the status {self.calm} times,"
         yield f"with up to {self.most_loaded} models loaded.\n"
-        yield f"Done meanwhile: {_listed(self.done)}.\n"
+        yield f"Changes and faults: {_listed(self.done)}.\n"
         yield f"Models: {_listed(self.events)}.\n"
-        yield f"Orders: {_listed(self.orders)}."
+        yield f"Commands: {_listed(self.orders)}."
         if self.causes:
             yield f"\nCauses of 503: {_listed(self.causes)}."
 
@@ -104,10 +103,9 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
     ready_file = home / "ready.json"
     world, config = World(answers), StressConfig.first(folder, report.budget_bytes)
     write_first(world, config)
-    words = command("serve", "--config", str(config.path), "--runtime", runtime, "--port", "0")
-    words += ["--events", "jsonl", "--log-level", "warning", "--ready-file", str(ready_file)]
-    process = Popen(words, env=environ, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, text=True)
-    with adopted(process) as running:
+    words = ["--config", str(config.path), "--runtime", runtime, "--port", "0"]
+    words += ["--log-level", "warning", "--ready-file", str(ready_file)]
+    with started("serve", *words, env=environ) as running:
         asyncio.run(_Stress(running, environ, world, config, report, duration_s).run())
         code = running.stop()
     if code:
@@ -298,11 +296,11 @@ class _Stress:
         status = await chaos.target.status()
         models = status["models"]
         faults = [
-            f"{each['id']} is {each['state']}, {each['in_flight']} in flight, {each['queued']} queued"
-            for each in models
-            if each["state"] not in ("ready", "stopped", "failed") or each["in_flight"] or each["queued"]
+            f"{model['id']} is {model['state']}, {model['in_flight']} in flight, {model['queued']} queued"
+            for model in models
+            if model["state"] not in ("ready", "stopped", "failed") or model["in_flight"] or model["queued"]
         ]
-        loaded = [each for each in models if each["state"] == "ready"]
+        loaded = [model for model in models if model["state"] == "ready"]
         self._report.most_loaded = max(self._report.most_loaded, len(loaded))
         needed = sum(each["needs_bytes"]["ram"] for each in loaded)
         if needed > status["budget"]["ram"]:

@@ -51,13 +51,13 @@ class Target:
     def servers(self) -> list[tuple[psutil.Process, Sequence[str]]]:
         """Every llama-server, with its arguments."""
         found: list[tuple[psutil.Process, Sequence[str]]] = []
-        for each in self.running.children():
+        for child in self.running.children():
             try:
-                arguments = each.cmdline() if is_alive(each) else []
+                arguments = child.cmdline() if is_alive(child) else []
             except psutil.Error:
                 continue
             if "--host" in arguments:
-                found.append((each, arguments))
+                found.append((child, arguments))
         return found
 
     async def status(self) -> Mapping[str, Any]:
@@ -155,7 +155,7 @@ class Chaos:
             async with asyncio.timeout(PATIENCE_S / 2):
                 await _ended(old)
         except TimeoutError:
-            if f"{model} goes on as it was" not in self.target.running.said:
+            if f"rollout of model {model!r} failed" not in self.target.running.said:
                 self.off(f"{model}: its file was replaced, and {old} still serve the old one")
         else:
             self.world.file_taken(model, changes, time.monotonic())

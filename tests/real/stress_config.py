@@ -13,7 +13,7 @@ from tests.real.stress_models import MODELS, settings_of
 
 __all__ = ["BROKEN", "StressConfig", "edited"]
 
-LEAST_MODELS = 6
+MIN_MODELS = 6
 FAVOURITE = "best"
 """An alias that moves from model to model."""
 
@@ -92,7 +92,7 @@ def edited(config: StressConfig, dice: random.Random) -> tuple[str, StressConfig
 
 def _add_or_remove(config: StressConfig, dice: random.Random) -> StressConfig:
     away = [model for model in MODELS if model not in config.models]
-    if away and (len(config.models) <= LEAST_MODELS or dice.random() < 0.5):
+    if away and (len(config.models) <= MIN_MODELS or dice.random() < 0.5):
         model = dice.choice(away)
         return replace(config, models={**config.models, model: settings_of(model)})
     model = dice.choice(sorted(config.models))

@@ -17,9 +17,9 @@ import httpx
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import ModelEntry
-from llamasup.core.demo_model import demo_keys, demo_tensors
-from llamasup.core.gguf_writer import write_gguf
+from llamasup.config.config_keys import ModelEntry
+from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.writer import write_gguf
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "learn", "settings_of"]
 
@@ -28,7 +28,7 @@ VERSIONS = 3
 KNOWN_WORDS = 120
 """So many words of each answer are known. Of a longer answer the rest is checked by the vocabulary alone."""
 # Where the best two words are closer than this (in logits), another batch may lead to the second.
-LEAST_MARGIN = 0.005
+MIN_MARGIN = 0.005
 _LEARNERS = 3
 _LETTERS = ascii_lowercase[:6]  # few words: the best one is far ahead of the next
 
@@ -139,8 +139,8 @@ def _ask(client: httpx.Client, version: Version, prompt: Prompt) -> list[str]:
     tokens = said["choices"][0]["logprobs"]["content"] if prompt.is_chat else said["completion_probabilities"]
     words = []
     for token in tokens:
-        best, second = (each["logprob"] for each in token["top_logprobs"][:2])
-        if best - second < LEAST_MARGIN:
+        best, second = (candidate["logprob"] for candidate in token["top_logprobs"][:2])
+        if best - second < MIN_MARGIN:
             break
         words.append(token["token"].strip())
     return words

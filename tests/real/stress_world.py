@@ -98,8 +98,8 @@ class World:
 
     def config_taken(self, now_s: float) -> None:
         """The last one written is in force, and no other is."""
-        for each in self._names[:-1]:
-            each.ended_s = min(each.ended_s, now_s)
+        for names in self._names[:-1]:
+            names.ended_s = min(names.ended_s, now_s)
 
     def file_written(self, version: Version, now_s: float) -> None:
         """A process that starts from now on may have this version."""
@@ -107,8 +107,8 @@ class World:
 
     def file_taken(self, model: str, changes: int, now_s: float) -> None:
         """No process is left that could have a version of before the last one of the first ``changes``."""
-        for each in self._files[model][: changes - 1]:
-            each.ended_s = min(each.ended_s, now_s)
+        for file in self._files[model][: changes - 1]:
+            file.ended_s = min(file.ended_s, now_s)
 
     def hurt(self, model: str, now_s: float, *, is_kill: bool) -> _Fault:
         fault = _Fault(now_s, model=model, is_kill=is_kill)
@@ -130,22 +130,23 @@ class World:
 
     def models_of(self, name: str, began_s: float, ended_s: float) -> set[str | None]:
         """What a name may lead to in that time; None: to nothing."""
-        return {each.models.get(name) for each in self._names if each.overlaps(began_s, ended_s)}
+        return {names.models.get(name) for names in self._names if names.overlaps(began_s, ended_s)}
 
     def listings(self, began_s: float, ended_s: float) -> list[set[str]]:
         """The models of each config that may be in force in that time."""
-        return [set(each.models.values()) for each in self._names if each.overlaps(began_s, ended_s)]
+        return [set(names.models.values()) for names in self._names if names.overlaps(began_s, ended_s)]
 
     def versions_of(self, model: str, began_s: float, ended_s: float) -> set[Version]:
-        return {Version(model, each.number) for each in self._files[model] if each.overlaps(began_s, ended_s)}
+        return {Version(model, file.number) for file in self._files[model] if file.overlaps(began_s, ended_s)}
 
     def kills_of(self, model: str, began_s: float, ended_s: float) -> int:
         return sum(
-            each.is_kill and each.model == model and each.overlaps(began_s, ended_s) for each in self._faults
+            fault.is_kill and fault.model == model and fault.overlaps(began_s, ended_s)
+            for fault in self._faults
         )
 
     def is_hurt(self, model: str, began_s: float, ended_s: float) -> bool:
-        return any(each.model == model and each.overlaps(began_s, ended_s) for each in self._faults)
+        return any(fault.model == model and fault.overlaps(began_s, ended_s) for fault in self._faults)
 
     # --- judging
 
@@ -154,7 +155,7 @@ class World:
         verdict, why = self._verdict(ask, answer, targets, ended_s)
         if verdict is not Verdict.WRONG:
             return Seen(verdict, why)
-        meant = ", ".join(sorted(str(each or "no model") for each in targets))
+        meant = ", ".join(sorted(str(target or "no model") for target in targets))
         return Seen(
             verdict,
             f"{why}; {ask.name} ({meant}), {ask.tokens} tokens of {ask.prompt}, stream: {ask.is_stream}, "
@@ -174,7 +175,7 @@ class World:
             return self._unavailable(answer, models, ask.sent_s, ended_s)
         if answer.status != 200:
             return Verdict.WRONG, f"status {answer.status}"
-        versions = {each for model in models for each in self.versions_of(model, ask.sent_s, ended_s)}
+        versions = {version for model in models for version in self.versions_of(model, ask.sent_s, ended_s)}
         if answer.whole:
             return self._whole(ask, answer, versions)
         return self._cut(ask, answer, versions, ended_s)
@@ -193,11 +194,11 @@ class World:
         events = list(events_of(answer.body))
         if not (answer.is_stream and events and events[-1].get("error")):
             return Verdict.WRONG, "broken off without an error event"
-        hurt = {each for each in versions if self.is_hurt(each.model, ask.sent_s, ended_s)}
+        hurt = {version for version in versions if self.is_hurt(version.model, ask.sent_s, ended_s)}
         if not hurt:
             return Verdict.WRONG, f"broken off, and nothing was done to {_listed(versions)}"
         text = said_so_far(answer)
-        if text and not any(self._answers.begins_as(text, each, ask.prompt) for each in hurt):
+        if text and not any(self._answers.begins_as(text, version, ask.prompt) for version in hurt):
             return Verdict.WRONG, f"broken off, and before that not the words of {_listed(hurt)}"
         return Verdict.CUT, ""
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models
 from tests.real.test_configs import serve
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.real
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 
 
-def test_an_adapter_beside_its_model_works_for_requests_that_name_it(tmp_path: Path, runtime: str) -> None:
+def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
+    tmp_path: Path, runtime: str
+) -> None:
     for folder, adapters in (
         ("plain", {}),
         ("adapted", {"lora": models.tiny_lora(), "stranger": models.tiny_lora(width=32)}),
@@ -50,7 +52,7 @@ def test_an_adapter_beside_its_model_works_for_requests_that_name_it(tmp_path: P
             answer = client.post("/v1/completions", json={**PROMPT, "model": model, **more})
             return str(answer.raise_for_status().json()["choices"][0]["text"])
 
-        listed = {each["id"] for each in client.get("/v1/models").json()["data"]}
+        listed = {item["id"] for item in client.get("/v1/models").json()["data"]}
         plain = said("plain")
         asleep = said("adapted")
         awake = said("adapted", lora=[{"id": 0, "scale": 1.0}])

@@ -12,14 +12,14 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.sizes import Size
-from llamasup.config.values import Memory, ModelEntry
-from llamasup.core.demo_model import demo_model
+from llamasup.config.config_keys import Memory, ModelEntry
+from llamasup.config.units import Size
+from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 SHORT = {"prompt": "Once upon", "max_tokens": 4, "temperature": 0}
 LONG = {"prompt": "Once upon", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
@@ -158,7 +158,7 @@ async def test_a_file_that_another_model_has_is_served_by_one_process_for_both(
         assert (both["id"], both["aliases"], both["state"]) == ("a", ["b"], "ready")
         assert await statuses(server, {**SHORT, "model": "b"}, 1) == [200]
         await server.switch(other, name="b", ctx_size=1024)  # and each has its own again
-        assert [(each["id"], each["state"]) for each in server.status()["models"]] == [
+        assert [(model["id"], model["state"]) for model in server.status()["models"]] == [
             ("a", "ready"),
             ("b", "ready"),
         ]

@@ -13,10 +13,11 @@ import httpx
 import pytest
 
 from tests.e2e.driver import Llamasup, adopted, command, run_to_end
+from tests.paths import ROOT
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-CONFIGS = Path(__file__).parents[2] / "configs"
+CONFIGS = ROOT / "configs"
 KEY = "a-key-of-alice"
 NEEDS_GPUS = {"two-gpus"}
 
@@ -58,11 +59,11 @@ def ask(client: httpx.Client, model: str) -> httpx.Response:
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NEEDS_GPUS))
-def test_every_config_serves_what_it_lists(name: str, environ: dict[str, str]) -> None:
+def test_every_config_serves_its_models(name: str, environ: dict[str, str]) -> None:
     with serve(CONFIGS / f"{name}.yaml", environ, "--events", "jsonl") as running:
         headers = {"Authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=running.url, headers=headers, timeout=60) as client:
-            models = [each["id"] for each in client.get("/v1/models").raise_for_status().json()["data"]]
+            models = [item["id"] for item in client.get("/v1/models").raise_for_status().json()["data"]]
             answers = {model: ask(client, model) for model in models}
 
     assert models
@@ -79,7 +80,7 @@ def test_single_answers_to_its_alias(environ: dict[str, str]) -> None:
         assert ask(client, "gpt-4o-mino").status_code == 404
 
 
-def test_team_lets_nobody_in_without_a_key(environ: dict[str, str]) -> None:
+def test_team_config_admits_no_client_without_a_key(environ: dict[str, str]) -> None:
     with (
         serve(CONFIGS / "team.yaml", environ, "--events", "jsonl") as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
@@ -100,19 +101,19 @@ def test_devices_that_are_not_there_are_named(environ: dict[str, str]) -> None:
     checked = run_to_end("config", "check", str(CONFIGS / "two-gpus.yaml"), env=environ)
 
     assert checked.returncode == 78
-    assert "models.chat.devices: 'CUDA0' is not there; the runtime has" in checked.stderr
+    assert "models.chat.devices: 'CUDA0' does not exist; the runtime has" in checked.stderr
     assert "Traceback" not in checked.stderr
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NEEDS_GPUS))
-def test_check_finds_nothing_wrong_with_what_is_served(name: str, environ: dict[str, str]) -> None:
+def test_config_check_accepts_the_configs_that_are_served(name: str, environ: dict[str, str]) -> None:
     checked = run_to_end("config", "check", str(CONFIGS / f"{name}.yaml"), env=environ)
 
     assert (checked.returncode, checked.stdout) == (0, "")
-    assert "is sound" in checked.stderr
+    assert "is valid" in checked.stderr
 
 
-def test_what_init_writes_is_served(environ: dict[str, str], tmp_path: Path) -> None:
+def test_config_written_by_init_is_served(environ: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
     assert run_to_end("config", "init", "--output", str(path), env=environ).returncode == 0

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.context_end import ContextWindow
-from llamasup.core.instance import State
-from llamasup.core.settings import Settings
-from llamasup.runtime.endpoint import Endpoint
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.http.context_end import ContextWindow
+from llamasup.llama_server.settings import Settings
+from llamasup.observability.metrics import RequestRecord
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
 pytestmark = pytest.mark.real
@@ -112,7 +112,7 @@ def test_an_answer_that_drafts_is_cut_a_little_earlier_and_seen_all_the_same(
     asyncio.run(scenario())
 
 
-def test_a_context_that_shifts_is_told_from_one_that_ends(runtime: str, tiny_model: Path) -> None:
+def test_shifted_context_is_distinguished_from_one_that_ends(runtime: str, tiny_model: Path) -> None:
     async def scenario() -> None:
         settings = Settings(ctx_size=N_CTX, parallel=2, extra=("--context-shift",))
         async with serving(tiny_model, runtime=runtime, settings=settings) as it:

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.core.diagnosis import weights_were_read
-from llamasup.effects.experience import recall
+from llamasup.llama_server.diagnosis import weights_were_read
+from llamasup.planning.load_history_store import load
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
@@ -75,7 +75,7 @@ def test_crashes_while_the_file_is_read_change_no_later_plan(
     changed_s = count(1)
     while not (crash_while_it_reads(large, runtime, log) and crash_while_it_reads(large, runtime, log)):
         os.utime(large, (next(changed_s),) * 2)  # a file without a history
-    assert recall(large).setbacks == ()
+    assert load(large).failed_plans == ()
     assert flash_attn(large, runtime) == before
     with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
         running.wait_for("ready")

@@ -13,9 +13,9 @@ import httpx
 import msgspec
 import pytest
 
-from llamasup.core.errors import ModelInvalid
-from llamasup.core.gguf import ModelClass
-from llamasup.effects.model_file import read_model
+from llamasup.errors import ModelInvalid
+from llamasup.gguf.files import read_model
+from llamasup.gguf.header import ModelClass
 from llamasup.testing import models
 
 pytestmark = pytest.mark.real
@@ -29,6 +29,10 @@ HELLO: dict[str, Any] = {
 
 class Ended(Exception):
     """llama-server ended while starting; the argument is its log."""
+
+
+# llama-server closes idle connections after 5 s, and a busy machine may pause the client for as long.
+NO_KEEP_ALIVE = httpx.Limits(max_keepalive_connections=0)
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def serve(llama_server: str, tmp_path: Path) -> Callable[..., Any]:
             else:
                 raise Ended("".join(log))
             url = line.rsplit("listening on ", 1)[1].strip()
-            with httpx.Client(base_url=url, timeout=30, trust_env=False) as client:
+            with httpx.Client(base_url=url, timeout=30, trust_env=False, limits=NO_KEEP_ALIVE) as client:
                 assert client.get("/health").json() == {"status": "ok"}
                 yield client
         finally:
@@ -145,7 +149,7 @@ def test_the_context_length_that_was_read_is_the_one_that_the_server_reports(
     assert meta["meta"]["size"] == facts.weights_bytes
 
 
-def test_a_split_model_says_what_the_whole_one_says(
+def test_split_model_answers_like_the_single_file(
     serve: Callable[..., Any], tiny_model: Path, tmp_path: Path
 ) -> None:
     parts = models.write_split_decoder(tmp_path)
@@ -155,9 +159,7 @@ def test_a_split_model_says_what_the_whole_one_says(
         assert said(chat(client)) == whole
 
 
-def test_a_lora_adapter_changes_what_is_said(
-    serve: Callable[..., Any], tiny_model: Path, tmp_path: Path
-) -> None:
+def test_lora_adapter_changes_the_answer(serve: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
     adapter = saved(tmp_path, models.tiny_lora())
     with serve(tiny_model) as client:
         without = said(chat(client))
@@ -208,7 +210,7 @@ def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> N
     ],
     ids=["vocabulary only", "projector", "lora", "big-endian"],
 )
-def test_what_is_recognised_as_no_model_of_its_own_is_refused_by_the_server(
+def test_files_recognised_as_no_models_are_refused_by_the_server_too(
     make: Callable[[], bytes],
     model_class: ModelClass,
     says: str,

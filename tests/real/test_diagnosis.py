@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 
@@ -44,7 +44,7 @@ def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> N
 
     refused(
         71,
-        ("memory is too small",),
+        ("ran out of memory",),
         *(runtime, str(tiny_model), "--ctx-size", "1000000", "--parallel", "8", "--kv-type", "f16"),
         "--no-memory-check",  # it would be refused before the start
         limit=limit,

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models, speculative
 from llamasup.testing.architectures import tiny_model as tiny_of
 from tests.e2e.driver import llamasup, run_to_end
@@ -87,7 +87,7 @@ def log_of_start(llama_server: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_refused_before_the_start_is_what_llama_server_would_not_draft_with(
+def test_draft_models_refused_before_the_start_are_those_llama_server_refuses(
     case: str, llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     make, accepted = CASES[case]
@@ -211,4 +211,4 @@ def test_llama_server_tells_dflash_by_the_file_so_that_no_type_is_passed(
     assert "auto-detected speculative type 'draft-dflash'" in log
     planned = run_to_end("plan", str(tiny_model), "--runtime", llama_server, "--draft-model", str(head))
     assert planned.returncode == 0
-    assert "llama-server tells the kind of this draft from its file" in planned.stdout
+    assert "llama-server detects the type of this draft from its file" in planned.stdout

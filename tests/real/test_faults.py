@@ -26,10 +26,12 @@ def bench(runtime: str, tiny_model: Path, bench_folder: Path) -> Bench:
     return Bench(runtime, place, tiny_model)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_no_request_without_a_byte_is_lost_no_stream_looks_whole_and_nothing_is_left(
-    case: Case, bench: Bench
-) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "case"),
+    [pytest.param(runtime, case, id=f"{runtime}-{case.name}") for case in CASES for runtime in case.runtimes],
+    indirect=["runtime"],
+)
+def test_fault_loses_no_unanswered_request_and_leaves_nothing_behind(case: Case, bench: Bench) -> None:
     try:
         outcome = case.run(bench)
     except Impossible as why:

@@ -14,7 +14,7 @@ import pytest
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.proxy.test_tls import Certificate
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000, "stream": True}
@@ -68,7 +68,7 @@ def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
         assert running.url.startswith("https://")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{running.url}/livez", verify=certificate.trusting())
-        certificate.renew("second")
+        certificate.roll_out("second")
         assert httpx.get(f"{running.url}/livez", verify=certificate.trusting()).status_code == 200
         assert running.stop() == 0
     assert running.said.count("expired on") == 1

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.instance import State
-from llamasup.core.liveness import LivenessPolicy
-from llamasup.core.settings import Settings
+from llamasup.llama_server.settings import Settings
+from llamasup.supervision.liveness import LivenessPolicy
+from llamasup.supervision.states import State
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.service import PATIENCE_S, Serving, serving
 
@@ -26,7 +26,7 @@ QUICK = LivenessPolicy(
     stall_s=2.0,
     prefill_stall_s=0.5,
     busy_prefill_stall_s=120.0,
-    proof_timeout_s=0.5,
+    token_timeout_s=0.5,
 )
 # A process that works for a prompt gets little of a core where many others work as well, and nothing for half
 # a second at a time (seen at a load of 9 on two cores).
@@ -55,7 +55,8 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
             answer = await it.complete()
             exited = await it.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
-            assert "it is stopped" in exited.diagnosis.message
+            assert "the process is stopped" in exited.diagnosis.message
+            assert exited.exit is None  # it did not end by itself
             assert answer.status_code == 200
             assert answer.json()["tokens_predicted"] == 4
             with pytest.raises(ProcessLookupError):
@@ -64,9 +65,7 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
     run(test)
 
 
-def test_an_idle_server_that_is_stopped_is_replaced_before_anybody_asks(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_stopped_idle_server_is_replaced_before_the_next_request(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
         async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
             await it.reaches(State.READY, 1)
@@ -83,7 +82,7 @@ async def prefill(it: Serving) -> None:
     assert answer.status_code == 200, it.notices
     timings = answer.json()["timings"]
     print(f"{timings['prompt_n']} tokens in {timings['prompt_ms'] / 1000:.1f} s")
-    assert timings["prompt_ms"] > 1000 * (LITTLE.prefill_stall_s + LITTLE.proof_timeout_s)
+    assert timings["prompt_ms"] > 1000 * (LITTLE.prefill_stall_s + LITTLE.token_timeout_s)
 
 
 def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:

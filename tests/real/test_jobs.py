@@ -9,11 +9,11 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from llamasup.core.requested_model import read_body
+from llamasup.http.requested_model import read_body
 from tests.bodies import bodies
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 KEYS = "limited name=limited concurrent=1\nfree name=free\nother name=other\n"
 
@@ -58,7 +58,7 @@ def test_a_key_with_one_request_at_a_time_cannot_hold_every_slot(
     assert (other.status_code, ids.status_code) == (200, 200)
 
 
-def test_what_is_counted_is_what_the_server_answers(runtime: str, tiny_model: Path) -> None:
+def test_counted_jobs_equal_those_that_the_server_answers(runtime: str, tiny_model: Path) -> None:
     """``prompt`` and ``n`` of every shape: as many answers as jobs."""
     with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "512", "--parallel", "2") as running:
         shapes: list[tuple[Any, int]] = [

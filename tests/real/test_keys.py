@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.core.key_file import read_key_lines
-from llamasup.core.keys import KeyRing
+from llamasup.auth.key_file import read_key_lines
+from llamasup.auth.keys import KeyRing
 from llamasup.testing.models import tiny_lora
 from tests.e2e.driver import llamasup, wrapped
 from tests.proxy.rig import PATIENCE_S, Wire, status
 from tests.real.test_security import child_socket, straight
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 # A line's key is all of it, blanks and `=` included; a hash at its beginning makes it a comment.
 FILE = "plain\n# comment\nwith space\na=b\ntrailing==\n\n#x\nclé\nlast"

@@ -20,10 +20,10 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.sizes import Size
-from llamasup.config.values import Memory, ModelEntry
-from llamasup.core.demo_model import demo_model
-from llamasup.core.residency import ResidencyPolicy
+from llamasup.config.config_keys import Memory, ModelEntry
+from llamasup.config.units import Size
+from llamasup.gguf.demo import demo_model
+from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay
@@ -50,7 +50,7 @@ def _vector(answer: Any) -> list[float]:
 
 
 def _scores(answer: Any) -> dict[int, float]:
-    return {each["index"]: round(each["relevance_score"], 2) for each in answer["results"]}
+    return {result["index"]: round(result["relevance_score"], 2) for result in answer["results"]}
 
 
 TEXT = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0, "seed": 1}
@@ -124,14 +124,17 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
         server.stop()
         reading.join(PATIENCE_S)
 
-    loads = Counter(each["model"] for each in told if each.get("state") == "ready")
-    left = Counter(each["reason"] for each in told if each["event"] == "unload")
+    loads = Counter(event["model"] for event in told if event.get("state") == "ready")
+    left = Counter(event["reason"] for event in told if event["event"] == "unload")
     assert len(requests) == CLIENTS * EACH
     assert len(resident) <= 2
-    began_s = min(each.arrived_s for each in requests)
-    trace = [Request(each.model, each.arrived_s - began_s, each.service_s) for each in requests]
+    began_s = min(one_request.arrived_s for one_request in requests)
+    trace = [
+        Request(one_request.model, one_request.arrived_s - began_s, one_request.service_s)
+        for one_request in requests
+    ]
     world = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
-    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(turn_s=config.swap_after_s))
+    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s))
     with capsys.disabled():
         print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
         print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
@@ -154,7 +157,9 @@ def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
             """As soon as it is there again, until it is given up."""
             for event in server.events():
                 if event.get("model") == "recurrent" and event.get("state") in ("warming", "ready"):
-                    pid = next(each["pid"] for each in server.status()["models"] if each["id"] == "recurrent")
+                    pid = next(
+                        model["pid"] for model in server.status()["models"] if model["id"] == "recurrent"
+                    )
                     if pid is not None and pid not in killed:
                         killed.add(pid)
                         os.kill(pid, signal.SIGKILL)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.core.context_memory import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
-from llamasup.core.model_facts import ModelClass, ModelFacts
-from llamasup.core.server_sizes import ServerSizes, read_sizes
-from llamasup.effects.model_file import read_model
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.gguf.files import read_model
+from llamasup.llama_server.memory_log import ServerSizes, read_sizes
+from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, mtp_kv_bytes
 from llamasup.testing import models
 from llamasup.testing.architectures import ARCHITECTURES, Widths, tiny_model, write_hollow
 
@@ -149,7 +149,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("architecture", DECODERS)
-def test_the_context_takes_what_was_said_in_every_shape(
+def test_context_takes_the_estimated_memory_in_every_shape(
     architecture: str, load: Load, files: Callable[[str], Path]
 ) -> None:
     path = files(architecture)
@@ -203,10 +203,10 @@ def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callabl
     shape = lean(8192, 2)
     logged = load(target, *flags_of(shape), "--spec-type", "draft-simple", "--spec-draft-model", str(draft))
     facts = (read_model(target), read_model(draft))
-    assert sum(kv_bytes(each, shape) for each in facts) == pytest.approx(
+    assert sum(kv_bytes(model_facts, shape) for model_facts in facts) == pytest.approx(
         logged.sizes.kv_bytes, abs=3 * ROUNDING
     )
-    assert sum(each.weights_bytes for each in facts) == pytest.approx(
+    assert sum(model_facts.weights_bytes for model_facts in facts) == pytest.approx(
         logged.sizes.weights_bytes, abs=2 * ROUNDING
     )
 
@@ -267,6 +267,7 @@ WIDE = {
 }
 
 
+@pytest.mark.one_runtime
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", WIDE)
 def test_the_same_holds_for_models_as_wide_as_real_ones(

@@ -65,7 +65,8 @@ def answers(running: Llamasup) -> bool:
     return tokens > 0
 
 
-def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_that_does(
+@pytest.mark.one_runtime
+def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 2000 * MIB)
@@ -84,12 +85,13 @@ def test_what_cannot_fit_is_refused_before_the_start_with_the_largest_setting_th
         assert running.stop() == 0
 
 
-def test_a_plan_that_nobody_set_by_hand_is_made_to_fit(
+@pytest.mark.one_runtime
+def test_plan_without_user_settings_is_made_to_fit(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
     shown = json.loads(run_to_end("plan", str(fat_model), "--runtime", runtime, "--json", **limit).stdout)
-    assert [each["fits"] for each in shown["alternatives"]][-1]
+    assert [alternative["fits"] for alternative in shown["alternatives"]][-1]
     assert not shown["alternatives"][0]["fits"]
     with llamasup(fat_model, "--runtime", runtime, **limit) as running:
         assert answers(running)
@@ -122,6 +124,7 @@ def group() -> Iterator[Path]:
         yield made
 
 
+@pytest.mark.one_runtime
 def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_model: Path, group: Path) -> None:
     prefix = in_group(group, 1000 * MIB)
     asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)

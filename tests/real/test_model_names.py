@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from llamasup.core.requested_model import read_body
-from tests.core.test_requested_model import form, part
+from llamasup.http.requested_model import read_body
+from tests.http.test_requested_model import form, part
 from tests.real.bare_server import bare_server
 
 pytestmark = pytest.mark.real
@@ -86,7 +86,7 @@ def test_both_read_the_same_name_in_a_query(router: httpx.Client, query: bytes) 
     assert read_body(b"", query, "other")[0] == read_by(router, query=query)
 
 
-def test_two_fields_of_one_name_are_none_to_the_router(router: httpx.Client) -> None:
+def test_repeated_model_field_counts_as_missing_for_the_router(router: httpx.Client) -> None:
     """Here the first counts: reading on would mean reading the file behind it."""
     body = form(part("model", b"first"), part("model", b"second"))
     assert read_by(router, body=body) is None

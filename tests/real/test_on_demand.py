@@ -13,12 +13,12 @@ from msgspec import structs
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.values import Downloads, ModelEntry
-from llamasup.core.demo_model import demo_model
+from llamasup.config.config_keys import Downloads, ModelEntry
+from llamasup.gguf.demo import demo_model
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 ASKED = {"prompt": "Once", "max_tokens": 2}
 
@@ -44,7 +44,7 @@ def ask(server: llamasup.Server, model: str) -> tuple[int, str]:
 
 
 def downloads_of(hub: Hub) -> int:
-    return sum(each.path.endswith(".gguf") and each.range != "bytes=0-0" for each in hub.asked)
+    return sum(request.path.endswith(".gguf") and request.range != "bytes=0-0" for request in hub.asked)
 
 
 def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_all(
@@ -61,9 +61,7 @@ def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_a
     assert downloads_of(hub) == 1
 
 
-def test_what_a_downloaded_model_is_is_told_once_it_is_here(
-    hub: Hub, llama_server: str, tmp_path: Path
-) -> None:
+def test_facts_of_a_model_are_shown_after_its_download(hub: Hub, llama_server: str, tmp_path: Path) -> None:
     config = structs.replace(config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF")), models_dir=())
     with llamasup.serve(config=config, runtime=llama_server) as server:
 
@@ -88,7 +86,7 @@ def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
         assert ask(server, "org/nothing-GGUF") == (503, "access_denied")  # as the hub says of what it lacks
         assert ask(server, "no-repository") == (404, "model_not_found")
         assert "org/tiny-GGUF:Q4_K_M" in [
-            each["id"] for each in server.client.get("/v1/models").json()["data"]
+            item["id"] for item in server.client.get("/v1/models").json()["data"]
         ]
 
 
@@ -100,7 +98,7 @@ def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
         ("tiny", "org/tiny-GGUF:Q4_K_M"),
     ],
 )
-def test_what_was_downloaded_is_one_process_whatever_it_is_called_by_and_found_as(
+def test_downloaded_model_is_one_process_under_all_its_names(
     hub: Hub, runtime: str, tmp_path: Path, name: str, other: str
 ) -> None:
     models = {"tiny": ModelEntry(repo="org/tiny-GGUF", ctx_size=512)} if name == "tiny" else {}
@@ -126,7 +124,7 @@ def test_what_was_downloaded_is_one_process_whatever_it_is_called_by_and_found_a
     assert downloads_of(hub) == 1
 
 
-def test_who_waits_for_a_download_too_long_is_told_how_far_it_is(
+def test_request_that_times_out_during_a_download_gets_its_progress(
     hub: Hub, llama_server: str, tmp_path: Path
 ) -> None:
     hub.faults.append(Fault("tiny-Q4_K_M.gguf", hold_after=300_000, only_parts=True))

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import tiny_encoder
 from tests.e2e.driver import llamasup, run_to_end
 
@@ -22,6 +22,7 @@ def planned(*arguments: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize(
     "asked",
     [
@@ -58,7 +59,7 @@ def test_nothing_is_passed_but_the_model_its_name_and_its_address(runtime: str, 
     assert "GOMP_SPINCOUNT" not in shown["env"]
 
 
-def test_an_embedding_model_is_told_so_and_embeds(runtime: str, tmp_path: Path) -> None:
+def test_embedding_model_is_recognised_and_embeds(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "embeds.gguf"
     path.write_bytes(tiny_encoder())
     with llamasup(path, "--runtime", runtime, "--profile", "plain") as running:

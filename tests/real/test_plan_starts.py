@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from llamasup.core.address import UnixAddress
-from llamasup.core.capabilities import Capabilities
-from llamasup.core.context_memory import ContextShape, kv_bytes
-from llamasup.core.model_facts import ModelFacts
-from llamasup.core.plan import LaunchPlan, plan
-from llamasup.core.settings import Settings
-from llamasup.effects.hardware import hardware
-from llamasup.effects.model_file import read_model
-from llamasup.effects.runtimes import find_runtime
+from llamasup.gguf.facts import ModelFacts
+from llamasup.gguf.files import read_model
+from llamasup.http.address import UnixAddress
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.inspect import find_runtime
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
+from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.system.hardware.probe import hardware
 
 pytestmark = [
     pytest.mark.real,
@@ -168,7 +168,7 @@ def test_slots_have_the_context_that_the_plan_says(launcher: Launcher) -> None:
     assert re.search(r"n_slots = 3, n_ctx_slot = 768", server.log.read_text())
 
 
-def test_a_context_passed_after_the_dashes_is_what_one_request_may_use(launcher: Launcher) -> None:
+def test_context_passed_after_double_dash_is_the_limit_of_a_request(launcher: Launcher) -> None:
     with launcher.start(extra=("-c", "4096", *SIZES)) as server:
         pass
     assert (server.plan.ctx_size, server.plan.parallel) == (4096, 4)

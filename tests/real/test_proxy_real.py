@@ -12,7 +12,7 @@ import httptools
 import httpx
 import pytest
 
-from llamasup.core.sse import TokenCounts
+from llamasup.http.sse import TokenCounts
 from llamasup.proxy import ProxyConfig
 from tests.proxy.rig import PATIENCE_S, Rig, Wire, get, post
 from tests.real.bare_server import bare_server

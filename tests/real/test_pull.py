@@ -7,12 +7,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.core.demo_model import demo_model
+from llamasup.gguf.demo import demo_model
 from llamasup.testing import models, vision
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.hub import running_hub
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
 def test_a_model_and_its_projector_from_a_hub_answer(
@@ -46,7 +46,7 @@ def test_a_split_model_from_a_hub_is_loaded(
     parts = models.write_split_decoder(tmp_path, "m-Q4_K_M")
     with running_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        hub.repos["org/m"] = {f"Q4_K_M/{each.name}": each.read_bytes() for each in parts}
+        hub.repos["org/m"] = {f"Q4_K_M/{part.name}": part.read_bytes() for part in parts}
         with llamasup("org/m:q4_k_m", "--runtime", runtime) as running:
             assert running.wait_for("ready")["models"] == ["m-Q4_K_M"]
             assert running.stop() == 0

@@ -12,11 +12,12 @@ from starlette.testclient import TestClient
 
 import llamasup
 from tests.e2e.driver import PATIENCE_S
+from tests.paths import ROOT
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-DOCS = (Path(__file__).parents[2] / "docs" / "python.md").read_text("utf-8")
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+DOCS = (ROOT / "docs" / "python.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCS, re.M | re.S)
 (APPLICATION,) = [block for block in BLOCKS if "lifespan=" in block]
 PROGRAMS = [block for block in BLOCKS if block is not APPLICATION]

@@ -18,14 +18,14 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.proxy.generations import FAILED, make_unavailable
 from tests.proxy.rig import Rig
-from tests.proxy.test_waiting import FAILED, becomes
 from tests.real.clients import bare_server, environment
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-MOST_TOKENS = 20_000
-CONTEXT = str(MOST_TOKENS + 500)
+MAX_TOKENS = 20_000
+CONTEXT = str(MAX_TOKENS + 500)
 
 
 class Occupant:
@@ -55,7 +55,7 @@ class Occupant:
         return self._thread.is_alive()
 
     def _read(self) -> None:
-        body = {"prompt": "Once", "n_predict": MOST_TOKENS, "ignore_eos": True, "stream": True}
+        body = {"prompt": "Once", "n_predict": MAX_TOKENS, "ignore_eos": True, "stream": True}
         url = f"{self._url}/completion"
         with httpx.stream("POST", url, json=body, headers=self._headers, timeout=PATIENCE_S) as stream:
             for _ in stream.iter_raw():
@@ -105,7 +105,7 @@ def at_work(running: Llamasup) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
-def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth_is_told_to_wait(
+def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
@@ -140,7 +140,7 @@ def test_eight_clients_of_several_addresses_share_one_place_in_turns_and_a_ninth
     # As llamasup saw them end: the threads of the clients come to it when they do.
     names = {answer.result().headers["x-request-id"]: name for name, answer in crowd.answers.items()}
     told = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
-    ended = [names[each] for each in told if each in names]
+    ended = [names[event] for event in told if event in names]
     assert ended == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
 
 
@@ -177,7 +177,7 @@ def kept(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)
     with bare_server([*command, "--parallel", "1"], env=env):
         config = ProxyConfig(stream_keepalive_s=0.02, limits=Limits(sweep_s=0.01))
-        rig = Rig(tmp_path, "uvloop", config, child_path=path, places=1)
+        rig = Rig(tmp_path, "uvloop", config, child_path=path, max_concurrent=1)
         try:
             yield rig
         finally:
@@ -213,11 +213,11 @@ def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept:
     assert records[1].tokens_completion == 8
 
 
-def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept: Rig) -> None:
+def test_openai_client_raises_errors_of_llama_server_after_comments(kept: Rig) -> None:
     with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
         stream = client.chat.completions.create(
             model="tiny",
-            messages=[{"role": "user", "content": "too long " * MOST_TOKENS}],
+            messages=[{"role": "user", "content": "too long " * MAX_TOKENS}],
             max_tokens=8,
             stream=True,
         )
@@ -231,6 +231,6 @@ def test_the_openai_client_raises_what_llama_server_refused_behind_comments(kept
 def test_the_openai_client_raises_why_a_wait_was_in_vain(kept: Rig) -> None:
     with Occupant(address_of(kept)), client_of(kept) as client:
         stream = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
-        becomes(kept, FAILED)
+        make_unavailable(kept, FAILED)
         with pytest.raises(openai.APIError, match="it ran out of memory"):
             list(stream)

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+README = (ROOT / "README.md").read_text("utf-8")
 FIRST = "llamasup run demo"
 
 
@@ -51,7 +52,7 @@ def test_the_tour_begins_with_the_demo() -> None:
     assert len(SERVING) == 1
 
 
-def test_the_demo_says_what_the_readme_shows(demo: Llamasup) -> None:
+def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
     (shown,) = blocks("text")
     assert demo.stop() == 0  # then everything has been said
     for line in shown.splitlines():
@@ -112,7 +113,7 @@ def typed(block: str) -> list[str]:
 def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
     path_with_llamasup: None, tmp_path: Path, tiny_model: Path
 ) -> None:
-    (block,) = (each for each in blocks("console") if "llamasup serve" in each)
+    (block,) = (found_block for found_block in blocks("console") if "llamasup serve" in found_block)
     serve, *others = typed(block)
     (name,) = set(re.findall(r'"model": "(.+?)"', block))
     (tmp_path / "models").mkdir()
@@ -139,7 +140,7 @@ def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
 
 
 def test_a_key_is_made_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
-    (block,) = (each for each in blocks("console") if "key new" in each)
+    (block,) = (found_block for found_block in blocks("console") if "key new" in found_block)
     made = typed(block)[0].split()
     done = subprocess.run(made, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=True)
     assert done.stdout.startswith("llamasup-")

@@ -20,26 +20,26 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.core.address import TcpAddress
-from llamasup.core.instance import Instance, Policy, StartAsked, State, StopAsked
-from llamasup.core.settings import Settings
+from llamasup.http.address import TcpAddress
+from llamasup.llama_server.settings import Settings
+from llamasup.observability.metrics import RequestRecord
+from llamasup.planning.attempts import Planner
+from llamasup.planning.facts import prepare
+from llamasup.pool.catalog.single import Supervisor
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.runtime.events import Bus
-from llamasup.runtime.instance import InstanceRunner
-from llamasup.runtime.launch import prepare
-from llamasup.runtime.metrics import RequestRecord
-from llamasup.runtime.planner import Planner
-from llamasup.runtime.served import ServedModel
-from llamasup.runtime.supervisor import Supervisor
+from llamasup.supervision.events import Bus
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Instance, Policy, StartRequested, State, StopRequested
 from tests.patience import PATIENCE_S
 from tests.real.test_configs import serve
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    served: ServedModel
+    served: ReplicaSet
     runners: tuple[InstanceRunner, ...]
     client: httpx.AsyncClient
     records: list[RequestRecord]
@@ -57,7 +57,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
     # With threads for every core each they would wait for each other most of the time (docs/replicas.md).
     settings = Settings(parallel=slots, ctx_size=ctx_size, threads=1)
     launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
-    served = ServedModel(policy=Policy())
+    served = ReplicaSet(policy=Policy())
     records: list[RequestRecord] = []
     with tempfile.TemporaryDirectory(prefix="lls-") as folder:  # short: sockets are in it
         runners = []
@@ -69,7 +69,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
                 Planner(launch, work_folder),
                 policy=Policy(),
                 bus=Bus(),
-                room=served.room,
+                queue=served.queue,
                 work_folder=work_folder,
                 log_path=None,
             )
@@ -78,7 +78,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
         async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(runner.run()) for runner in runners]
             for runner in runners:
-                runner.post(StartAsked())
+                runner.post(StartRequested())
             front = bind("127.0.0.1", 0)
             port = front[0].getsockname()[1]
             supervisor = Supervisor((launch.model_id,), served, TcpAddress("127.0.0.1", port))
@@ -93,7 +93,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
                 ) as client:
                     yield Pair(served, tuple(runners), client, records)
                 for runner in runners:
-                    runner.post(StopAsked())
+                    runner.post(StopRequested())
                 for runner in runners:
                     await runner.reached(State.STOPPED)
             finally:
@@ -172,9 +172,7 @@ def _answered(runner: InstanceRunner) -> int:
     return runner.endpoint.answered
 
 
-def test_a_kill_of_one_process_under_eight_clients_costs_none_of_them_an_answer(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, tiny_model: Path) -> None:
     clients = 8
 
     async def test() -> None:

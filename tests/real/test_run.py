@@ -98,7 +98,7 @@ def test_health_and_readiness_say_yes(server: Llamasup) -> None:
 
 def test_an_answer_of_llama_server_comes_through_byte_for_byte(server: Llamasup) -> None:
     """Straight from the child's socket and through the proxy; only ids and times may differ."""
-    (child,) = [each for each in server.children() if "--host" in each.cmdline()]
+    (child,) = [process for process in server.children() if "--host" in process.cmdline()]
     arguments = child.cmdline()
     socket_path = arguments[arguments.index("--host") + 1]
     requests = [

@@ -92,7 +92,9 @@ def test_broken_framing_gets_one_answer_and_the_server_goes_on(server: Llamasup)
 
 
 def child_socket(running: Llamasup) -> str:
-    found = [str(each.laddr) for child in running.children() for each in child.net_connections("unix")]
+    found = [
+        str(connection.laddr) for child in running.children() for connection in child.net_connections("unix")
+    ]
     (path,) = {path for path in found if path.startswith("/")}
     return path
 
@@ -109,7 +111,7 @@ def straight(path: str, raw: bytes) -> int:
 @pytest.mark.check(
     "X7", "403, where flags open the path and llama-server takes the spelling for it (%uXXXX too)"
 )
-def test_what_llama_server_would_open_stays_closed_behind_strict(
+def test_routes_that_llama_server_opens_stay_closed_with_strict(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.core.instance import KillAsked, State, StopAsked
-from llamasup.core.settings import Settings
-from llamasup.effects.slot_store import sweep_slots
-from llamasup.runtime.events import ServerExited, ServerWarned
+from llamasup.llama_server.settings import Settings
+from llamasup.llama_server.slots.store import sweep_slots
+from llamasup.supervision.events import ServerExited, ServerWarned
+from llamasup.supervision.states import KillRequested, State, StopRequested
 from llamasup.testing.architectures import tiny_model
-from tests.e2e.driver import PATIENCE_S, adopted, command
+from tests.e2e.driver import PATIENCE_S, started
 from tests.e2e.service import Serving, serving
 from tests.real.remains import folders_of
 
@@ -133,6 +132,7 @@ def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
     run(test)
 
 
+@pytest.mark.one_runtime
 def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as it:
@@ -147,10 +147,11 @@ def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, 
     run(test)
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize(
     "changed", [{"kv_type": "q8_0"}, {"ctx_size": 2048}, {"parallel": 3}, {"flash_attn": "off"}], ids=str
 )
-def test_what_was_saved_under_other_settings_is_not_restored(
+def test_slots_saved_under_other_settings_are_not_restored(
     changed: dict[str, Any], runtime: str, model: Path, slots: Folder
 ) -> None:
     other = {"parallel": 2, "ctx_size": 1024, **changed}
@@ -167,9 +168,8 @@ def test_what_was_saved_under_other_settings_is_not_restored(
     run(test)
 
 
-def test_what_was_saved_with_another_file_of_the_model_is_removed(
-    runtime: str, model: Path, slots: Folder
-) -> None:
+@pytest.mark.one_runtime
+def test_slots_saved_with_another_model_file_are_removed(runtime: str, model: Path, slots: Folder) -> None:
     """llama-server would take it, and answer nonsense: the shapes are the same."""
 
     async def test() -> None:
@@ -205,8 +205,9 @@ def _replace(path: Path) -> None:
     path.symlink_to(target)
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("damage", [_cut, _flip, _replace, Path.unlink])
-def test_a_damaged_slot_is_told_of_and_the_rest_restored(
+def test_damaged_slot_is_reported_and_the_others_are_restored(
     damage: Callable[[Path], None], runtime: str, model: Path, slots: Folder
 ) -> None:
     """Unlooked at, the first ends llama-server (SIGABRT), and the second has it answer nonsense."""
@@ -222,7 +223,8 @@ def test_a_damaged_slot_is_told_of_and_the_rest_restored(
             assert sorted(answer for answer, _ in told) == unswapped
             assert [known > 200 for _, known in told].count(True) == 1
             assert warnings(it) == [
-                "Saved slots could not be restored: 1 of them was damaged. Those conversations are read anew."
+                "Could not restore saved slots: 1 of them was damaged. "
+                "The prompts of those conversations are computed again."
             ]
 
     run(test)
@@ -252,13 +254,14 @@ def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answe
             assert (told[0][1], [answer for answer, _ in told]) == (0, unswapped)
             assert it.runner.instance.generation == 2
             (message,) = warnings(it)
-            assert message.startswith("Saved slots could not be restored: ")
-            assert message.endswith("It is started again without them.")
+            assert message.startswith("Could not restore saved slots: ")
+            assert message.endswith("llama-server is started again without them.")
             assert slots.names() == set()
 
     run(test)
 
 
+@pytest.mark.one_runtime
 def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slots: Folder) -> None:
     """Room for one set and a half: each new one drops the one before. A bound below one slot keeps none."""
 
@@ -277,11 +280,12 @@ def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slot
         assert first.isdisjoint(slots.names())
         it = await one(whole // 3, ctx_size=512)
         assert slots.names() == set()
-        assert "more than may be kept on the disk" in warnings(it)[0]
+        assert "exceed the disk limit" in warnings(it)[0]
 
     run(test)
 
 
+@pytest.mark.one_runtime
 def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts_without(
     runtime: str, model: Path, slots: Folder
 ) -> None:
@@ -289,8 +293,8 @@ def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             seconds = await talk(it)
             os.kill(it.pid, signal.SIGSTOP)  # it saves nothing
-            it.runner.post(StopAsked())
-            await it.runner.until(lambda instance: instance.moves_slots)
+            it.runner.post(StopRequested())
+            await it.runner.until(lambda instance: instance.transferring_slots)
             os.kill(it.pid, signal.SIGKILL)
             await it.reaches(State.STOPPED, 1)
             assert not any(isinstance(notice, ServerExited) for notice in it.notices)
@@ -301,20 +305,22 @@ def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts
     run(test)
 
 
+@pytest.mark.one_runtime
 def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             await talk(it)
             os.kill(it.pid, signal.SIGSTOP)
-            it.runner.post(StopAsked())
-            await it.runner.until(lambda instance: instance.moves_slots)
-            it.runner.post(KillAsked())
+            it.runner.post(StopRequested())
+            await it.runner.until(lambda instance: instance.transferring_slots)
+            it.runner.post(KillRequested())
             await it.reaches(State.STOPPED, 1)
         assert slots.names() == set()
 
     run(test)
 
 
+@pytest.mark.one_runtime
 def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: Folder) -> None:
     """X7: also where llama-server itself would do it."""
 
@@ -370,21 +376,14 @@ def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
         "models": {name: {"path": str(home / f"{name}.gguf"), "ctx_size": 1024} for name in ("one", "two")},
     }
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
-    process = subprocess.Popen(
-        command("serve", "--config", str(home / "config.yaml"), "--events", "jsonl"),
-        env={**os.environ, **folders_of(home)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
     def ask(model: str, messages: list[dict[str, str]]) -> tuple[str, int]:
         body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
         told = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
         return told["choices"][0]["message"]["content"], told["timings"]["cache_n"]
 
-    with adopted(process) as running:
+    env = {**os.environ, **folders_of(home)}
+    with started("serve", "--config", str(home / "config.yaml"), env=env) as running:
         first, _ = ask("one", FIRST)
         ask("two", OTHER)
         ask("one", ASIDE)

@@ -153,6 +153,7 @@ def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> Non
     eventually(is_idle, every_s=1.5)
 
 
+@pytest.mark.one_runtime
 def test_embeddings_of_any_size_are_paid_for(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("open\none name=a tpm=60\ntwo name=b tpm=60\n")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 MIB = 1 << 20
 PIECE = 64 * 1024
@@ -32,7 +32,7 @@ class Straight(http.client.HTTPConnection):
 
     def __init__(self, running: Llamasup) -> None:
         super().__init__("localhost", timeout=PATIENCE_S)
-        (child,) = [each.cmdline() for each in running.children() if "--host" in each.cmdline()]
+        (child,) = [process.cmdline() for process in running.children() if "--host" in process.cmdline()]
         self._path = child[child.index("--host") + 1]
 
     def connect(self) -> None:
@@ -100,7 +100,7 @@ def test_a_prompt_of_megabytes_is_tokenized_as_it_would_be_without_llamasup(serv
     front.close()
 
 
-def test_what_llama_server_refuses_by_its_head_is_told_though_the_body_still_comes(server: Llamasup) -> None:
+def test_refusal_of_llama_server_reaches_the_client_during_the_upload(server: Llamasup) -> None:
     front = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE_S)
     front.connect()
     front.putrequest("POST", "/no-such-path")

@@ -39,7 +39,7 @@ def image(content: bytes | None = None) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": vision.picture_url(content)}}
 
 
-def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: str, folder: Path) -> None:
+def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, folder: Path) -> None:
     red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
         blind, seeing, other = chat(running), chat(running, image()), chat(running, image(red))
@@ -57,8 +57,9 @@ def test_a_chat_about_an_image_through_the_projector_beside_the_model(runtime: s
     assert "multimodal" in models_said["models"][0]["capabilities"]
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("arguments", [("--mmproj", "none"), ("--", "--no-mmproj")])
-def test_no_projector_is_passed_where_none_is_wanted(
+def test_no_projector_is_passed_with_mmproj_none(
     arguments: tuple[str, ...], runtime: str, folder: Path
 ) -> None:
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime, *arguments) as running:
@@ -69,7 +70,7 @@ def test_no_projector_is_passed_where_none_is_wanted(
     assert "image input is not supported" in refused.text
 
 
-def test_the_projector_asked_for_goes_before_the_one_beside_the_model(
+def test_requested_projector_replaces_the_one_in_the_folder(
     llama_server: str, folder: Path, tmp_path: Path
 ) -> None:
     asked = tmp_path / "another.gguf"
@@ -88,11 +89,11 @@ def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_
     wrong.write_bytes(vision.vision_projector(48))
     refused = run_to_end("run", str(tiny_model), "--port", "0", "--runtime", runtime, "--mmproj", str(wrong))
     assert refused.returncode == 65
-    assert "--mmproj mmproj-F16.gguf is for models of width 48, and this one has 64" in refused.stderr
+    assert "--mmproj mmproj-F16.gguf is for models of width 48, and this model has width 64" in refused.stderr
 
     planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", runtime)
     assert planned.returncode == 0
-    assert "is for models of width 48, and this one has 64" in planned.stdout
+    assert "is for models of width 48, and this model has width 64" in planned.stdout
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
         assert chat(running).status_code == 200
         assert running.stop() == 0
@@ -111,7 +112,7 @@ def test_between_two_models_the_name_decides(llama_server: str, folder: Path) ->
     assert "--mmproj " + str(folder) not in planned.stdout
 
 
-def test_an_encoder_embeds_what_it_is_shown(runtime: str, folder: Path) -> None:
+def test_encoder_embeds_images(runtime: str, folder: Path) -> None:
     (folder / "encoder.gguf").write_bytes(models.tiny_encoder())
     arguments = ("--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     with llamasup(folder / "encoder.gguf", *arguments) as running:
@@ -129,12 +130,13 @@ def test_an_encoder_embeds_what_it_is_shown(runtime: str, folder: Path) -> None:
         assert running.stop() == 0
 
 
+@pytest.mark.one_runtime
 def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: str, folder: Path) -> None:
     (folder / "reranker.gguf").write_bytes(models.tiny_reranker())
     arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
     assert refused.returncode == 2
-    assert "a reranker reads text alone" in refused.stderr
+    assert "a reranker reads only text" in refused.stderr
 
 
 # --- media by URL
@@ -217,10 +219,10 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
                 ]
                 assert chat(running, image()).status_code == 200  # a data: URL
                 assert running.stop() == 0
-        statuses[allowed] = [each.status_code for each in answers]
+        statuses[allowed] = [answer.status_code for answer in answers]
         fetched[allowed] = len(listener.asked)
         if fetched[allowed] == 0:
-            assert {each.json()["error"]["cause"] for each in answers} == {"remote_media"}
+            assert {answer.json()["error"]["cause"] for answer in answers} == {"remote_media"}
     print(f"fetched: {fetched}; {statuses}")
     count = len(statuses[""])
     assert fetched == {"": 0, "other.example": 0, "any": count, "the listener's": count}
@@ -228,8 +230,11 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
     assert statuses["any"] == statuses["the listener's"] == [200] * count
 
 
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("remote_media", [False, True, "listener"])
-def test_a_config_says_what_serve_lets_through(runtime: str, folder: Path, remote_media: bool | str) -> None:
+def test_config_sets_which_media_urls_serve_passes_on(
+    runtime: str, folder: Path, remote_media: bool | str
+) -> None:
     with Listener() as listener:
         url = f"http://{listener.host}/x.png"
         hosts = listener.host if remote_media == "listener" else remote_media

@@ -85,8 +85,8 @@ def pair_of(
         return Pair(*ports)
 
     yield start
-    for each in reversed(opened):
-        each.__exit__(None, None, None)  # type: ignore[attr-defined]
+    for opened_server in reversed(opened):
+        opened_server.__exit__(None, None, None)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_keys_paths_methods_and_bodies_that_are_wrong_are_refused_in_the_same_wo
     )
 
 
-def test_what_the_flags_open_is_open(with_keys: Pair) -> None:
+def test_routes_opened_by_flags_are_open(with_keys: Pair) -> None:
     save = {"filename": "slot.bin"}
     with_keys.compare(
         Ask("POST", "/props", {}, BEARER),
@@ -188,6 +188,7 @@ def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -
     )
 
 
+@pytest.mark.one_runtime
 def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<p>a page of the user's own</p>")
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 4096)
@@ -219,6 +220,7 @@ def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
     )
 
 
+@pytest.mark.one_runtime
 def test_several_hosts_and_a_unix_socket_are_all_listened_on(
     runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -232,11 +234,12 @@ def test_several_hosts_and_a_unix_socket_are_all_listened_on(
             for host in ("127.0.0.1", "127.0.0.2")
         ]
         seen.append(see(UnixConnection(str(path)), health))
-        assert [each.status for each in seen] == [200, 200, 200]
+        assert [answer_seen.status for answer_seen in seen] == [200, 200, 200]
         assert running.stop() == 0
     assert not path.exists()
 
 
+@pytest.mark.one_runtime
 def test_a_host_that_is_a_socket_is_the_only_place(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -258,7 +261,7 @@ def test_everything_but_the_address_reaches_the_child_as_it_was(
     variables = {**env, "LLAMA_ARG_THREADS": "1", "LLAMA_ARG_PORT": "1", "MARK": "kept"}
     with wrapped("env", "A=1", *program, *words, env=variables, cwd=tmp_path) as running:
         running.wait_for("ready")
-        (child,) = [each for each in running.children() if "m.gguf" in each.cmdline()]
+        (child,) = [process for process in running.children() if "m.gguf" in process.cmdline()]
         argv, environ, folder = child.cmdline(), child.environ(), child.cwd()
         assert running.stop() == 0
     at = argv.index("-c")
@@ -321,6 +324,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
     return key, certificate
 
 
+@pytest.mark.one_runtime
 def test_tls_is_served_by_the_front(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -337,13 +341,14 @@ def test_tls_is_served_by_the_front(
         assert running.stop() == 0
 
 
-def test_a_crash_is_restarted_and_the_client_who_comes_meanwhile_is_served(
+@pytest.mark.one_runtime
+def test_request_during_the_restart_after_a_crash_is_served(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()
     with wrapped(*program, "-m", str(tiny_model), "--port", str(port), env=env) as running:
         running.wait_for("ready")
-        (child,) = [each for each in running.children() if str(tiny_model) in each.cmdline()]
+        (child,) = [process for process in running.children() if str(tiny_model) in process.cmdline()]
         child.kill()
         running.wait_for("exit", signal="SIGKILL")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
@@ -380,7 +385,7 @@ def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
         (("-m",), "-m"),
     ],
 )
-def test_what_can_never_work_ends_as_llama_server_itself_does(
+def test_invalid_command_line_ends_like_llama_server_itself(
     program: list[str], env: dict[str, str], words: tuple[str, ...], said: str
 ) -> None:
     bare = subprocess.run([*program, *words], env=env, capture_output=True, timeout=PATIENCE_S, check=False)
@@ -395,7 +400,8 @@ def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[st
     assert (through.returncode, through.stdout, through.stderr) == (0, bare.stdout, bare.stderr)
 
 
-def test_strict_refuses_what_llama_server_lets_pass(
+@pytest.mark.one_runtime
+def test_strict_refuses_requests_that_llama_server_accepts(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()
@@ -443,7 +449,7 @@ def test_a_router_is_wrapped_as_it_is(
         status, body = ask(Ask("POST", "/completion", {"model": "tiny", **COMPLETION}, key))
         assert (status, '"content"' in body) == (200, True)
         children = running.children()
-        assert sum(each.name() == "llama-server" for each in children) == 2
+        assert sum(child.name() == "llama-server" for child in children) == 2
         os.kill(running.pid, signal.SIGTERM)
         assert running.end() == 0
         seconds_until_gone(children)

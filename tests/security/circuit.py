@@ -14,10 +14,10 @@ from pathlib import Path
 
 import h11
 
-from llamasup.core.address import UnixAddress
+from llamasup.http.address import UnixAddress
+from llamasup.observability.metrics import RequestRecord
 from llamasup.proxy import Proxy, ProxyConfig
-from llamasup.runtime.endpoint import Endpoint
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.rig import OneModel
 
 __all__ = ["Answering", "Circuit", "Outcome", "Received"]
@@ -150,11 +150,11 @@ class Circuit:
         return outcome
 
     async def _rest(self) -> None:
-        at_rest = 0
-        while at_rest < _ROUNDS_AT_REST:
+        quiet_rounds = 0
+        while quiet_rounds < _ROUNDS_AT_REST:
             moved = self.moved
             await asyncio.sleep(0)
-            at_rest = at_rest + 1 if self.moved == moved else 0
+            quiet_rounds = quiet_rounds + 1 if self.moved == moved else 0
 
     def answer(self, request: Received, transport: asyncio.Transport) -> None:
         if request.target == b"/first":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.core.routes import route_of
+from llamasup.http.routes import route_of
 from llamasup.proxy import ProxyConfig
 from tests.proxy.key_files import keys_of
 from tests.security.circuit import Circuit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import h11
 
-from llamasup.runtime.metrics import RequestRecord
+from llamasup.observability.metrics import RequestRecord
 from tests.security.circuit import Outcome, Received
 
 __all__ = ["Reading", "differences", "messages", "read", "reason_to_refuse"]
@@ -63,7 +63,7 @@ _KEPT_BACK = frozenset(
 
 
 def _forwarded(asked: Received) -> Received:
-    """What of a client's request a child is to see, said once more and independently of ``core.http``."""
+    """What of a client's request a child is to see, said once more and independently of ``llamasup.http``."""
     nominated = {
         word.strip()
         for name, value in asked.headers
@@ -88,7 +88,7 @@ _REASONS = {
     r"[Uu]rl|request target|Expected space after|fragment": "targets with bytes that no URL has, and no path",
     r"exactly one Host|Host header|is not a name of this server": "X2",
     r"web pages from|Origin header": "X3",
-    r"is closed$|in this spelling$": "X7",
+    r"is closed$|^unknown spelling of a path": "X7",
     r"only expectation": "expectations that nobody knows",
     r"Content-Length|Transfer-Encoding": "X9: lengths and codings that readers differ on",
     r"CRLF|CR |LF": "X9: bare LF and CR",
@@ -106,7 +106,7 @@ def reason_to_refuse(message: str) -> str | None:
 def messages(told: bytes) -> list[str]:
     """The errors that a client was told, in order."""
     found = re.findall(rb'\{"error":\{.*?\}\}', told)
-    return [json.loads(each)["error"]["message"] for each in found]
+    return [json.loads(found_item)["error"]["message"] for found_item in found]
 
 
 # What llamasup accepts and h11 does not. None of it is framing: the request line is written afresh.

@@ -25,7 +25,7 @@ from tests.security.reference import differences
 from tests.security.response_reference import misread
 
 _FEW = settings(
-    max_examples=250,
+    max_examples=150,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -64,7 +64,8 @@ def the_same_in_pieces(circuit: Circuit, raw: bytes, pieces: list[bytes]) -> Non
 
 def _told(circuit: Circuit) -> list[tuple[str, int, str]]:
     return [
-        (each.outcome, 0 if each.outcome == "refused" else each.status, each.path) for each in circuit.records
+        (record.outcome, 0 if record.outcome == "refused" else record.status, record.path)
+        for record in circuit.records
     ]
 
 
@@ -81,6 +82,7 @@ def the_next_is_right(circuit: Circuit, method: bytes, early: bytes, late: bytes
     assert second.told.endswith(b"\r\n\r\n1"), second.told
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "only what h11 reads in the same way goes upstream; all else is refused")
 @_FEW
 @given(raw=requests())
@@ -88,6 +90,15 @@ def test_requests_that_are_nearly_right_are_read_as_h11_reads_them(circuit: Circ
     as_h11_reads(circuit, raw)
 
 
+@pytest.mark.check("X7", "refused with a reason that the comparison knows")
+@pytest.mark.parametrize("path", [b"/v1/%63ompletions", b"/tools", b"/%74ools"])
+def test_refusal_of_a_path_has_a_known_reason(circuit: Circuit, path: bytes) -> None:
+    as_h11_reads(circuit, b"GET " + path + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    (record,) = circuit.records
+    assert record.outcome == "refused"
+
+
+@pytest.mark.slow
 @pytest.mark.check("X9", "what is known is read as what is new: only the very same bytes are known")
 @_FEW
 @given(reads=repeated_requests())
@@ -97,6 +108,7 @@ def test_requests_that_repeat_one_another_are_read_as_h11_reads_them(
     as_h11_reads(circuit, *reads)
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "the same outcome in one read, in a few, and byte by byte")
 @_FEW
 @given(data=st.data())
@@ -105,6 +117,7 @@ def test_how_reads_cut_a_request_makes_no_difference(circuit: Circuit, data: st.
     the_same_in_pieces(circuit, raw, data.draw(cut(raw)))
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "the client gets the response that h11 reads, or 502, or a broken connection")
 @_FEW
 @given(raw=responses(), method=st.sampled_from([b"GET", b"POST", b"HEAD"]), closes=st.booleans())
@@ -114,6 +127,7 @@ def test_responses_that_are_nearly_right_are_passed_on_whole_or_not_at_all(
     answered_whole_or_not(circuit, raw, method, closes=closes)
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "what is known is read as what is new, of responses too")
 @_FEW
 @given(repeated=repeated_responses())
@@ -124,6 +138,7 @@ def test_responses_that_repeat_one_another_are_passed_on_whole_or_not_at_all(
         answered_whole_or_not(circuit, raw, b"GET", closes=False)
 
 
+@pytest.mark.slow
 @pytest.mark.check("X9", "the next answer is complete and correct, whatever bytes follow the head")
 @_FEW
 @given(response=bodiless_responses(), idle=st.booleans())

@@ -166,9 +166,9 @@ READ = {
 @pytest.mark.parametrize(("raw", "body"), READ.values(), ids=READ)
 def test_framing_that_all_read_alike_is_written_afresh(circuit: Circuit, raw: bytes, body: bytes) -> None:
     outcome = circuit.send([raw + _NEXT])
-    assert [(each.target, each.body) for each in outcome.asked] == [(b"/a", body), (b"/next", b"")]
-    for each in outcome.asked:
-        assert each.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
+    assert [(request.target, request.body) for request in outcome.asked] == [(b"/a", body), (b"/next", b"")]
+    for request in outcome.asked:
+        assert request.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
     assert circuit.malformed == []
     assert not outcome.closed
 
@@ -216,7 +216,7 @@ DROPPED = [
 
 @pytest.mark.check("X9", "dropped")
 @pytest.mark.parametrize("line", DROPPED, ids=[line.decode() for line in DROPPED])
-def test_what_is_between_two_hops_or_cannot_be_checked_stays_here(circuit: Circuit, line: bytes) -> None:
+def test_hop_by_hop_and_uncheckable_headers_are_not_passed_on(circuit: Circuit, line: bytes) -> None:
     (asked,) = circuit.send([_GET + line + b"\r\n\r\n"]).asked
     assert asked.headers == ((b"host", b"localhost"), (b"authorization", b"Bearer own-key"))
 
@@ -225,7 +225,7 @@ def test_what_is_between_two_hops_or_cannot_be_checked_stays_here(circuit: Circu
 @pytest.mark.parametrize(
     "identity", [b"a b", b"a\tb", b'"a"', b"a;b", b"<script>", b"\xff", b"a" * 129, b"a%0d%0aSet-Cookie:b"]
 )
-def test_a_request_id_that_is_none_is_not_repeated(circuit: Circuit, identity: bytes) -> None:
+def test_invalid_request_id_is_not_repeated(circuit: Circuit, identity: bytes) -> None:
     told = circuit.send([_GET + b"X-Request-Id: " + identity + b"\r\n\r\n"]).told
     assert identity not in told
     assert told.count(b"\r\nX-Request-Id: ") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from llamasup.core.http import OWN_RULES, HeadRules
+from llamasup.http.heads import DEFAULT_RULES, HeadRules
 from llamasup.proxy import ProxyConfig
 from tests.security.circuit import Circuit, Outcome
 from tests.security.grammar import spelled_paths
@@ -30,8 +30,8 @@ def make_circuit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeCircu
         return made[name]
 
     yield make
-    for each in made.values():
-        each.close()
+    for value in made.values():
+        value.close()
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def test_a_slots_file_cannot_be_written_or_read(make_circuit: MakeCircuit, query
 def test_a_known_path_is_served_only_in_its_plain_spelling(
     make_circuit: MakeCircuit, path: bytes, prefix: bytes
 ) -> None:
-    rules = HeadRules(credentials=True, prefix=prefix) if prefix else OWN_RULES
+    rules = HeadRules(credentials=True, prefix=prefix) if prefix else DEFAULT_RULES
     circuit = make_circuit(ProxyConfig(rules=rules))
     for how, spelled in spellings(prefix + path).items():
         head = (b"POST " + spelled + b" HTTP/1.1", b"Host: localhost", b"Content-Length: 9", b"", b"")
@@ -158,7 +158,7 @@ def test_an_id_below_models_may_contain_escapes(make_circuit: MakeCircuit) -> No
         b"/v1/models/a%20b",
     ):
         outcome = ask(make_circuit(ProxyConfig()), b"GET", path)
-        assert [each.target for each in outcome.asked] == [path]
+        assert [request.target for request in outcome.asked] == [path]
 
 
 @pytest.mark.check(
@@ -237,14 +237,14 @@ def test_every_path_needs_a_key_by_default(make_circuit: MakeCircuit, method: by
         b"Proxy-Authorization: Bearer k",
     ],
 )
-def test_what_is_only_like_a_key_opens_nothing(make_circuit: MakeCircuit, line: bytes) -> None:
+def test_strings_similar_to_a_key_admit_no_client(make_circuit: MakeCircuit, line: bytes) -> None:
     outcome = ask(make_circuit(ProxyConfig(api_keys=("k",))), b"GET", b"/props", line)
     assert outcome.asked == ()
     assert cause(outcome) == "401 api_key"
 
 
 @pytest.mark.check("X4", "401: a key in the query or the body is none")
-def test_a_key_in_the_query_is_none(make_circuit: MakeCircuit) -> None:
+def test_key_in_the_query_is_ignored(make_circuit: MakeCircuit) -> None:
     for query in (b"api_key=k", b"key=k", b"access_token=k", b"Authorization=Bearer%20k"):
         outcome = ask(make_circuit(ProxyConfig(api_keys=("k",))), b"GET", b"/props?" + query)
         assert outcome.asked == ()
@@ -254,7 +254,7 @@ def test_a_key_in_the_query_is_none(make_circuit: MakeCircuit) -> None:
 @pytest.mark.check(
     "X7", "a body is passed on unread as an argument to nothing: no request changes the child's flags"
 )
-def test_no_request_reaches_what_takes_flags(make_circuit: MakeCircuit, tmp_path: Path) -> None:
+def test_no_request_reaches_routes_that_take_flags(make_circuit: MakeCircuit, tmp_path: Path) -> None:
     body = b'{"model":"tiny","args":["--tools","all"]}'
     for path in (b"/models/load", b"/models/unload", b"/props", b"/llamasup"):
         raw = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (path, len(body), body)

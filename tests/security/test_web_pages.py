@@ -18,7 +18,7 @@ def with_host(host: bytes, path: bytes = b"/props") -> bytes:
 def verdict(rig: Rig, raw: bytes) -> tuple[int, str]:
     """Of a request that does not reach the child: status and cause."""
     head, body = rig.ask(raw)
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
     return status(head), json.loads(body)["error"].get("cause", "")
 
 
@@ -136,7 +136,7 @@ def test_a_page_that_is_not_ours_is_refused_and_gets_no_cors_header(rig: Rig, or
         head, body = rig.ask(raw)
         assert (status(head), json.loads(body)["error"]["cause"]) == (403, "foreign_origin")
         assert b"access-control-" not in head.lower()
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
 
 
 @pytest.mark.check("X3", "named, never *, and nothing is allowed to credentials")
@@ -154,7 +154,7 @@ def test_a_preflight_of_a_configured_page_is_answered_here_and_no_other(make_rig
     assert b"*" not in head
     for origin in (b"http://app.example", b"https://app.example:8443", b"https://app.example.evil", b"null"):
         assert verdict(rig, get(CHAT, b"Origin: " + origin, *asks, method=b"OPTIONS"))[0] == 403
-    assert rig.backend.asked_for == []
+    assert rig.backend.requested_models == []
 
 
 @pytest.mark.check(

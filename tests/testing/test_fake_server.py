@@ -15,9 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.core.diagnosis import Exit, diagnose
-from llamasup.effects.logs import LogPump
-from llamasup.effects.process import Child, spawn
+from llamasup.llama_server.diagnosis import diagnose
+from llamasup.system.process.exit import Exit
+from llamasup.system.process.output_pump import LogPump
+from llamasup.system.process.spawn import Child, spawn
 from llamasup.testing.fake_server import install
 
 pytestmark = pytest.mark.slow
@@ -77,7 +78,7 @@ async def fake(
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version", "--list-devices"])
-def test_it_answers_what_a_runtime_is_asked(tmp_path: Path, flag: str) -> None:
+def test_fake_answers_the_questions_of_the_planner(tmp_path: Path, flag: str) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, args=(flag,), ready=False) as server:
             exit, said = await server.end()
@@ -135,7 +136,7 @@ def test_it_serves_llama_servers_endpoints(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_its_stream_says_what_its_plain_answer_says(tmp_path: Path) -> None:
+def test_stream_has_the_text_of_the_plain_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path) as server:
             for path in ("/v1/chat/completions", "/v1/completions", "/completion"):
@@ -234,7 +235,7 @@ def test_a_client_that_leaves_frees_its_slot(tmp_path: Path) -> None:
     ("signal=start:SIGSEGV", Exit(None, "SIGSEGV")), ("signal=load:SIGKILL", Exit(None, "SIGKILL")),
     ("signal=ready:SIGABRT", Exit(None, "SIGABRT")),
 ])  # fmt: skip
-def test_it_dies_when_and_as_it_is_told(tmp_path: Path, fault: str, exit: Exit) -> None:
+def test_fake_dies_as_its_faults_say(tmp_path: Path, fault: str, exit: Exit) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, fault, ready=False) as server:
             assert await server.child.wait() == exit
@@ -255,7 +256,7 @@ def test_it_runs_out_of_memory_in_llama_servers_words(tmp_path: Path, where: str
     asyncio.run(scenario())
 
 
-def test_it_misbehaves_only_once_when_told_so(tmp_path: Path) -> None:
+def test_fault_with_once_happens_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         faults = (f"once={tmp_path / 'done'}", "exit=load:1")
         async with fake(tmp_path, *faults, ready=False) as server:

@@ -1,0 +1,104 @@
+"""The current API keys and the use of their limits, for all sockets of a proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from llamasup.auth.key_source import PROCESS_SALT, KeyFile
+from llamasup.auth.keys import ApiKey, KeyLimits, KeyRing, plain_keys
+from llamasup.auth.quota import Quota
+from llamasup.http.heads import HttpError
+
+__all__ = ["CountedRequest", "Keys"]
+
+
+class CountedRequest(Protocol):
+    """The parts of a request that the limits of a key count. ``Keys`` sets ``quota`` and ``counted``."""
+
+    quota: Quota | None
+    """The quota of its key, which the request has entered and must leave."""
+    counted: int
+    """How many of its jobs the quota counts."""
+
+    @property
+    def key(self) -> ApiKey | None: ...
+    @property
+    def needs_permit(self) -> bool: ...
+    @property
+    def jobs(self) -> int: ...
+
+
+class Keys:
+    """``epoch`` increases when the keys change; a decision of an earlier epoch must be made again.
+
+    ``needed``: every request needs a key, even after the last key of the file was revoked.
+    """
+
+    __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "needed", "ring")
+
+    def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
+        """The ``file`` has keys with rights and limits; ``given`` are inference keys without limits."""
+        self.clock = clock
+        self._file = file
+        self._given = plain_keys(given, PROCESS_SALT)
+        self.needed = self._file is not None or bool(self._given)
+        self._limits: dict[str, KeyLimits] = {}  # by name; only keys with limits
+        self._quotas: dict[str, Quota] = {}  # by name; only keys that were used
+        self.epoch = 0
+        self.ring = KeyRing(())
+        self._reload()
+
+    def look(self) -> None:
+        """Read the key file again if it changed. Costs a stat() if not."""
+        if self._file is not None and self._file.changed():
+            self._reload()
+
+    def enter(self, request: CountedRequest) -> HttpError | None:
+        """Count a request, or return the refusal if its key has reached a limit. Only inference is limited.
+
+        A request is counted once, also if it enters again because its generation ended during its body.
+        """
+        key = request.key
+        if key is None or not key.limits or request.quota is not None or not request.needs_permit:
+            return None
+        limits = self._limits.get(key.name)
+        if limits is None:
+            return None  # the key was revoked while the body arrived: its last request
+        now = self.clock()
+        quota = self._quotas.get(key.name)
+        if quota is None:
+            quota = self._quotas[key.name] = Quota(limits, now)
+        refusal = quota.enter(now)
+        if refusal is None:
+            request.quota = quota
+        return refusal
+
+    def weigh(self, request: CountedRequest) -> HttpError | None:
+        """Count all jobs of a request that entered as one job, or return the refusal."""
+        if request.quota is None:
+            return None
+        refusal = request.quota.weigh(request.jobs)
+        if refusal is None:
+            request.counted = request.jobs
+        return refusal
+
+    def leave(self, request: CountedRequest, tokens: int, *, refund: bool) -> None:
+        """The request is over, and cost ``tokens``. ``refund``: do not count it as a request of its key."""
+        quota, request.quota = request.quota, None
+        if quota is not None:
+            now = self.clock()
+            quota.leave(tokens, now, request.counted)
+            if refund:
+                quota.refund(now)
+
+    def _reload(self) -> None:
+        """Use is kept by name: a key that keeps its name keeps its use, with its new limits."""
+        file_keys = self._file.keys if self._file is not None else ()
+        self.ring = KeyRing((*file_keys, *self._given))  # the file first: it has the limits
+        self.epoch += 1
+        self._limits = limits = {key.name: key.limits for key in file_keys if key.limits}
+        self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}
+        now = self.clock()
+        for name, quota in self._quotas.items():
+            quota.change(limits[name], now)

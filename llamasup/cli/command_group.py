@@ -1,0 +1,105 @@
+"""Commands and groups of commands: their help, and the import of a command's module when it is needed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
+
+__all__ = ["Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Command(TyperCommand):
+    """Its help names an argument by its metavar: Typer would add braces and a Python type."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = super().collect_usage_pieces(ctx)[:1]
+        for argument in self._parameters(ctx, "argument"):
+            name = argument.metavar
+            if argument.nargs != 1 and not name.endswith(("...", "]")):
+                name += "..."
+            pieces.append(name if argument.required or name.startswith("[") else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            rows = []
+            for parameter in self._parameters(ctx, kind):
+                name, text = parameter.get_help_record(ctx)
+                rows.append((parameter.metavar if kind == "argument" else name, text))
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def _parameters(self, ctx: Any, kind: str) -> list[Any]:
+        return [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
+
+
+class _CommandSet(typer.Typer):
+    def command(self, name: str | None = None, *, cls: Any = Command, **options: Any) -> Callable[[F], F]:
+        return super().command(name, cls=cls, **options)
+
+
+def command_set(name: str | None = None, help: str | None = None) -> typer.Typer:
+    """The commands of one module. With a ``name`` they are subcommands, such as those of ``llamasup key``."""
+    return _CommandSet(
+        cls=CommandGroup,
+        name=name,
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,  # the import of rich takes longer than the rest of --help
+    )
+
+
+class CommandGroup(TyperGroup):
+    """Its help shows the whole first line of each command's help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, rows in self._sections():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        rows = [(name, (command.help or "").partition("\n")[0]) for name, command in self.commands.items()]
+        yield "Commands", rows
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command whose ``module`` has not been imported. ``summary`` is the first line of its help."""
+
+    name: str
+    module: str
+    summary: str
+
+
+class LazyGroup(CommandGroup):
+    """The commands of ``table``, in sections by title. ``get_command`` imports a command's module."""
+
+    table: ClassVar[Mapping[str, Sequence[LazyCommand]]]
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._lazy = {lazy.name: lazy for section in self.table.values() for lazy in section}
+        # For code that needs only names and summaries, such as "Did you mean".
+        self.commands = {name: TyperCommand(name, help=lazy.summary) for name, lazy in self._lazy.items()}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        lazy = self._lazy.get(cmd_name)
+        if lazy is None:
+            return None
+        group = get_group(importlib.import_module(lazy.module).commands)
+        return group if group.name == cmd_name else group.commands[cmd_name]
+
+    def _sections(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        width = max(map(len, self._lazy))
+        for title, section in self.table.items():
+            yield title, [(lazy.name.ljust(width), lazy.summary) for lazy in section]

@@ -1,0 +1,201 @@
+"""``llamasup config …``: writes a config, checks a config, and prints the JSON Schema of a config."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View, plural
+from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
+from llamasup.models.names import is_pattern
+from llamasup.system.storage.folders import atomic_write, models_folder
+from llamasup.system.storage.paths import expanded
+from llamasup.system.text import path_text, printable
+
+if TYPE_CHECKING:
+    from llamasup.config.config_keys import Config
+    from llamasup.config.issues import Issue
+    from llamasup.config.starter import StarterFacts
+
+__all__ = ["check", "commands", "init", "schema"]
+
+commands = command_set("config", "Write and check the configuration file of serve.")
+
+_STANDARD_OUTPUT = Path("-")
+# Common models folders, with LM Studio's.
+_COMMON_FOLDERS = ("~/models", "~/Models", "~/.lmstudio/models", "/srv/models", "/models")
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="FILE",
+        help="Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or /etc/llamasup/config.yaml.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="PATH",
+        help="The file to write; - for standard output. Default: ~/.config/llamasup/config.yaml.",
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")]
+
+
+@commands.command()
+def init(output: Output = None, force: Force = False) -> int:
+    """Write a commented config for this machine."""
+    from llamasup.config.sources import own_config
+    from llamasup.config.starter import starter_text
+
+    def act(view: View) -> None:
+        text = starter_text(_starter_facts(os.environ))
+        if output == _STANDARD_OUTPUT:
+            write_result(text.rstrip("\n"))
+            return
+        path = _write(output or own_config(os.environ), text, force=force)
+        view.say("info", "config", f"Wrote {printable(str(path))}")
+        view.say("info", "config", f"  → Check it: llamasup config check {shlex.quote(str(path))}")
+
+    return guarded(act)
+
+
+@commands.command()
+def check(file: ConfigFile = None, json: o.Json = False) -> int:
+    """Show every mistake and every missing file in a config.
+
+    The command starts nothing.
+    """
+    from llamasup.cli.commands.config_check import environment_issues, model_issues
+    from llamasup.config.issues import ConfigIssues, Issue
+    from llamasup.config.reading import read
+    from llamasup.config.sources import find_config
+
+    def act(view: View) -> int:
+        path = find_config(file, os.environ)
+        try:
+            reading, issues = read(path, os.environ)
+            unchecked = ""
+            is_readable = not issues
+            issues += environment_issues(reading, os.environ)
+            if is_readable:  # otherwise models would be checked with the defaults of invalid values
+                wrong, unchecked = model_issues(reading, os.environ, issues)
+                issues += wrong
+            if issues:
+                raise ConfigIssues(str(path), issues)
+        except ConfigInvalid as error:
+            if not json:
+                raise
+            found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
+            write_json({"ok": False, "file": path_text(str(path)), "mistakes": list(map(_as_json, found))})
+            return error.exit_code
+        if json:
+            write_json({"ok": True, "file": path_text(str(path)), "mistakes": []})
+        else:
+            view.say("info", "config", f"{printable(str(path))} is valid: {_summary(reading.config)}.")
+            if unchecked:
+                view.say("info", "config", f"The models were not checked: {unchecked}")
+        return 0
+
+    return guarded(act)
+
+
+@commands.command()
+def schema() -> int:
+    """Print the JSON Schema of a config, for editors."""
+    from llamasup.config.json_schema import json_schema
+
+    return guarded(lambda _: write_json(json_schema()))
+
+
+def _as_json(issue: Issue) -> Mapping[str, object]:
+    return {"line": issue.line or None, "key": issue.key, "message": issue.what}
+
+
+def _summary(config: Config) -> str:
+    named = sum(not is_pattern(name) for name in config.models)
+    parts = (
+        (named, "model"),
+        (len(config.models) - named, "rule"),
+        (len(config.models_dir), "folder"),
+        (len(config.caches), "cache"),
+    )
+    return ", ".join(plural(count, noun) for count, noun in parts if count) or "downloads on demand"
+
+
+def _write(path: Path, text: str, *, force: bool) -> Path:
+    path = expanded(path, UsageInvalid, of="--output")
+    try:
+        if path.is_dir():
+            raise UsageInvalid(f"--output {str(path)!r} is a folder.", remedy="Give the path of a file.")
+        if path.exists() and not force:
+            raise UsageInvalid(
+                f"{str(path)!r} already exists.",
+                remedy="Give another --output, or overwrite the file with --force.",
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise OutputFailed(f"Cannot write the config to {str(path)!r}: {error.strerror or error}.") from None
+    return path
+
+
+# --- this machine ------------------------------------------------------------------------------------
+
+
+def _starter_facts(environ: Mapping[str, str]) -> StarterFacts:
+    from llamasup.auth.key_store import default_key_file
+    from llamasup.config.config_keys import Cache
+    from llamasup.config.starter import StarterFacts
+    from llamasup.llama_server.inspect import find_runtime
+    from llamasup.models.search import cache_folders
+    from llamasup.system.hardware.probe import hardware
+
+    machine = hardware()
+    runtime, devices = None, []
+    try:
+        found = find_runtime(None, environ)
+    except LlamasupError:
+        pass  # init also works on a machine without a runtime
+    else:
+        runtime = f"{found.path} ({found.version})"
+        devices = [(device.name, device.description) for device in found.capabilities.devices]
+    keys = default_key_file()
+    return StarterFacts(
+        ram_bytes=machine.memory_total_bytes,
+        cores=machine.physical_cores,
+        devices=devices,
+        runtime=runtime,
+        # llamasup's own folder first: downloads go to the first one.
+        models_dirs=_existing(filter(_is_text, (str(models_folder()), *_COMMON_FOLDERS))),
+        caches=tuple(name for name in get_args(Cache) if cache_folders((name,), environ)),
+        key_file=str(keys) if keys.is_file() and _is_text(str(keys)) else None,
+    )
+
+
+def _is_text(path: str) -> bool:
+    """Whether a config, which is UTF-8, can contain the path."""
+    return path_text(path) == path
+
+
+def _existing(folders: Iterable[str]) -> tuple[str, ...]:
+    """The existing folders as written; one spelling for each, if the file system ignores case."""
+    found: dict[tuple[int, int], str] = {}
+    for name in folders:
+        try:
+            status = Path(name).expanduser().stat()
+        except (OSError, RuntimeError):
+            continue
+        found.setdefault((status.st_dev, status.st_ino), name)
+    return tuple(found.values())

@@ -1,0 +1,402 @@
+"""The commands for a running llamasup: ``status``, ``ps``, ``load``, ``unload``, ``restart``, ``reload``,
+``stop`` and ``logs``.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Group, number, path, takes_groups, text
+from llamasup.cli.options.parsers import whole_number
+from llamasup.cli.output.error_report import guarded, show_error
+from llamasup.cli.output.layout import stdout_columns
+from llamasup.cli.output.results import write_bytes, write_json, write_result
+from llamasup.cli.output.status_table import models_table, summary
+from llamasup.cli.output.view import View, plural, shortened, while_waiting
+from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
+from llamasup.pool.state import AWAY
+from llamasup.system.text import printable
+
+if TYPE_CHECKING:
+    from llamasup.control.client import ControlAddress, ControlClient
+
+__all__ = ["commands", "find_target", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
+
+commands = command_set()
+
+URL_VARIABLE = "LLAMASUP_URL"
+_UNHEALTHY = frozenset({"failed", "backoff"})
+
+# The arguments of ``find_target``.
+_TARGET = Group(
+    (
+        number("--pid", "PID", "Process ID of the llamasup to talk to, if several run."),
+        text(
+            "--url",
+            "URL",
+            "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
+        ),
+        path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
+    )
+)
+_MAX_LINES = 10_000
+
+
+TargetOptions = Annotated[o.OptionValues, _TARGET]
+Model = Annotated[
+    str | None,
+    typer.Argument(metavar="MODEL", help="Name of the model. Default: the only model.", show_default=False),
+]
+ModelToRestart = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL", help="Name of the model. Default: all loaded models.", show_default=False
+    ),
+]
+AllModels = Annotated[bool, typer.Option("--all", "-a", help="Also show models that are not loaded.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return immediately.")]
+Now = Annotated[bool, typer.Option("--now", help="Abort the requests in flight.")]
+WaitForExit = Annotated[bool, typer.Option("--wait", help="Wait until llamasup has exited.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")]
+Lines = Annotated[
+    int,
+    typer.Option(
+        "--lines",
+        "-n",
+        metavar="N",
+        parser=partial(whole_number, minimum=0, maximum=_MAX_LINES),
+        help=f"Number of lines, at most {_MAX_LINES}.",
+    ),
+]
+
+
+@commands.command()
+@takes_groups
+def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False) -> int:
+    """List the models of a running llamasup.
+
+    The table shows state, size, device, slots and restarts.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        status = client.status()
+        if json:
+            write_json(status)
+            return
+        shown, left_out = _shown(status, all_=all_)
+        if shown:
+            write_result(models_table(shown, stdout_columns()))
+        elif not left_out:
+            _say(view, "There are no models yet")
+        _say_left_out(view, left_out, any_shown=bool(shown))
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def status(
+    ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, json: o.Json = False
+) -> int:
+    """Show the state of a running llamasup and its models.
+
+    The exit code is 1 if a model has failed or waits for a restart.
+    """
+
+    def act(view: View, client: ControlClient) -> int:
+        status = client.status()
+        shown, left_out = _shown(status, all_=all_)
+        if json:
+            write_json(status)
+        else:
+            write_result(summary(status, shown, stdout_columns()))
+            _say_left_out(view, left_out, any_shown=bool(shown))
+        return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def load(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    target: TargetOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Load a model, and wait until it is ready."""
+
+    def act(view: View, client: ControlClient) -> None:
+        name = _named(client, model)
+        with while_waiting(view, f"loading {name}"):
+            loaded = client.load(name, wait=not no_wait)
+        _say(view, f"{name} {'is ready' if loaded.get('state') == 'ready' else 'is being loaded'}")
+        if json:
+            write_json(loaded)
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def unload(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    target: TargetOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Unload a model, and wait until its memory is free.
+
+    Requests in flight may finish.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        name = _named(client, model)
+        with while_waiting(view, f"unloading {name}"):
+            unloaded = client.unload(name, wait=not no_wait)
+        _say(view, f"{name} {'is being unloaded' if no_wait else 'is unloaded'}")
+        if json:
+            write_json(unloaded)
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def restart(
+    ctx: typer.Context,
+    model: ModelToRestart = None,
+    *,
+    target: TargetOptions,
+    no_wait: NoWait = False,
+    json: o.Json = False,
+) -> int:
+    """Restart one model, or all loaded models one by one.
+
+    Requests wait until the model is ready again.
+    """
+
+    def act(view: View, client: ControlClient) -> int:
+        if model is not None:
+            names = [model]
+        else:
+            names = [model["id"] for model in client.status()["models"] if model["state"] not in AWAY]
+            if not names:
+                raise UsageInvalid("No model is loaded.", remedy="Load one with `llamasup load MODEL`.")
+        restarted, codes = [], []
+        for name in names:
+            try:
+                with while_waiting(view, f"restarting {name}"):
+                    restarted.append(client.restart(name, wait=not no_wait))
+            except LlamasupError as error:  # the other models are still restarted
+                codes.append(show_error(view, error))
+                continue
+            _say(view, f"{name} {'is being restarted' if no_wait else 'is ready again'}")
+        if json and (restarted or model is None):
+            write_json(restarted[0] if model is not None else {"models": restarted})
+        return codes[0] if codes else 0
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def reload(
+    ctx: typer.Context, *, target: TargetOptions, no_wait: NoWait = False, json: o.Json = False
+) -> int:
+    """Read the configuration again.
+
+    Under run and wrap: restart the model.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        with while_waiting(view, "reloading"):
+            changes = client.reload(wait=not no_wait)
+        if json:
+            write_json(changes)
+        text = _changes_text(changes) or "No changes"
+        _say(view, "The configuration is being read again" if no_wait else text)
+        if later := changes.get("next_start"):
+            view.say("warning", "control", f"{', '.join(later)}: changed; the next start uses the new values")
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def stop(
+    ctx: typer.Context,
+    *,
+    target: TargetOptions,
+    now: Now = False,
+    wait: WaitForExit = False,
+    json: o.Json = False,
+) -> int:
+    """Stop a running llamasup.
+
+    Requests in flight may finish, unless --now is given.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        wait_for_exit = _exit_waiter(client) if wait else None
+        answer = client.shutdown(now=now)
+        in_flight = answer.get("in_flight")
+        waits = f": {plural(in_flight, 'request')} in flight may finish" if in_flight and not now else ""
+        _say(view, f"llamasup (process {answer.get('pid')}) is stopping{waits}")
+        if wait_for_exit is not None:
+            with while_waiting(view, "stopping"):
+                wait_for_exit()
+            _say(view, "llamasup has exited")
+        if json:
+            write_json({**answer, "ended": wait_for_exit is not None})
+
+    return _with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def logs(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    target: TargetOptions,
+    follow: Follow = False,
+    lines: Lines = 200,
+) -> int:
+    """Show the llama-server log of a model."""
+
+    def act(view: View, client: ControlClient) -> None:
+        pieces = client.log(_named(client, model), lines=lines, follow=follow)
+        for piece in _printable(pieces) if sys.stdout.isatty() else pieces:
+            if not write_bytes(piece):
+                return  # the reader has closed the pipe
+
+    return _with_client(target, act)
+
+
+Target = Mapping[str, Any]
+"""The arguments of ``find_target``."""
+
+
+def _changes_text(changes: Mapping[str, Any]) -> str:
+    renamed = dict(changes.get("renamed", ()))
+    parts = {
+        "added": [id_ for id_ in changes.get("added", ()) if id_ not in renamed.values()],
+        "changed": [*changes.get("changed", ()), *changes.get("retouched", ())],
+        "removed": [id_ for id_ in changes.get("removed", ()) if id_ not in renamed],
+        "renamed": [f"{old} to {new}" for old, new in renamed.items()],
+        "config": changes.get("settings", ()),
+    }
+    return "; ".join(f"{change}: {shortened(names)}" for change, names in parts.items() if names)
+
+
+def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
+    """The address of the llamasup that a command talks to.
+
+    Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
+    """
+    from llamasup.auth.key_source import client_key
+    from llamasup.control.client import ControlAddress
+    from llamasup.control.discovery import discover
+    from llamasup.control.selection import select_running
+
+    if pid is not None and url is not None:
+        raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
+    if pid is None and url is None:
+        url = os.environ.get(URL_VARIABLE) or None
+    if url is None:
+        if api_key_file is not None:
+            raise UsageInvalid(
+                "--api-key-file needs --url: a llamasup on this machine requires no key.",
+                remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
+            )
+        return ControlAddress(socket=select_running(discover(), pid).socket)
+    full = url if "://" in url else f"http://{url}"
+    if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
+        raise UsageInvalid(
+            "The URL contains a user name or a password.",
+            remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
+        )
+    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
+
+
+def _with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
+    def talk(view: View) -> int | None:
+        from llamasup.control.client import ControlClient
+
+        with ControlClient(find_target(**target)) as client:
+            return act(view, client)
+
+    return guarded(talk)
+
+
+def _named(client: ControlClient, model: str | None) -> str:
+    """``model``, or the only model."""
+    if model is not None:
+        return model
+    names = [str(model["id"]) for model in client.status()["models"]]
+    if len(names) == 1:
+        return names[0]
+    raise UsageInvalid(
+        f"{len(names)} models are served; MODEL is required.", remedy="List them with `llamasup ps --all`."
+    )
+
+
+def _shown(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """The models that are loaded, loading or failed, and the number of the others."""
+    models = status["models"]
+    if all_ or len(models) == 1:
+        return models, 0
+    shown = [model for model in models if model["state"] not in AWAY]
+    return shown, len(models) - len(shown)
+
+
+def _say_left_out(view: View, count: int, *, any_shown: bool) -> None:
+    if count:
+        models = plural(count, "model")
+        text = f"{models} not loaded" if any_shown else f"None of {models} is loaded"
+        _say(view, f"{text}: --all lists {'them' if count > 1 else 'it'}")
+
+
+def _exit_waiter(client: ControlClient) -> Callable[[], None]:
+    """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
+    from llamasup.system.process.exit_watch import end_of
+
+    if client.address.socket is not None:
+        with suppress(ProcessLookupError):  # a llamasup in another container has other process IDs
+            return end_of(client.status()["pid"]).wait
+
+    def until_silent() -> None:
+        with suppress(NotRunning, ControlFailed):
+            for _ in client.events():
+                pass
+
+    return until_silent
+
+
+def _printable(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Escapes the control characters of a log, which could change the terminal."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    encoding = sys.stdout.encoding or "utf-8"
+    for piece in pieces:
+        lines = decoder.decode(piece).split("\n")
+        yield "\n".join(map(printable, lines)).encode(encoding, "backslashreplace")
+
+
+def _say(view: View, text: str) -> None:
+    view.say("info", "control", text)

@@ -1,0 +1,277 @@
+"""``llamasup key …``: creates, lists and revokes the API keys of a file."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+import shlex
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from llamasup.auth.key_file import (
+    KeyLine,
+    checked_models,
+    checked_name,
+    key_line,
+    read_key_lines,
+    stored_form,
+    without_line,
+)
+from llamasup.auth.key_source import PROCESS_SALT
+from llamasup.auth.key_store import change_key_file, default_key_file, key_file_text
+from llamasup.auth.keys import ApiKey, KeyLimits, Priority
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.parsers import one_of, whole_number
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.layout import table
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View
+from llamasup.errors import UsageInvalid
+from llamasup.system.storage.paths import expanded
+
+__all__ = ["commands", "list_", "new", "revoke"]
+
+commands = command_set(
+    "key", "Create, list and revoke API keys.\n\nA running llamasup notices a change within a second."
+)
+
+# Secret scanners recognize a published key by this prefix.
+_PREFIX = "llamasup-"
+_KEY_BYTES = 32  # too many keys to try, so a fast hash is safe
+_SALT_BYTES = 16
+_HEADER = "# API keys of llamasup, one per line. docs/api-keys.md describes the fields after a key.\n"
+
+
+_at_least_one = partial(whole_number, minimum=1)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key.", show_default=False)]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", metavar="PATH", help="The key file. Default: ~/.config/llamasup/keys."),
+]
+Rights = Annotated[
+    str,
+    typer.Option(
+        "--rights",
+        parser=one_of("inference", "control", "inference,control", "control,inference"),
+        metavar="inference|control|inference,control",
+        help="Whether the key may use the models, the control API, or both.",
+    ),
+]
+RequestsPerMinute = Annotated[
+    int | None,
+    typer.Option("--rpm", parser=_at_least_one, metavar="N", help="Limit of requests per minute."),
+]
+Concurrent = Annotated[
+    int | None,
+    typer.Option("--concurrent", parser=_at_least_one, metavar="N", help="Limit of concurrent requests."),
+]
+TokensPerMinute = Annotated[
+    int | None,
+    typer.Option(
+        "--tpm",
+        parser=_at_least_one,
+        metavar="N",
+        help="Limit of tokens per minute, without cached tokens.",
+    ),
+]
+PriorityOption = Annotated[
+    str,
+    typer.Option(
+        "--priority",
+        parser=one_of("normal", "high"),
+        metavar="normal|high",
+        help="The highest priority that requests with this key may have.",
+    ),
+]
+ModelNames = Annotated[
+    str | None,
+    typer.Option(
+        "--models",
+        metavar="NAME,…",
+        help="The only models that the key may use. Names may contain the wildcards * and ?.",
+    ),
+]
+Hashed = Annotated[
+    bool,
+    typer.Option("--hashed", help="Store only a hash of the key: the key is printed now and never again."),
+]
+
+
+@commands.command()
+def new(
+    name: Name,
+    rights: Rights = "inference",
+    rpm: RequestsPerMinute = None,
+    concurrent: Concurrent = None,
+    tpm: TokensPerMinute = None,
+    priority: PriorityOption = "normal",
+    models: ModelNames = None,
+    hashed: Hashed = False,
+    file: File = None,
+    json: o.Json = False,
+) -> int:
+    """Create a key, add it to the file, and print it."""
+
+    def act(view: View) -> None:
+        path = _path(file)
+        api_key = ApiKey(
+            checked_name(name),
+            b"",
+            b"",
+            infers="inference" in rights,
+            controls="control" in rights,
+            limits=KeyLimits(rpm, concurrent, tpm),
+            priority=cast("Priority", priority),
+            models=() if models is None else checked_models(models),
+        )
+        if api_key.models and not api_key.infers:
+            raise UsageInvalid(
+                f"--rights {rights} and --models exclude each other: only a key for inference uses models.",
+                remedy="Leave --models out, or add inference to --rights.",
+            )
+        if api_key.limits and not api_key.infers:
+            raise UsageInvalid(
+                f"--rights {rights} and a limit exclude each other: limits apply to requests to models.",
+                remedy="Leave the limit out, or add inference to --rights.",
+            )
+        key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+
+        def add(text: str | None) -> str:
+            lines = _lines(text, path)
+            if name in (line.key.name for line in lines):
+                raise UsageInvalid(
+                    f"{str(path)!r} already has a key {name!r}.",
+                    remedy=f"Choose another name, or revoke that key: llamasup key revoke {name}",
+                )
+            before = _HEADER if text is None else text if text.endswith("\n") or not text else text + "\n"
+            return f"{before}{key_line(stored_form(key, _salt(lines) if hashed else None), api_key)}\n"
+
+        is_new = not path.exists()
+        change_key_file(path, add)
+        _say(view, f"Added the key {name!r} to {path}")
+        if is_new:
+            _say(view, f"  → To require it: llamasup run MODEL --api-key-file {shlex.quote(str(path))}")
+        if hashed:
+            _say(view, "  → Save the key now: the file contains only its hash.")
+        if json:
+            write_json({"key": key, "file": str(path), **_facts(api_key, hashed)})
+        else:
+            write_result(key)
+
+    return guarded(act)
+
+
+@commands.command("list")
+def list_(file: File = None, json: o.Json = False) -> int:
+    """List the names, rights and limits of the keys."""
+
+    def act(view: View) -> None:
+        path = _path(file)
+        text = key_file_text(path)
+        lines = _lines(text, path)
+        if json:
+            keys = [{"line": line.number, **_facts(line.key, line.hashed)} for line in lines]
+            write_json({"file": str(path), "keys": keys})
+        elif lines:
+            write_result(table([_HEADINGS, *map(_row, lines)], indent=""))
+        if text is None:
+            _say(view, f"{path} does not exist.")
+        elif not lines:
+            _say(view, f"{path} contains no keys.")
+
+    return guarded(act)
+
+
+@commands.command()
+def revoke(name: Name, file: File = None, json: o.Json = False) -> int:
+    """Remove a key from the file.
+
+    A running llamasup refuses the key within a second.
+    """
+
+    def act(view: View) -> None:
+        path = _path(file)
+        was_last = False
+
+        def remove(text: str | None) -> str:
+            nonlocal was_last
+            lines = _lines(text, path)
+            found = next((line for line in lines if line.key.name == name), None)
+            if found is None or text is None:
+                raise _unknown(name, [line.key.name for line in lines], path)
+            was_last = len(lines) == 1
+            return without_line(text, found.number)
+
+        change_key_file(path, remove)
+        _say(view, f"Removed the key {name!r} from {path}")
+        if was_last:
+            _say(
+                view,
+                "  → This was the last key: with this file, every request is refused and no service starts.",
+            )
+        if json:
+            write_json({"name": name, "file": str(path), "revoked": True})
+
+    return guarded(act)
+
+
+_HEADINGS = ("NAME", "RIGHTS", "RPM", "CONCURRENT", "TPM", "PRIORITY", "MODELS", "HASHED")
+
+
+def _row(line: KeyLine) -> Sequence[str]:
+    facts = _facts(line.key, line.hashed)
+    return [
+        facts["name"],
+        ",".join(facts["rights"]),
+        *("-" if facts[limit] is None else str(facts[limit]) for limit in ("rpm", "concurrent", "tpm")),
+        facts["priority"],
+        ",".join(facts["models"]) or "all",
+        "yes" if facts["hashed"] else "no",
+    ]
+
+
+def _facts(key: ApiKey, hashed: bool) -> dict[str, Any]:
+    return {
+        "name": key.name,
+        "rights": [right for right, has in (("inference", key.infers), ("control", key.controls)) if has],
+        "rpm": key.limits.requests_per_minute,
+        "concurrent": key.limits.concurrent,
+        "tpm": key.limits.tokens_per_minute,
+        "priority": key.priority,
+        "models": list(key.models),
+        "hashed": hashed,
+    }
+
+
+def _lines(text: str | None, path: Path) -> tuple[KeyLine, ...]:
+    return () if text is None else read_key_lines(text, str(path), salt=PROCESS_SALT)
+
+
+def _salt(lines: Sequence[KeyLine]) -> str:
+    """The salt of the file's hashed keys, if any: each further salt costs one more hash per request."""
+    salts = [line.key.salt.decode() for line in lines if line.hashed]
+    return salts[0] if salts else secrets.token_hex(_SALT_BYTES)
+
+
+def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        remedy = f"Did you mean {near[0]!r}?"
+    elif known:
+        remedy = "List the keys with `llamasup key list`."
+    else:
+        remedy = "The file contains no keys."
+    return UsageInvalid(f"{str(path)!r} has no key {name[:64]!r}.", remedy=remedy)
+
+
+def _path(file: Path | None) -> Path:
+    return default_key_file() if file is None else expanded(file, UsageInvalid, of="--file")
+
+
+def _say(view: View, text: str) -> None:
+    view.say("info", "key", text)

@@ -1,0 +1,75 @@
+"""``llamasup run``: serves one model in the foreground."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.model import WithExtra
+
+if TYPE_CHECKING:
+    from llamasup.cli.output.view import View
+    from llamasup.service.run import Service
+    from llamasup.supervision.events import Bus
+
+__all__ = ["commands"]
+
+commands = command_set()
+
+
+@commands.command(cls=WithExtra)
+@takes_groups
+def run(
+    ctx: typer.Context,
+    model: o.Model,
+    *,
+    listening: o.Listening,
+    runtime: o.RuntimeOption = None,
+    settings: o.ModelSettings,
+    serving: o.Serving,
+    foreground: o.Foreground,
+    parent: o.ParentProgram,
+    logging: o.Logging,
+) -> int:
+    """Serve one model in the foreground."""
+    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
+
+    if parent["sidecar"] and not o.was_given(ctx, "port"):
+        listening["port"] = 0
+
+    def prepare() -> Callable[[Bus], Service]:
+        from llamasup.auth.key_source import environment_keys
+        from llamasup.service.run import RunOptions, Service
+        from llamasup.service.systemd.notify import take_sockets
+
+        options = RunOptions(
+            model=model,
+            settings=settings,
+            api_keys=environment_keys(os.environ),
+            sockets=take_sockets(os.environ),
+            runtime=runtime,
+            **listening,
+            **serving,
+            **foreground,
+        )
+        return partial(Service, options)
+
+    def download(view: View) -> None:
+        from llamasup.downloads.reference import is_reference
+
+        if is_reference(model):
+            from llamasup.cli.commands.pull import ensure_downloaded
+
+            ensure_downloaded(model, view)
+
+    output = OutputOptions(**parent, **logging)
+    return serve_until_stopped(
+        prepare, output, ctx.obj, "checking the model and the machine", before_serving=download
+    )

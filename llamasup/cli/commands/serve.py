@@ -1,0 +1,116 @@
+"""``llamasup serve``: serves many models, from a config or from folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.errors import UsageInvalid
+
+if TYPE_CHECKING:
+    from llamasup.cli.foreground import OutputOptions
+    from llamasup.config import Config
+    from llamasup.service.serve import ServeService
+    from llamasup.supervision.events import Bus
+
+__all__ = ["commands", "serve_models", "with_overrides"]
+
+commands = command_set()
+
+
+@commands.command()
+@takes_groups
+def serve(
+    ctx: typer.Context,
+    *,
+    config: o.ConfigFile = None,
+    watch: o.Watch = False,
+    overrides: o.ConfigOverrides,
+    runtime: o.RuntimeOption = None,
+    parent: o.ParentProgram,
+    logging: o.Logging,
+) -> int:
+    """Serve many models, from a config or from folders."""
+    from llamasup.cli.foreground import OutputOptions
+
+    output = OutputOptions(**parent, **logging)
+    if parent["sidecar"] and overrides["port"] is None:
+        overrides["port"] = 0
+    return serve_models(config, output, began_s=ctx.obj, watch=watch, runtime=runtime, **overrides)
+
+
+def serve_models(
+    config_file: Path | None,
+    output: OutputOptions,
+    *,
+    began_s: float,
+    models_dir: tuple[str, ...],
+    watch: bool,
+    token_file: Path | None,
+    **options: Any,
+) -> int:
+    """Serve until stopped. A value in ``options`` replaces the config's.
+
+    Returns the exit code (docs/design.md, Exit codes).
+    """
+    from llamasup.cli.foreground import serve_until_stopped
+
+    given = {name: value for name, value in options.items() if value is not None and value is not False}
+
+    def prepare() -> Callable[[Bus], ServeService]:
+        from llamasup.auth.key_source import environment_keys
+        from llamasup.config import Config, load
+        from llamasup.config.sources import VARIABLE, find_config
+        from llamasup.service.serve import ServeService, serve_options
+        from llamasup.service.systemd.notify import take_sockets
+        from llamasup.system.storage.paths import expanded, require_folders
+
+        folders = tuple(expanded(folder, of="--models-dir") for folder in models_dir)
+        require_folders(folders, of="--models-dir")
+        # With folders on the command line, a config in a default path is not read.
+        is_named = config_file is not None or bool(os.environ.get(VARIABLE))
+        path = find_config(config_file, os.environ) if is_named or not folders else None
+
+        def read() -> Config:
+            config = Config() if path is None else load(path, os.environ, more_models=bool(folders))
+            return with_overrides(config, folders, watch=watch, token_file=token_file)
+
+        options = serve_options(
+            read,
+            config_file=path,
+            api_keys=environment_keys(os.environ),
+            sockets=take_sockets(os.environ),
+            **given,
+        )
+        return partial(ServeService, options)
+
+    return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
+
+
+def with_overrides(
+    config: Config, folders: tuple[Path, ...], *, watch: bool, token_file: Path | None
+) -> Config:
+    """``config`` with the values of the command line. Called each time that the config is read."""
+    from msgspec import structs
+
+    from llamasup.system.storage.paths import expanded
+
+    downloads = config.downloads
+    if token_file is not None:
+        downloads = structs.replace(
+            downloads, token_file=expanded(token_file, UsageInvalid, of="--token-file")
+        )
+    return structs.replace(
+        config,
+        models_dir=(*config.models_dir, *folders),
+        watch=config.watch or watch,
+        downloads=downloads,
+    )

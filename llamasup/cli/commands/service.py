@@ -1,0 +1,369 @@
+"""``llamasup service …``: prints, writes and removes a systemd unit, and shows its state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Group, path, switch, takes_groups, text
+from llamasup.cli.options.model import SETTINGS, WithExtra
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.layout import table
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View
+from llamasup.errors import ServiceManagerFailed, UsageInvalid
+from llamasup.llama_server.settings import Settings
+from llamasup.service.systemd.systemctl import Units
+from llamasup.service.systemd.unit_file import Unit, checked_name, name_for, own_folders, unit_text
+
+if TYPE_CHECKING:
+    from llamasup.config import Config
+    from llamasup.service.systemd.installation import Account
+
+__all__ = ["commands"]
+
+commands = command_set("service", "Run llamasup as a systemd service.")
+
+_USER_HELP = "Use the service manager of your user (systemctl --user), not the system's."
+User = Annotated[bool, typer.Option("--user", help=_USER_HELP)]
+_SERVE_ONLY = ("models_dir", "token_file")
+_ARGUMENTS = Group(
+    (
+        path("--config", "Serve the models of this config.", metavar="FILE"),
+        *(option for option in o.CONFIG_OVERRIDES.options if option.field in _SERVE_ONLY),
+        switch("--watch", o.WATCH_HELP),
+        switch("--user", _USER_HELP),
+        text(
+            "--name",
+            "NAME",
+            "Name of the service (unit: llamasup-NAME.service). Default: the model's name, or serve.",
+        ),
+        text(
+            "--run-as",
+            "USER",
+            "User that runs the service. Default: a dynamic user, which exists only while the service runs.",
+        ),
+        *o.LISTENING.options,
+        text("--runtime", o.RUNTIME_METAVAR, o.RUNTIME_HELP),
+        *SETTINGS.options,
+        *o.SERVING.options,
+        *o.LOGGING.options,
+    )
+)
+Arguments = Annotated[o.OptionValues, _ARGUMENTS]
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help="A GGUF file, org/repo[:quant], an https URL, or 'demo'. Without MODEL: serve many models.",
+        show_default=False,
+    ),
+]
+Now = Annotated[bool, typer.Option("--now", help="Also start the service, now and at every boot.")]
+Service = Annotated[
+    str,
+    typer.Argument(metavar="NAME|MODEL", help="The name of the service, or its model.", show_default=False),
+]
+
+
+@commands.command("print", cls=WithExtra)
+@takes_groups
+def print_(ctx: typer.Context, model: Model = None, *, arguments: Arguments, json: o.Json = False) -> int:
+    """Print the unit file that install would write.
+
+    With MODEL, the options are those of run. Without MODEL, they are those of serve.
+    """
+
+    def act(view: View) -> None:
+        unit = _UnitArguments(ctx, model, arguments).unit()
+        text = unit_text(unit)
+        path = str(Units(unit.of_user).path(unit.file_name))
+        if json:
+            write_json({"unit": unit.file_name, "path": path, "text": text})
+        else:
+            write_result(text.rstrip("\n"))
+
+    return guarded(act)
+
+
+@commands.command(cls=WithExtra)
+@takes_groups
+def install(
+    ctx: typer.Context,
+    model: Model = None,
+    *,
+    arguments: Arguments,
+    json: o.Json = False,
+    now: Now = False,
+) -> int:
+    """Write or update the unit file of a service.
+
+    With MODEL, the options are those of run. Without MODEL, they are those of serve.
+    """
+
+    def act(view: View) -> None:
+        units = Units(arguments["user"])
+        units.require_permission()
+        unit = _UnitArguments(ctx, model, arguments).unit()
+        path = units.path(unit.file_name)
+        was_there = units.own(unit.file_name) is not None
+        changed = units.write(unit.file_name, unit_text(unit))
+        _say(view, f"{'Changed' if was_there else 'Wrote'} {path}" if changed else f"{path} is up to date")
+        units.systemctl("daemon-reload")
+        if now:
+            units.systemctl("enable", unit.file_name)
+            # systemctl waits until the service is ready. A changed unit needs a restart.
+            units.systemctl("restart" if changed else "start", unit.file_name, timeout_s=None)
+            _say(view, f"{unit.file_name} is ready, and will start at every boot")
+        else:
+            prefix = "systemctl --user" if unit.of_user else "systemctl"
+            _say(view, f"  → Start it: {prefix} enable --now {unit.file_name}")
+        if unit.of_user:
+            _say(view, "  → It stops when you log out. To keep it running: loginctl enable-linger")
+        if os.environ.get("LLAMASUP_API_KEY") and _has_no_key(unit):
+            _say(view, "  → The service does not see your $LLAMASUP_API_KEY: use --api-key-file.")
+        if json:
+            write_json({"unit": unit.file_name, "path": str(path), "changed": changed, "started": now})
+
+    return guarded(act)
+
+
+@commands.command()
+def uninstall(name: Service, user: User = False, json: o.Json = False) -> int:
+    """Stop a service and remove its unit file."""
+
+    def act(view: View) -> None:
+        units, file_name = Units(user), _file_name(name)
+        units.require_permission()
+        path = units.path(file_name)
+        removed = units.own(file_name) is not None
+        if removed:
+            units.systemctl("disable", "--now", file_name, timeout_s=None)
+            units.remove(file_name)
+            units.systemctl("daemon-reload")
+            with suppress(ServiceManagerFailed):  # a failed unit stays listed without its file
+                units.systemctl("reset-failed", file_name)
+            _say(view, f"Stopped {file_name} and removed {path}. Its logs remain.")
+        else:
+            _say(view, f"{path} does not exist.")
+        if json:
+            write_json({"unit": file_name, "path": str(path), "removed": removed})
+
+    return guarded(act)
+
+
+@commands.command()
+def status(name: Service, user: User = False, json: o.Json = False) -> int:
+    """Show whether a service is installed, and its state."""
+
+    def act(view: View) -> None:
+        units, file_name = Units(user), _file_name(name)
+        path = units.path(file_name)
+        text = units.read(file_name)
+        state = _state(units, file_name)
+        shown = {"unit": file_name, "path": str(path), "installed": text is not None, **state}
+        if json:
+            write_json(shown)
+        else:
+            write_result(table([(key, _shown(value)) for key, value in shown.items()], indent=""))
+
+    return guarded(act)
+
+
+def _has_no_key(unit: Unit) -> bool:
+    """Whether the unit passes no key. A user's own service with a config reads its keys itself."""
+    has_file = any(credential.option == "--api-key-file" for credential in unit.credentials)
+    return not has_file and not (unit.of_many and unit.of_user)
+
+
+def _file_name(text: str) -> str:
+    """The unit of a service, given by its name, its unit or its model."""
+    if not PurePath(text).name:
+        raise UsageInvalid(
+            f"{text!r} is not the name of a service.",
+            remedy="Give the name of a service, its unit or its model.",
+        )
+    name = text.removeprefix("llamasup-").removesuffix(".service") if text.endswith(".service") else text
+    return f"llamasup-{checked_name(name_for(name))}.service"
+
+
+def _state(units: Units, file_name: str) -> Mapping[str, Any]:
+    found = units.state(file_name)
+    pid, restarts = found.get("MainPID", "0"), found.get("NRestarts", "0")
+    memory = found.get("MemoryCurrent", "")
+    return {
+        "loaded": found.get("LoadState") == "loaded",
+        "enabled": found.get("UnitFileState") == "enabled",
+        "active": found.get("ActiveState", "unknown"),
+        "sub": found.get("SubState", ""),
+        "result": found.get("Result", ""),
+        "exit_code": int(found.get("ExecMainStatus") or 0),
+        "status": found.get("StatusText", ""),
+        "pid": int(pid) or None,
+        "restarts": int(restarts),
+        "since": found.get("ActiveEnterTimestamp") or None,
+        "memory_bytes": int(memory) if memory.isdecimal() and int(memory) < 1 << 63 else None,
+    }
+
+
+def _shown(value: object) -> str:
+    match value:
+        case None | "":
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case _:
+            return str(value)
+
+
+def _say(view: View, text: str) -> None:
+    view.say("info", "service", text)
+
+
+# --- the unit of the options -------------------------------------------------------------------------
+
+
+_SERVE_NAME = "serve"
+# Options of both run and serve.
+_COMMON_FIELDS = (
+    *("host", "port", "insecure_no_auth", "api_key_file", "tls_cert", "tls_key"),
+    *(option.field for option in o.LOGGING.options),
+)
+# Options of every service.
+_UNIT_FIELDS = ("user", "name", "run_as", "json", "now", "runtime")
+_SERVE_FIELDS = ("config", "watch", *_SERVE_ONLY)
+
+
+class _UnitArguments:
+    """The arguments of ``install`` and ``print``: ``values`` by field, and the given ``flags`` by field."""
+
+    def __init__(self, ctx: typer.Context, model: str | None, values: Mapping[str, Any]) -> None:
+        flags = {parameter.name or "": parameter.opts[0] for parameter in ctx.command.params}
+        self.flags = {field: flag for field, flag in flags.items() if o.was_given(ctx, field)}
+        self.model = model
+        self.values = values
+
+    def unit(self) -> Unit:
+        """The unit to write. Raises UsageInvalid, ConfigInvalid, and the errors of ``run`` or ``serve``."""
+        serve_flags = [self.flags[field] for field in _SERVE_FIELDS if field in self.flags]
+        if self.model is not None:
+            if serve_flags:
+                raise UsageInvalid(
+                    f"MODEL and {serve_flags[0]} exclude each other: a service serves one model, or many.",
+                    remedy="Leave one of them out. A config names its own models.",
+                )
+            return self._run_unit(self.model)
+        if "config" not in self.flags and "models_dir" not in self.flags:
+            raise UsageInvalid(
+                "Nothing to serve: neither MODEL, --config nor --models-dir is given.",
+                remedy="Give a MODEL, or --config FILE for many models.",
+            )
+        run_only = self.flags.keys() - {*_SERVE_FIELDS, *_COMMON_FIELDS, *_UNIT_FIELDS}
+        if run_only:
+            flag = min(self.flags[field] for field in run_only)
+            raise UsageInvalid(
+                f"{flag} needs MODEL: with --config or --models-dir it is a setting of the config.",
+                remedy="Set it in the config (docs/configuration.md).",
+            )
+        return self._serve_unit()
+
+    @property
+    def _account(self) -> Account:
+        from llamasup.service.systemd.installation import Account
+
+        return Account(of_user=self.values["user"], run_as=self.values["run_as"])
+
+    def _run_unit(self, model: str) -> Unit:
+        from llamasup.service.systemd.run_unit import ServiceRequest, unit_for
+
+        options = (*o.LISTENING.options, *o.SERVING.options, *o.LOGGING.options)
+        name = self.values["name"]
+        request = ServiceRequest(
+            model=model,
+            settings=Settings(**{option.field: self.values[option.field] for option in SETTINGS.options}),
+            given={option.field: self.values[option.field] for option in options},
+            arguments=o.run_arguments,
+            runtime=self.values["runtime"],
+            name=None if name is None else checked_name(name),
+            account=self._account,
+        )
+        return unit_for(request, os.environ)
+
+    def _serve_unit(self) -> Unit:
+        from llamasup.cli.commands.serve import with_overrides
+        from llamasup.config import Config
+        from llamasup.config.sources import find_config
+        from llamasup.service.systemd.installation import plain_path
+        from llamasup.service.systemd.serve_unit import ServeRequest, serve_unit, service_environment
+        from llamasup.system.storage.paths import expanded
+
+        self._account.check()
+        values = self.values
+        name = checked_name(values["name"] or _SERVE_NAME)
+        path = None if values["config"] is None else plain_path(find_config(values["config"], os.environ))
+        environ = service_environment(name, self._account, os.environ)
+        folders = tuple(plain_path(expanded(folder)) for folder in values["models_dir"])
+        config = (
+            Config()
+            if path is None
+            else _checked_config(path, environ, own_folders(name), more_models=bool(folders))
+        )
+        given = {field: values[field] if field in self.flags else None for field in _COMMON_FIELDS}
+        always = ("insecure_no_auth", "log_level", "log_format", "token_file", "watch")
+        given |= {field: values[field] for field in always}
+        given |= {"models_dir": tuple(map(str, folders)), "ready_file": None}
+        for field, value in given.items():
+            if isinstance(value, Path):
+                given[field] = plain_path(expanded(str(value)))
+        request = ServeRequest(
+            name=name,
+            config=with_overrides(config, folders, watch=values["watch"], token_file=given["token_file"]),
+            config_file=path,
+            given=given,
+            arguments=o.serve_arguments,
+            runtime=values["runtime"],
+            account=self._account,
+        )
+        return serve_unit(request, os.environ)
+
+
+def _checked_config(
+    path: Path, environ: Mapping[str, str], own: tuple[str, ...], *, more_models: bool
+) -> Config:
+    """The config as the service will read it. Raises ConfigInvalid with every problem."""
+    from msgspec import structs
+
+    from llamasup.cli.commands.config_check import environment_issues
+    from llamasup.config.issues import ConfigIssues
+    from llamasup.config.reading import read
+    from llamasup.http.address import UnixAddress
+
+    def is_own(path: PurePath) -> bool:
+        return any(path.is_relative_to(folder) for folder in own)
+
+    reading, issues = read(path, environ, more_models=more_models)
+    config = reading.config
+    log = config.http.access_log
+    # systemd creates its own folders at its start. Whether it needs a key depends on more than the config.
+    to_check = structs.replace(
+        config,
+        listen=tuple(
+            address
+            for address in config.listen
+            if not (isinstance(address, UnixAddress) and is_own(PurePath(address.path)))
+        ),
+        http=structs.replace(config.http, access_log=None if log is None or is_own(log) else log),
+        auth=structs.replace(config.auth, insecure_no_auth=True),
+    )
+    issues += environment_issues(replace(reading, config=to_check), environ)
+    if issues:
+        raise ConfigIssues(str(path), issues)
+    return config

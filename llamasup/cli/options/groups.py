@@ -1,0 +1,196 @@
+"""Groups of options: each option is declared once, for several commands, and can be formatted again.
+
+A command has a parameter whose annotation contains a ``Group``. ``takes_groups`` replaces it by the options
+of the group, so that Typer sees each option and the command gets one value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
+
+__all__ = [
+    "Group",
+    "Option",
+    "count",
+    "duration",
+    "format_arguments",
+    "many",
+    "number",
+    "path",
+    "switch",
+    "takes_groups",
+    "text",
+    "time_limit",
+]
+
+Convert = Callable[[typer.Context, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. ``field`` is the name of its value in the group.
+
+    ``annotation`` and ``typer_default`` declare the parameter for Typer. ``convert`` makes the value, which
+    is ``default`` without the option, and ``to_arguments`` formats the value as arguments.
+    """
+
+    field: str
+    default: Any
+    annotation: Any
+    typer_default: Any
+    convert: Convert
+    to_arguments: Callable[[Any], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Options that belong together. ``make`` makes one value from their values by field."""
+
+    options: tuple[Option, ...]
+    make: Callable[..., Any] = dict
+
+
+def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``command(ctx, …)`` with a parameter for each option of its groups."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Group] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        group = next((extra for extra in get_args(hints[name])[1:] if isinstance(extra, Group)), None)
+        if group is None:
+            parameters.append(parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY))
+        else:
+            groups[name] = group
+            parameters += [
+                inspect.Parameter(
+                    option.field,
+                    parameter.KEYWORD_ONLY,
+                    default=option.typer_default,
+                    annotation=option.annotation,
+                )
+                for option in group.options
+            ]
+
+    @functools.wraps(command)
+    def grouped(ctx: typer.Context, **given: Any) -> Any:
+        values = {
+            name: group.make(
+                **{option.field: option.convert(ctx, given.pop(option.field)) for option in group.options}
+            )
+            for name, group in groups.items()
+        }
+        return command(ctx=ctx, **given, **values)
+
+    grouped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return grouped
+
+
+def format_arguments(
+    options: Iterable[Option], values: Mapping[str, Any], always: Iterable[str] = ()
+) -> list[str]:
+    """The arguments for ``values``: those that differ from their default, and those in ``always``."""
+    arguments: list[str] = []
+    for option in options:
+        value = values[option.field]
+        if value != option.default or option.field in always:
+            arguments += option.to_arguments(value)
+    return arguments
+
+
+# --- kinds of options --------------------------------------------------------------------------------
+# The field is the flag's name, unless it is given.
+
+
+def text(
+    flag: str,
+    metavar: str,
+    help: str,
+    default: str | None = None,
+    *,
+    read: Callable[[str], Any] | None = None,
+) -> Option:
+    """``read`` converts the text, and returns a converted value unchanged."""
+    return _option(_field(flag), flag, metavar, help, default, str, read=read)
+
+
+def number(flag: str, metavar: str, help: str, default: int | None = None) -> Option:
+    return _option(_field(flag), flag, metavar, help, default, int, read=whole_number)
+
+
+def count(flag: str, metavar: str, help: str, default: int | None = None, *, minimum: int = 0) -> Option:
+    read = functools.partial(whole_number, minimum=minimum)
+    return _option(_field(flag), flag, metavar, help, default, int, read=read)
+
+
+def duration(flag: str, help: str, default: float) -> Option:
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, default, float, read=seconds)
+
+
+def time_limit(flag: str, help: str) -> Option:
+    """Seconds; None (no limit) for 0 and without the option."""
+    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, None, float, read=seconds_or_never)
+
+
+def path(flag: str, help: str, metavar: str = "PATH") -> Option:
+    return _option(_field(flag), flag, metavar, help, None, Path)
+
+
+def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, on: Any = True) -> Option:
+    """``off`` is its value if absent, ``on`` if present."""
+    return Option(
+        field or _field(flag),
+        default=off,
+        annotation=Annotated[bool, typer.Option(flag, help=help)],
+        typer_default=False,
+        convert=lambda _, given: on if given else off,
+        to_arguments=lambda value: [flag] if value == on else [],
+    )
+
+
+def many(
+    flag: str, metavar: str, help: str, *, field: str | None = None, read: Callable[[str], str]
+) -> Option:
+    """An option that can be repeated; its value is a tuple."""
+    option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
+    return Option(
+        field or _field(flag),
+        default=(),
+        annotation=Annotated[list[str] | None, option],
+        typer_default=None,
+        convert=lambda _, given: tuple(given or ()),
+        to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
+    )
+
+
+def _option(
+    field: str,
+    flag: str,
+    metavar: str,
+    help: str,
+    default: Any,
+    kind: Any,
+    *,
+    read: Callable[[Any], Any] | None = None,
+) -> Option:
+    return Option(
+        field,
+        default=default,
+        annotation=Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)],
+        typer_default=default,
+        convert=lambda _, given: given,
+        to_arguments=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
+    )
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")

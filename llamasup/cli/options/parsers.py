@@ -1,0 +1,60 @@
+"""Parses the values of options. The messages name the value, unlike Typer's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from llamasup.errors import UsageInvalid
+
+__all__ = ["checked", "one_of", "seconds", "seconds_or_never", "whole_number"]
+
+
+def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a whole number.") from None
+    if minimum is not None and value < minimum:
+        raise typer.BadParameter(f"{value} is less than {minimum}.")
+    if maximum is not None and value > maximum:
+        raise typer.BadParameter(f"{value} is more than {maximum}.")
+    return value
+
+
+def seconds(text: str | float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds.") from None
+    if not 0 <= value < float("inf"):
+        raise typer.BadParameter(f"{text!r} is not a valid number of seconds.")
+    return value
+
+
+def seconds_or_never(text: str | float) -> float | None:
+    """0 means no limit."""
+    return seconds(text) or None
+
+
+def one_of(*values: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text in values:
+            return text
+        *others, last = values
+        raise typer.BadParameter(f"{text!r} is not {', '.join(others) + ' or ' if others else ''}{last}.")
+
+    return read
+
+
+def checked(check: Callable[[str], str]) -> Callable[[str], str]:
+    """``check`` as a parser: its UsageInvalid becomes an error of the command line."""
+
+    def read(text: str) -> str:
+        try:
+            return check(text)
+        except UsageInvalid as error:
+            raise typer.BadParameter(" ".join(filter(None, (error.message, error.remedy)))) from None
+
+    return read

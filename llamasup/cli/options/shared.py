@@ -1,0 +1,275 @@
+"""The arguments, options and groups of options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from llamasup.cli.options.groups import (
+    Group,
+    count,
+    duration,
+    format_arguments,
+    many,
+    number,
+    path,
+    switch,
+    text,
+    time_limit,
+)
+from llamasup.cli.options.model import SETTINGS
+from llamasup.cli.options.parsers import checked, one_of
+from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
+from llamasup.llama_server.settings import Settings
+from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
+
+__all__ = [
+    "CONFIG_OVERRIDES",
+    "FOREGROUND",
+    "LISTENING",
+    "LOGGING",
+    "PARENT_PROGRAM",
+    "RUNTIME_HELP",
+    "RUNTIME_METAVAR",
+    "SERVING",
+    "WATCH_HELP",
+    "ConfigFile",
+    "ConfigOverrides",
+    "Foreground",
+    "Json",
+    "Listening",
+    "Logging",
+    "Model",
+    "ModelSettings",
+    "ModelsFolder",
+    "OptionValues",
+    "ParentProgram",
+    "RuntimeOption",
+    "Serving",
+    "Watch",
+    "run_arguments",
+    "serve_arguments",
+    "was_given",
+]
+
+OptionValues = dict[str, Any]
+"""Values by field: keyword arguments."""
+
+# --- single parameters -------------------------------------------------------------------------------
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="A GGUF file, org/repo[:quant], an https URL, or 'demo'.", show_default=False
+    ),
+]
+ModelsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", metavar="DIR", help="The models folder. Default: ~/.local/share/llamasup/models."
+    ),
+]
+RUNTIME_METAVAR = "PATH|NAME|embedded"
+RUNTIME_HELP = "The llama-server to use: a path, a name on PATH, or embedded. Env: $LLAMASUP_RUNTIME."
+RuntimeOption = Annotated[str | None, typer.Option("--runtime", metavar=RUNTIME_METAVAR, help=RUNTIME_HELP)]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Config file. Default: $LLAMASUP_CONFIG, ~/.config/llamasup/config.yaml or "
+        "/etc/llamasup/config.yaml.",
+    ),
+]
+WATCH_HELP = "Reload the config when it changes, as with `watch: true`."
+Watch = Annotated[bool, typer.Option("--watch", help=WATCH_HELP)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+# --- groups ------------------------------------------------------------------------------------------
+
+_INSECURE = switch("--insecure-no-auth", "Accept requests from other machines without an API key.")
+
+# Where ``run`` listens: the fields of RunOptions.
+LISTENING = Group(
+    (
+        text("--host", "ADDRESS|PATH,...", "Addresses and Unix sockets (*.sock) to listen on.", "127.0.0.1"),
+        number("--port", "N", "Port to listen on; 0 for any free port.", 8080),
+        path("--tls-cert", "PEM file with the certificate and its chain, to serve https."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
+    )
+)
+
+# For run and wrap: fields of ServiceOptions.
+SERVING = Group(
+    (
+        _INSECURE,
+        many(
+            "--allow-host",
+            "NAME",
+            "Accept this name in the Host header, in addition to localhost and the address.",
+            field="hosts",
+            read=checked(allowed_host),
+        ),
+        many(
+            "--allow-origin",
+            "ORIGIN",
+            "Allow requests from web pages of this origin, such as http://localhost:3000.",
+            field="origins",
+            read=checked(allowed_origin),
+        ),
+        many(
+            "--remote-media",
+            "HOST",
+            "Let llama-server fetch media from this host for URLs in requests; `any`: from every host.",
+            read=checked(allowed_media_host),
+        ),
+        count(
+            "--max-concurrent", "N", "Limit of concurrent requests. Default: the number of slots.", minimum=1
+        ),
+        count("--max-queued", "N", "Limit of queued requests. Further requests are refused.", 256),
+        duration(
+            "--wait-timeout",
+            "How long a request may wait for a busy or loading model; 0: do not wait.",
+            120.0,
+        ),
+        time_limit("--request-timeout", "How long a request may take; 0: no limit."),
+        switch(
+            "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
+        ),
+        switch(
+            "--no-warmup", "Do not generate a test token after a start.", field="warm_up", off=True, on=False
+        ),
+        duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
+        duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
+        path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
+        time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
+    )
+)
+
+# For run and wrap without a service manager: fields of ServiceOptions.
+FOREGROUND = Group(
+    (
+        switch(
+            "--keep-trying",
+            "After too many crashes, retry every 5 minutes instead of exiting.",
+            field="restart",
+            off=RestartPolicy(),
+            on=RestartPolicy(half_open_s=HALF_OPEN_S),
+        ),
+        path("--ready-file", "Write the address to this file once llamasup is ready; remove it at a stop."),
+    )
+)
+
+# Options of serve that replace or extend values of its config.
+CONFIG_OVERRIDES = Group(
+    (
+        many(
+            "--models-dir",
+            "FOLDER",
+            "Serve the models in this folder. With it a config is optional.",
+            read=str,
+        ),
+        text(
+            "--host",
+            "ADDRESS|PATH,...",
+            "Addresses and Unix sockets to listen on. Replaces the config's `listen`.",
+        ),
+        number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
+        _INSECURE,
+        path("--api-key-file", "File with one API key per line. Replaces the config's file."),
+        path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
+        path("--tls-key", "PEM file with the private key of the certificate."),
+        path("--token-file", "File with the hub's token. Replaces the config's file."),
+        path("--ready-file", "Write the address to this file once llamasup is ready."),
+    )
+)
+
+# For a program that starts llamasup: fields of OutputOptions.
+PARENT_PROGRAM = Group(
+    (
+        text(
+            "--events",
+            "jsonl",
+            "Write events to standard output, one JSON object per line.",
+            read=one_of("jsonl"),
+        ),
+        switch(
+            "--sidecar",
+            "Run as part of another program: use any free port, write events to standard output, "
+            "and stop when standard input closes.",
+        ),
+        number("--parent-pid", "PID", "Stop when this process exits."),
+    )
+)
+
+# Fields of OutputOptions.
+_LEVELS = ("debug", "info", "warning", "error")
+LOGGING = Group(
+    (
+        text(
+            "--log-level",
+            "|".join(_LEVELS),
+            "Lowest level of messages to log.",
+            "info",
+            read=one_of(*_LEVELS),
+        ),
+        text("--log-format", "text|json", "Format of the log.", "text", read=one_of("text", "json")),
+    )
+)
+
+ModelSettings = Annotated[Settings, SETTINGS]
+Listening = Annotated[OptionValues, LISTENING]
+Serving = Annotated[OptionValues, SERVING]
+Foreground = Annotated[OptionValues, FOREGROUND]
+ConfigOverrides = Annotated[OptionValues, CONFIG_OVERRIDES]
+ParentProgram = Annotated[OptionValues, PARENT_PROGRAM]
+Logging = Annotated[OptionValues, LOGGING]
+
+# --- formatted again, for unit files ----------------------------------------------------------------
+
+_RUN_OPTIONS = (*LISTENING.options, *SERVING.options, *LOGGING.options)
+# Always written: a unit file also depends on these values, and a later version may change their defaults.
+_ALWAYS = ("host", "port", "drain_timeout_s", "stop_timeout_s")
+
+
+def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runtime: str) -> list[str]:
+    """The command line of ``llamasup run`` with these values, without default values.
+
+    ``given`` are the values of ``Listening``, ``Serving`` and ``Logging``.
+    """
+    values = {option.field: getattr(settings, option.field) for option in SETTINGS.options}
+    *options, extra = SETTINGS.options
+    return [
+        "run",
+        model,
+        *format_arguments(options, values),
+        *format_arguments(_RUN_OPTIONS, given, _ALWAYS),
+        "--runtime",
+        runtime,
+        *format_arguments([extra], values),
+    ]
+
+
+def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str) -> list[str]:
+    """The command line of ``llamasup serve`` with these values.
+
+    ``given`` are the values of ``ConfigOverrides`` and ``Logging``, and ``watch``.
+    """
+    return [
+        "serve",
+        *([] if config is None else ["--config", str(config)]),
+        *(["--watch"] if given["watch"] else []),
+        *format_arguments((*CONFIG_OVERRIDES.options, *LOGGING.options), given),
+        "--runtime",
+        runtime,
+    ]
+
+
+def was_given(ctx: typer.Context, field: str) -> bool:
+    """Whether the option of ``field`` is on the command line or in the environment."""
+    source = ctx.get_parameter_source(field)
+    return source is not None and source.name != "DEFAULT"

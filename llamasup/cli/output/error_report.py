@@ -1,0 +1,71 @@
+"""Shows errors on standard error, and returns their exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from llamasup.cli.output.nonblocking_writer import OutputWriter
+from llamasup.cli.output.view import TextView, View
+from llamasup.errors import LlamasupError
+
+__all__ = ["error_text", "guarded", "show_error"]
+
+
+def error_text(
+    message: str, remedy: str = "", lines: tuple[str, ...] = (), details: tuple[str, ...] = ()
+) -> str:
+    """The message, its details, the lines of llama-server's log about it, and the remedy."""
+    parts = [message, *(f"    {line}" for line in details)]
+    if lines:
+        parts += ["  llama-server said:", *(f"    | {line}" for line in lines)]
+    if remedy:
+        parts += [f"  → {remedy}"]
+    return "\n".join(parts)
+
+
+def show_error(view: View, error: Exception) -> int:
+    """Show ``error``; returns the exit code. Any error other than LlamasupError is a bug of llamasup."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, LlamasupError):
+        view.say("debug", "traceback", "".join(traceback.format_exception(error)))
+        error = LlamasupError(
+            f"Internal error in llamasup{_where(error)}: {type(error).__name__}: {error}",
+            remedy="This is a bug. Please report this line; `llamasup run --log-level debug` shows more.",
+        )
+    view.say(
+        "error",
+        "error",
+        error_text(f"llamasup: {error.message}", error.remedy, error.lines, error.details),
+        cause=error.cause,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+        lines=list(error.lines),
+        details=list(error.details),
+    )
+    return error.exit_code
+
+
+def guarded(act: Callable[[View], int | None]) -> int:
+    """Call ``act`` with a view on standard error; show its error. Returns the exit code (None means 0)."""
+    stderr = OutputWriter(sys.stderr)
+    view = TextView(stderr)
+    try:
+        return act(view) or 0
+    except Exception as error:
+        return show_error(view, error)
+    finally:
+        stderr.close()
+
+
+def _where(error: Exception) -> str:
+    """The innermost line of llamasup in the traceback, which most commands do not show."""
+    package = Path(__file__).parents[2]
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
+    if not ours:
+        return ""
+    return f" ({Path(ours[-1].filename).relative_to(package.parent).as_posix()}:{ours[-1].lineno})"

@@ -1,0 +1,78 @@
+"""Lays text out in columns, and breaks it between words at the width of a terminal.
+
+Lines to a pipe or a file are not broken, so that they can be searched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from llamasup.system.text import display_width
+
+__all__ = ["cut_to", "hanging", "stdout_columns", "table"]
+
+# The text of a narrower column begins on the next line instead.
+_MIN_COLUMNS = 24
+_INDENT = 4
+
+
+def stdout_columns() -> int | None:
+    """The width of the terminal on standard output; None without one."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def cut_to(columns: int, text: str) -> str:
+    """``text`` in at most ``columns`` columns: ``…`` replaces the middle of a longer one."""
+    if display_width(text) <= columns:
+        return text
+    columns = max(0, columns - 1)
+    return f"{_head(text, columns - columns // 2)}…{_head(text[::-1], columns // 2)[::-1]}"
+
+
+def _head(text: str, columns: int) -> str:
+    """The first characters of ``text`` that fit into ``columns``."""
+    end = 0
+    while end < len(text) and (columns := columns - display_width(text[end])) >= 0:
+        end += 1
+    return text[:end]
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: str = "  ", columns: int | None = None) -> str:
+    """Columns aligned on the widest cell; the last one is broken to fit into ``columns``, if given."""
+    widths = [max(map(display_width, cells)) for cells in zip(*(row[:-1] for row in rows), strict=True)]
+    return "\n".join(
+        hanging(indent + "".join(map(_padded, row, widths)), row[-1], columns=columns) for row in rows
+    )
+
+
+def hanging(start: str, text: str, *, columns: int | None = None) -> str:
+    """``start`` and ``text`` with a hanging indent: further lines of ``text`` begin below its first one."""
+    if columns is None or display_width(start + text) <= columns:
+        return (start + text).rstrip()
+    width = columns - display_width(start)
+    if width >= _MIN_COLUMNS:
+        first, *others = _broken(text, width)
+        return f"\n{' ' * display_width(start)}".join([start + first, *others]).rstrip()
+    margin = " " * (len(start) - len(start.lstrip()) + _INDENT)
+    return "\n".join([start.rstrip(), *(margin + line for line in _broken(text, columns - len(margin)))])
+
+
+def _broken(text: str, columns: int) -> Iterator[str]:
+    """The lines of ``text``. A word longer than a line stays whole, so that a path can be copied."""
+    line = ""
+    for word in text.split(" "):
+        if line and display_width(line) + 1 + display_width(word) > columns:
+            yield line
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    yield line
+
+
+def _padded(cell: str, width: int) -> str:
+    return cell + " " * (width - display_width(cell) + 2)

@@ -1,0 +1,119 @@
+"""Formats the ``status`` object of the control API as text: the table of ``ps`` and ``status``.
+
+``pool/catalog/status.py`` makes the object of each model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from llamasup.cli.output.layout import cut_to, table
+from llamasup.cli.output.view import duration_text
+from llamasup.pool.state import AWAY
+from llamasup.system.text import display_width, memory_text, printable
+
+__all__ = ["models_table", "summary"]
+
+Model = Mapping[str, Any]
+Rows = list[tuple[str, ...]]
+
+_HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
+
+# Left out on a narrow terminal, in this order.
+_OPTIONAL = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
+_MIN_NAME = 16  # a shorter one is ambiguous
+
+
+def models_table(models: Sequence[Model], columns: int | None = None) -> str:
+    """One row for each model. A table wider than ``columns`` gets shorter names, then fewer columns."""
+    now = datetime.now(UTC)
+    rows: Rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    shown = table(rows, indent="")
+    if columns is None or _width(shown) <= columns:
+        return shown
+    rows = [(cut_to(max(_MIN_NAME, columns // 3), name), *rest) for name, *rest in rows]
+    for heading in ("", *_OPTIONAL):
+        if heading:
+            left_out = rows[0].index(heading)
+            rows = [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
+        shown = table(rows, indent="")
+        if _width(shown) <= columns:
+            break
+    return shown
+
+
+def _width(text: str) -> int:
+    return max(map(display_width, text.splitlines()))
+
+
+def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:
+    """Version, address and uptime, the table of the ``shown`` models, and their problems."""
+    lines = [
+        f"llamasup {printable(str(status.get('version', '')))} (process {status.get('pid')}) "
+        f"at {printable(str(status.get('url')))}, up {duration_text(float(status.get('uptime_s') or 0))}"
+    ]
+    if shown:
+        lines.append(models_table(shown, columns))
+    lines += filter(None, map(_problem, shown))
+    return "\n".join(lines)
+
+
+def _row(model: Model, now: datetime) -> tuple[str, ...]:
+    # An older llamasup has fewer fields.
+    memory = model.get("memory") or {}
+    return (
+        printable(str(model.get("id"))),
+        printable(str(model.get("state"))),
+        _or_dash(model.get("size_bytes"), memory_text),
+        printable(str(model.get("device") or "-")),
+        "-" if model.get("state") in AWAY else _or_dash(model.get("ctx_size")),
+        "-" if model.get("state") in AWAY else _slots(model),
+        _memory(memory.get("ram_bytes"), memory.get("vram_bytes")),
+        _until(model, now),
+        _or_dash(model.get("restarts")),
+    )
+
+
+def _or_dash(value: int | None, text: Callable[[int], str] = str) -> str:
+    return "-" if value is None else text(value)
+
+
+def _slots(model: Model) -> str:
+    """``busy/slots +queued``."""
+    slots = model.get("slots")
+    busy = model.get("slots_busy", model.get("in_flight"))
+    waiting = f" +{model['queued']}" if model.get("queued") else ""
+    return f"{busy}/{slots}{waiting}" if slots is not None else f"{busy or '-'}{waiting}"
+
+
+def _memory(ram_bytes: int | None, vram_bytes: int | None) -> str:
+    if ram_bytes is None:
+        return "-"
+    vram = "" if vram_bytes is None else f" + {memory_text(vram_bytes)} VRAM"
+    return f"{memory_text(ram_bytes)}{vram}"
+
+
+def _until(model: Model, now: datetime) -> str:
+    if model.get("pinned"):
+        return "pinned"
+    if (until := model.get("until")) is None:
+        return "-"
+    return f"in {duration_text(max(0.0, (datetime.fromisoformat(until) - now).total_seconds()))}"
+
+
+def _problem(model: Model) -> str:
+    """The problem and remedy of a model that cannot serve: the last exit of its server, if it had one."""
+    if model.get("state") not in ("failed", "backoff", "broken"):
+        return ""
+    last = model.get("last_exit")
+    if last is None:
+        problem, remedy = model.get("problem"), model.get("remedy")
+    else:
+        status = last.get("signal") or (f"exit code {last['code']}" if last.get("code") is not None else "")
+        problem = f"{last.get('cause')}" + (f" ({status})" if status else "")
+        remedy = last.get("remedy")
+    if not problem:
+        return ""
+    return printable(f"{model.get('id')}: {problem}") + (f"\n  → {printable(remedy)}" if remedy else "")

@@ -1,0 +1,96 @@
+"""Signals that stop the process, and its standard streams.
+
+Imported first: a signal may come while the other modules are being imported.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+__all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
+
+
+class Interrupted(BaseException):
+    """A signal to stop came before there was anything to stop. No Exception: no handler swallows it."""
+
+    def __init__(self, signal_number: int, reason: str = "") -> None:
+        super().__init__(signal_number)
+        self.signal_number = signal_number
+        self.reason = reason
+
+
+class StopSignals:
+    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end.
+
+    Plain handlers: those of an event loop work only while it runs, and not on Windows.
+    """
+
+    def __init__(self) -> None:
+        self._deliver: Callable[[str], None] | None = None
+        self._over = False
+        self._pending = ""  # the reason for a stop that no listener has received
+
+    def install(self) -> None:
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            # A signal that the parent ignores (nohup) stays ignored.
+            if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._handle)
+
+    def deliver_to(self, listener: Callable[[str], None]) -> None:
+        """Pass the name of each signal to ``listener``, which is called between any two instructions."""
+        self._deliver = listener
+        if self._pending:  # its signal is ignored, or its exception was swallowed
+            listener(self._pending)
+
+    def raise_again(self) -> None:
+        """Remove the listener: a signal raises Interrupted again."""
+        self._deliver = None
+
+    def stop(self, reason: str) -> None:
+        """Stop for a reason other than a signal. Callable from any thread but the main one, at any time."""
+        if self._deliver is not None:
+            if not self._over:
+                self._deliver(reason)
+            return
+        # There is no listener yet. A signal also interrupts a blocking call of the main thread.
+        self._pending = reason
+        if sys.platform == "win32":
+            _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def end(self) -> None:
+        """Everything is stopped: ignore further signals."""
+        self._over = True
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._over:
+            return
+        reason, self._pending = self._pending, ""
+        name = reason or signal.Signals(number).name
+        if self._deliver is None:
+            # Pending as well: a module that is being imported may swallow the exception, as C modules do.
+            self._pending = name
+            raise Interrupted(number, reason)
+        self._deliver(name)
+
+
+STOP_SIGNALS = StopSignals()
+"""The one instance of this process."""
+
+
+def ensure_standard_streams() -> None:
+    """Open the streams that the parent has closed (``2>&-``): other files would get their descriptors."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))

@@ -1,0 +1,133 @@
+"""Finds the llamasups that run on this machine, with a request to each private socket."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from llamasup.control.selection import Discovered, Running, RunningFact, Unresponsive
+from llamasup.http.httpx_import import httpx
+from llamasup.pool.state import AWAY
+from llamasup.system.process.identity import start_of
+from llamasup.system.process.run_folder import OWNER, run_folders
+from llamasup.system.text import INVALID_JSON
+
+__all__ = ["SOCKET_NAME", "discover", "running_at"]
+
+SOCKET_NAME = "control.sock"
+"""In a run folder."""
+
+# The first request loads the control application, which takes 0.2 s.
+_TIMEOUT_S = 5.0
+# Addresses that use the port of 127.0.0.1, too.
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "0.0.0.0"})  # noqa: S104 - compared, not bound
+_RUN_FOLDER = re.compile(r"(\d+)-.+")
+_SYSTEM_SERVICES = Path("/run/llamasup")
+
+
+class _Model(msgspec.Struct):
+    id: str
+    state: str
+
+
+class _Status(msgspec.Struct):
+    """The fields of the ``status`` object (docs/design.md) that are needed here."""
+
+    pid: int
+    url: str
+    models: list[_Model]
+    version: str = ""
+
+
+def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
+    """All llamasups that this user may access, with those of systemd below ``services``."""
+    if sys.platform == "win32":  # asyncio has no Unix sockets on Windows
+        return Discovered()
+    running: list[Running] = []
+    unresponsive: list[Unresponsive] = []
+    closed: list[str] = []
+    folders = dict(run_folders())
+    for base in _service_folders(services):
+        try:
+            folders.update(_in_service(base))
+        except PermissionError:
+            closed.append(base.name)
+        except OSError:  # the service has just ended
+            continue
+    for folder, pid in folders.items():
+        match _ask(folder, pid):
+            case Running() as answer:
+                running.append(answer)
+            case Unresponsive() as process:
+                unresponsive.append(process)
+    return Discovered(tuple(running), tuple(unresponsive), tuple(closed))
+
+
+def running_at(port: int) -> RunningFact | None:
+    """The llamasup that listens on ``port`` of 127.0.0.1, if any."""
+    for running in discover().running:
+        if _has(running.url, port):
+            return RunningFact(running.pid, running.url, running.models)
+    return None
+
+
+def _service_folders(services: Path) -> Iterator[Path]:
+    """``RuntimeDirectory=`` of the units that ``llamasup service`` writes, the system's and this user's."""
+    bases = [services]
+    if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
+        bases.append(Path(given_by_login) / "llamasup")
+    for base in bases:
+        with contextlib.suppress(OSError):
+            for entry in sorted(base.iterdir()):
+                if _RUN_FOLDER.fullmatch(entry.name) is None and entry.is_dir():
+                    yield entry
+
+
+def _in_service(base: Path) -> Iterator[tuple[Path, int]]:
+    for entry in sorted(base.iterdir()):
+        if named := _RUN_FOLDER.fullmatch(entry.name):
+            yield entry, int(named[1])
+
+
+def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
+    """None for the folder of an ended run, and for other programs."""
+    socket_path = folder / SOCKET_NAME
+    try:
+        with httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket_path), verify=False),  # no TLS there
+            timeout=_TIMEOUT_S,
+            trust_env=False,
+        ) as client:
+            answer = client.get("http://localhost/llamasup/v1/status")
+        status = msgspec.json.decode(answer.content, type=_Status)
+    except httpx.TimeoutException:
+        return Unresponsive(pid, "hangs")
+    except httpx.HTTPError:
+        if not _owner_runs(folder, pid):
+            return None
+        return Unresponsive(pid, "stopping" if socket_path.exists() else "starting")
+    except INVALID_JSON:
+        return None
+    loaded_first = sorted(status.models, key=lambda model: model.state in AWAY)
+    models = tuple(f"{model.id} ({model.state})" for model in loaded_first)
+    return Running(status.pid, status.url, status.version, models, str(socket_path))
+
+
+def _owner_runs(folder: Path, pid: int) -> bool:
+    start = start_of(pid)
+    try:
+        return start is not None and (folder / OWNER).read_text() in ("", start)
+    except OSError:  # it has exited and removed its folder
+        return False
+
+
+def _has(url: str, port: int) -> bool:
+    parts = urlsplit(url)
+    return parts.hostname in _LOOPBACK and parts.port == port

@@ -1,0 +1,98 @@
+"""The interfaces between the control application and the service that it controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from llamasup.errors import Stopping
+from llamasup.models.diff import Changes
+
+if TYPE_CHECKING:
+    from llamasup.observability.metrics import InstanceGauges
+    from llamasup.supervision.events import Bus
+
+__all__ = ["ControlTarget", "ServiceOwner", "refuse_if_stopping", "shown", "shut_down"]
+
+
+def shown(changes: Changes) -> Mapping[str, Any]:
+    """The changes of a reload as JSON (docs/control.md)."""
+    return {name: list(ids) for name, ids in asdict(changes).items()}
+
+
+class ServiceOwner(Protocol):
+    """The service around the models. It is notified of control requests before they are carried out."""
+
+    @property
+    def stops_asked(self) -> int: ...
+
+    def ask_stop(self) -> None:
+        """Stop gracefully; on the second call at once."""
+        ...
+
+    def control_asks(self, what: str, model: str = "") -> None:
+        """``what``: ``load``, ``unload``, ``restart``, ``reload`` or ``stop``."""
+        ...
+
+
+def shut_down(owner: ServiceOwner, *, now: bool) -> None:
+    """Implements ``ControlTarget.shutdown``."""
+    if owner.stops_asked and not now:
+        return
+    owner.control_asks("stop")
+    if now and not owner.stops_asked:
+        owner.ask_stop()  # a second call means at once
+    owner.ask_stop()
+
+
+def refuse_if_stopping(owner: ServiceOwner) -> None:
+    if owner.stops_asked:
+        raise Stopping("llamasup is stopping.", remedy="Start it again.")
+
+
+class ControlTarget(Protocol):
+    """All methods are for the event loop's thread. ``model`` may be any of its names; an unknown one raises
+    ModelUnknown, with similar names in the remedy.
+    """
+
+    @property
+    def bus(self) -> Bus: ...
+
+    def status(self) -> Mapping[str, Any]:
+        """The ``status`` object of the contract (docs/design.md)."""
+        ...
+
+    def gauges(self) -> Sequence[InstanceGauges]: ...
+
+    async def scrape(self) -> Mapping[str, str]:
+        """The Prometheus text of every serving child, by model."""
+        ...
+
+    async def load(self, model: str) -> None:
+        """Returns when the model serves. Raises ModelUnknown, DoesNotFit, ServerFailed, …."""
+        ...
+
+    async def unload(self, model: str) -> None:
+        """Returns when its memory is free. Requests in flight are drained first."""
+        ...
+
+    async def restart(self, model: str) -> None:
+        """Returns when the model serves again. New requests wait until then."""
+        ...
+
+    async def reload(self) -> Mapping[str, Any]:
+        """Read the configuration again. Returns the changes: ids of models (docs/control.md).
+
+        Raises ConfigInvalid, and then changes nothing.
+        """
+        ...
+
+    def shutdown(self, *, now: bool = False) -> None:
+        """Like SIGTERM; ``now``: like a second one. Further calls without ``now`` do nothing."""
+        ...
+
+    def log_path(self, model: str) -> Path | None:
+        """The log file of the model's llama-server, if there is one."""
+        ...

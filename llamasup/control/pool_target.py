@@ -1,0 +1,151 @@
+"""The control target of ``serve``: many models, each of which can be loaded, unloaded and restarted."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.errors import Conflict
+from llamasup.http.address import Address
+from llamasup.models.diff import Changes
+from llamasup.observability.metrics import InstanceGauges
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
+from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.model import ManagedModel
+from llamasup.pool.unload import is_ready_or_settled
+from llamasup.supervision.events import Bus
+from llamasup.supervision.failure import failure_of
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import RestartRequested, State
+
+__all__ = ["PoolTarget"]
+
+
+class PoolTarget:
+    """Implements ``ControlTarget``. ``reload`` reads the configuration again; it raises ConfigInvalid."""
+
+    def __init__(
+        self,
+        owner: ServiceOwner,
+        catalog: Catalog,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+        reload: Callable[[], Awaitable[Changes]],
+    ) -> None:
+        self._owner = owner
+        self._catalog = catalog
+        self._address = address
+        self._log_path = log_path
+        self._reload = reload
+        self._started_s = monotonic()
+
+    @property
+    def bus(self) -> Bus:
+        return self._catalog.pool.bus
+
+    # --- state
+
+    def status(self) -> Mapping[str, Any]:
+        models = map(_status, self._catalog.managed_models())
+        status = status_of(self._address, monotonic() - self._started_s, models)
+        return {**status, "budget": dict(self._catalog.pool.options.budget)}
+
+    def gauges(self) -> Sequence[InstanceGauges]:
+        """Of the models that were loaded at least once: a thousand others would be noise."""
+        return gauges_of(self._runners())
+
+    async def scrape(self) -> Mapping[str, str]:
+        return await scrape(self._runners())
+
+    def _runners(self) -> Iterator[InstanceRunner]:
+        return (runner for model in self._catalog.managed_models() for runner in model.runners)
+
+    def log_path(self, model: str) -> Path | None:
+        managed = self._catalog.known(model)
+        # A renamed model keeps writing to its first log file.
+        return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
+
+    # --- changes
+
+    async def load(self, model: str) -> None:
+        managed = self._accept("load", model)
+        await self._catalog.pool.load(managed)
+
+    async def unload(self, model: str) -> None:
+        managed = self._accept("unload", model)
+        await self._catalog.pool.unload(managed)
+
+    async def restart(self, model: str) -> None:
+        """Restart the replicas one after the other, so that one always serves. A model that is not loaded, or
+        that is being unloaded or replaced, is loaded.
+        """
+        managed = self._accept("restart", model)
+        if not _can_restart_in_place(managed):
+            await self._catalog.pool.load(managed)
+            return
+        for runner in tuple(managed.runners):
+            await self._restart(runner)
+
+    async def reload(self) -> Mapping[str, Any]:
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks("reload")
+        return shown(await self._reload())
+
+    def shutdown(self, *, now: bool = False) -> None:
+        shut_down(self._owner, now=now)
+
+    async def _restart(self, runner: InstanceRunner) -> None:
+        await runner.submit(RestartRequested())
+        after = await runner.until(is_ready_or_settled)
+        if after.state is State.FAILED:
+            raise failure_of(after)
+        if after.state is State.STOPPED:
+            refuse_if_stopping(self._owner)
+            raise Conflict(
+                f"{runner.model!r} was unloaded while it restarted.",
+                remedy=f"Run `llamasup load {runner.model}` to serve it again.",
+            )
+
+    def _accept(self, what: str, model: str) -> ManagedModel:
+        managed = self._catalog.known(model, create=what == "load")
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks(what, managed.spec.id)
+        return managed
+
+
+def _can_restart_in_place(managed: ManagedModel) -> bool:
+    """Whether the model has a server, or will have one, that keeps its memory."""
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not managed.swapping
+    return stays and any(not runner.instance.is_settled for runner in managed.runners)
+
+
+def _status(managed: ManagedModel) -> Mapping[str, Any]:
+    spec = managed.spec
+    problem = spec.problem or ("" if managed.error is None else managed.error.message)
+    status = model_status(
+        spec.id,
+        spec.aliases,
+        managed.runners,
+        queued=len(managed.served.queue),
+        facts=managed.facts,
+        state=state_of_managed(managed),
+        until=_until(managed),
+        pinned=spec.stay.pin,
+    )
+    needs = None if managed.sized is None else dict(managed.sized.needs)
+    remedy = "" if managed.error is None else managed.error.remedy
+    return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
+
+
+def _until(managed: ManagedModel) -> str | None:
+    """When the model will be unloaded if no request arrives before; None if unknown."""
+    ttl_s = managed.spec.stay.ttl_s
+    if ttl_s == float("inf") or managed.spec.stay.pin or not managed.serves or managed.served.in_flight:
+        return None
+    left_s = max(managed.resident_since_s, managed.served.idle_since_s) + ttl_s - monotonic()
+    return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat(timespec="seconds")

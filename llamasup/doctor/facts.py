@@ -1,0 +1,106 @@
+"""The facts that the checks of ``llamasup doctor`` look at, and the result of a check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llamasup.control.selection import RunningFact
+from llamasup.errors import LlamasupError
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.system.hardware.devices import Device
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.process.environment import RuntimeKind
+from llamasup.system.process.exit import StaleRun
+
+__all__ = [
+    "CertificateFact",
+    "Check",
+    "ConfigFile",
+    "Facts",
+    "FolderFact",
+    "ModelFact",
+    "NvmlFact",
+    "RuntimeFact",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""  # with ok: advice
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeFact:
+    origin: str  # where it was found, for people
+    answer: Capabilities | LlamasupError
+    path: str = ""
+    kind: RuntimeKind = "binary"
+
+    @property
+    def capabilities(self) -> Capabilities | None:
+        return self.answer if isinstance(self.answer, Capabilities) else None
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFact:
+    """``error`` is NVML's name, "not installed" without the package, or empty without an error."""
+
+    gpus: int = 0
+    error: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFact:
+    name: str
+    found: str = ""
+    problem: LlamasupError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFact:
+    name: str  # run, cache, state
+    path: str = ""
+    problem: LlamasupError | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFact:
+    """``problem``: the read error or the problem with the dates, as the end of a sentence."""
+
+    path: str
+    problem: str = ""
+    is_current: bool = True
+    ends: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A configuration file of llama-server, with the names of its options."""
+
+    path: str
+    settings: tuple[str, ...]
+    is_ignored: bool  # the child does not read it
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    hardware: Hardware
+    runtimes: tuple[RuntimeFact, ...]  # at least one; llamasup uses the first
+    environ: Mapping[str, str]
+    port: int
+    devices: tuple[Device, ...] = ()
+    gpu_drivers: frozenset[str] = frozenset()  # "NVIDIA", "AMD": of the GPUs of this machine
+    nvml: NvmlFact | None = None  # None without an NVIDIA GPU
+    folders: tuple[FolderFact, ...] = ()
+    left_folders: tuple[StaleRun, ...] = ()
+    port_problem: LlamasupError | None = None
+    running: RunningFact | None = None  # the llamasup that uses the port
+    config_files: tuple[ConfigFile, ...] = ()
+    certificate: CertificateFact | None = None
+    model: ModelFact | None = None

@@ -1,0 +1,120 @@
+"""Facts about architectures that are in llama.cpp's source and not in the GGUF header.
+
+Read from src/llama-arch.cpp, src/models/*.cpp and src/llama-hparams.cpp, llama.cpp b11434.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ATTENTION_AND_RECURRENCE",
+    "DEFAULT_WINDOWS",
+    "DIFFUSION",
+    "DRAFT_HEADS",
+    "ENCODERS",
+    "ENCODER_DECODERS",
+    "FIXED_WINDOWS",
+    "FULL_ATTENTION_INTERVAL",
+    "INDEXED",
+    "KNOWN",
+    "LAYERS_WITH_OWN_KV",
+    "RECURRENT",
+    "RECURRENT_WITHOUT_KV_HEADS",
+    "SIDE_LENGTHS",
+    "SLIDING_ONLY_WITH_LAYERS",
+    "SLIDING_PERIODS",
+]
+
+
+def _names(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+# Without a KV cache, because they read the whole input at once.
+ENCODERS = _names(
+    "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
+    "t5encoder wavtokenizer-dec"
+)
+
+# Text diffusion: no KV cache either (llama_model::create_memory).
+DIFFUSION = _names("dream llada llada-moe rnd1")
+
+ENCODER_DECODERS = frozenset({"t5"})
+
+# Heads that draft for one target model and cannot run alone.
+DRAFT_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+
+# Every layer is recurrent, none has a KV cache.
+RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+
+# Hybrids whose recurrent layers are those with head_count_kv 0.
+RECURRENT_WITHOUT_KV_HEADS = _names(
+    "jamba granitehybrid plamo2 lfm2 lfm2moe nemotron_h nemotron_h_moe kimi-linear"
+)
+
+# Hybrids where every N-th layer attends to all and the others are recurrent: the default N.
+FULL_ATTENTION_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "bailingmoe3": 8}
+
+# Hybrids whose layers are recurrent and have a KV cache, both.
+ATTENTION_AND_RECURRENCE = frozenset({"falcon-h1"})
+
+# Of every N layers all but one attend to the sliding window only; True: the full one comes first.
+# Architectures that carry a window in the header and are not named here ignore it (llama, phi3, qwen2, …).
+SLIDING_PERIODS: dict[str, tuple[int, bool]] = {
+    "afmoe": (4, False),
+    "cohere2": (4, False),
+    "cohere2moe": (4, False),
+    "exaone-moe": (4, False),
+    "exaone4": (4, False),
+    "gemma-embedding": (6, False),
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "gemma3n": (5, False),
+    "gpt-oss": (2, False),
+    "laguna": (4, True),
+    "llama4": (4, False),  # chunked attention
+    "modern-bert": (3, True),
+    "muse-glimmer": (4, False),
+    "olmo2": (4, False),
+    "smallthinker": (4, True),
+}
+
+# Tokens, if the header has no window.
+DEFAULT_WINDOWS = {"exaone4": 4096, "gemma2": 4096, "llama4": 8192}
+
+# The header's value is ignored, except 0.
+FIXED_WINDOWS = frozenset({"llama4"})
+
+# Only one size of the model has a window, recognised by its number of layers: EXAONE 4 32B.
+SLIDING_ONLY_WITH_LAYERS = {"exaone4": 64}
+
+# The number of layers with their own KV cache, which later layers share. Others have it in the header.
+LAYERS_WITH_OWN_KV = {"gemma3n": 20}
+
+# Elements of the extra input of each layer. Others have it in the header.
+SIDE_LENGTHS = {"gemma3n": 256}
+
+# An indexer chooses the attended cells (DSA); its own key is cached with the latent one.
+INDEXED = frozenset({"deepseek32", "glm-dsa"})
+
+KNOWN = (
+    ENCODERS
+    | DIFFUSION
+    | ENCODER_DECODERS
+    | DRAFT_HEADS
+    | RECURRENT
+    | RECURRENT_WITHOUT_KV_HEADS
+    | FULL_ATTENTION_INTERVAL.keys()
+    | ATTENTION_AND_RECURRENCE
+    | SLIDING_PERIODS.keys()
+    | _names(
+        "clip llama deci falcon baichuan grok gpt2 gptj gptneox mpt starcoder starcoder2 refact bloom "
+        "stablelm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts clef phi2 phi3 "
+        "phimoe plamo plamo3 codeshell orion internlm2 minicpm minicpm3 gemma gemma4 maple xverse command-r "
+        "dbrx olmo olmoe openelm arctic deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 chatglm glm4 "
+        "glm4moe glm-dsa glm5-next bitnet jais jais2 nemotron exaone granite granitemoe graniteswitch "
+        "granite_swa chameleon plm bailingmoe bailingmoe2 dots1 dots3note arcee ernie4_5 ernie4_5-moe "
+        "hunyuan-moe hunyuan-dense hunyuan_vl hy_v3 hy_v4 smollm3 seed_oss grovemoe apertus minimax-01 "
+        "minimax-m2 minimax-m3 hrm_text cogvlm pangu-embedded mistral3 mistral4 paddleocr mimo2 "
+        " step35 spark2_5 llama-embed maincoder kimi-k3 talkie mellum nanbeige pockettts"
+    )
+)

@@ -1,0 +1,367 @@
+"""HTTP heads: which headers are forwarded or refused, and how errors and responses are written.
+
+The C parser (llhttp, through httptools) has already refused invalid framing: two Content-Lengths,
+Content-Length with Transfer-Encoding, bare LF, folded lines, bad chunk sizes. ``traceparent`` (W3C Trace
+Context, level 1) and ``tracestate`` are forwarded unchanged and never created.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from http import HTTPStatus
+
+import msgspec
+
+from llamasup.http.routes import Route, route_of
+from llamasup.system.text import path_text
+
+__all__ = [
+    "DEFAULT_RULES",
+    "METHODS",
+    "STATUS_LINES",
+    "Head",
+    "HeadRules",
+    "HttpError",
+    "Priority",
+    "RawHeaders",
+    "error_body",
+    "error_response",
+    "parse_authority",
+    "read_head",
+    "read_response_headers",
+    "response",
+    "split_target",
+    "status_line",
+    "trace_id_of",
+]
+
+
+class Priority(IntEnum):
+    """The priority classes, the first served first."""
+
+    HIGH = 0
+    NORMAL = 1
+    LOW = 2
+
+
+RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
+
+
+class HttpError(msgspec.Struct, frozen=True):
+    """An error response of llamasup. ``close``: the connection cannot be used afterwards."""
+
+    status: int
+    message: str
+    type: str = "invalid_request_error"
+    cause: str = ""
+    remedy: str = ""
+    retry_after_s: float | None = None
+    close: bool = False
+
+
+class HeadRules(msgspec.Struct, frozen=True):
+    """Which parts of a request's head llama-server gets.
+
+    ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
+    ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
+    """
+
+    transparent: bool = False
+    credentials: bool = False
+    prefix: bytes = b""
+
+
+DEFAULT_RULES = HeadRules()
+
+
+class Head(msgspec.Struct):
+    """The head of a request. ``opening`` goes upstream: request line and header lines."""
+
+    method: bytes
+    path: bytes  # raw, without the query
+    query: bytes  # without the question mark
+    route: Route
+    authority: bytes = b""  # of the absolute target, else of the Host header
+    opening: bytes = b""
+    origin: bytes | None = None
+    credentials: tuple[bytes, ...] = ()
+    chunked: bool = False
+    expects_continue: bool = False
+    upgrades: bool = False  # offers another protocol, which the proxy ignores
+    request_id: bytes = b""  # of the client, if valid
+    priority: Priority | None = None  # requested by the client
+    traceparent: bytes = b""  # forwarded unchanged; empty if there are several
+
+
+# --- reading a head --------------------------------------------------------------------------------
+
+METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING = range(6)
+_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = range(6, 12)
+
+_KINDS = {
+    b"host": _HOST,
+    b"origin": _ORIGIN,  # checked here; llama-server would add its own CORS headers
+    b"authorization": _BEARER,  # for llamasup, never for the child
+    b"x-api-key": _KEY,
+    b"connection": _CONNECTION,
+    b"transfer-encoding": _CODING,
+    b"expect": _EXPECT,
+    b"x-request-id": _ID,
+    b"x-llamasup-priority": _PRIORITY,
+    b"traceparent": _TRACE,
+    b"content-length": _DROP,  # llamasup frames the upstream request itself
+    # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
+    b"keep-alive": _DROP,
+    b"proxy-authenticate": _DROP,
+    b"proxy-authorization": _DROP,
+    b"proxy-connection": _DROP,
+    b"te": _DROP,
+    b"trailer": _DROP,
+    b"upgrade": _UPGRADE,
+    b"http2-settings": _DROP,
+    # claims about the proxy from an unverified source
+    b"forwarded": _DROP,
+    b"x-real-ip": _DROP,
+    # with it a disconnect does not cancel the generation (llama.cpp b11434)
+    b"x-conversation-id": _DROP,
+}
+
+_PROXY_PREFIXES = (b"x-forwarded-", b"x-llamasup-")  # of the proxy itself, or for it
+_PRIORITIES = {priority.name.lower().encode(): priority for priority in Priority}
+
+_VALID_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}").fullmatch
+_NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # without Host there is no request
+
+
+# Headers that a transparent proxy forwards too. `x-request-id` is llamasup's own.
+_TRANSPARENT = frozenset(
+    {b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id", b"x-llamasup-priority"}
+)
+_CREDENTIALS = frozenset({_BEARER, _KEY})
+
+
+def read_head(
+    method: bytes, target: bytes, version: str, headers: RawHeaders, rules: HeadRules = DEFAULT_RULES
+) -> Head | HttpError:
+    """Sort the headers: for llamasup, for upstream, or dropped. An unsafe head is an HttpError."""
+    if version not in ("1.1", "1.0"):
+        return HttpError(505, f"HTTP/{version} is not served here; use HTTP/1.1", close=True)
+    if method not in METHODS:
+        return HttpError(405, f"method {method.decode('latin-1')} is not served here", close=True)
+    split = split_target(target, method)
+    if split is None:
+        return HttpError(400, "the request target is neither a path nor an http URL", close=True)
+    authority, path, query = split
+    lines: list[bytes] = []
+    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix)))
+    hosts = traces = 0
+    nominated: set[bytes] = set()
+    for name, value in headers:
+        kind = _KINDS.get(name)
+        if kind is None:
+            if rules.transparent or not name.startswith(_PROXY_PREFIXES):
+                lines.append(name + b": " + value + b"\r\n")
+            continue
+        if (rules.transparent and name in _TRANSPARENT) or (rules.credentials and kind in _CREDENTIALS):
+            lines.append(name + b": " + value + b"\r\n")
+        if kind == _HOST:
+            hosts += 1
+            head.authority = value.strip(b" \t")
+        elif kind == _BEARER:
+            scheme, _, token = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                head.credentials += (token.strip(),)
+        elif kind == _KEY:
+            head.credentials += (value.strip(),)
+        elif kind == _CONNECTION:
+            for token in value.lower().split(b","):
+                if (token := token.strip(b" \t")) not in _NOMINATE_NOTHING:
+                    nominated.add(token)
+        elif kind == _ORIGIN:
+            if head.origin is not None:
+                return HttpError(400, "more than one Origin header", close=True)
+            head.origin = value.strip()
+        elif kind == _ID:
+            head.request_id = value if _VALID_ID(value) else b""
+        elif kind == _TRACE:
+            head.traceparent = b"" if traces else value
+            traces += 1
+            lines.append(name + b": " + value + b"\r\n")
+        elif kind == _CODING:
+            if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
+                # Without the header, llama-server would misread a body in another coding.
+                return HttpError(
+                    400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
+                )
+            head.chunked = True
+        elif kind == _PRIORITY:
+            head.priority = _PRIORITIES.get(value.strip().lower())
+            if head.priority is None and not rules.transparent:
+                return HttpError(
+                    400,
+                    f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is not a priority",
+                    cause="bad_priority",
+                    remedy="send high, normal or low, or leave the header out",
+                )
+        elif kind == _UPGRADE:
+            head.upgrades = True
+        elif kind == _EXPECT:
+            if value.strip().lower() != b"100-continue":
+                return HttpError(417, "the only expectation served here is 100-continue", close=True)
+            head.expects_continue = version == "1.1"
+    if hosts > 1 or (hosts == 0 and version == "1.1" and not rules.transparent):
+        return HttpError(
+            400, f"a request must have exactly one Host header; this one has {hosts}", close=True
+        )
+    if authority:
+        if hosts and not rules.transparent and parse_authority(head.authority) is None:
+            return HttpError(400, "the Host header is malformed", close=True)
+        head.authority = authority  # RFC 9112 §3.2.2: the absolute form overrules Host
+    if nominated:
+        lines = [line for line in lines if line.partition(b":")[0] not in nominated]
+    query = b"?" + query if query else b""
+    host = b"" if rules.transparent and hosts else b"Host: localhost\r\n"
+    head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\n", host, *lines))
+    return head
+
+
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch
+
+
+def split_target(target: bytes, method: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """A request target as (authority, path, query); None if it is not one. Nothing is decoded."""
+    if b"#" in target:
+        return None
+    if target.startswith(b"/"):
+        path, _, query = target.partition(b"?")
+        return b"", path, query
+    if target == b"*":
+        return (b"", b"*", b"") if method == b"OPTIONS" else None
+    if match := _ABSOLUTE(target):
+        authority, path, query = match.group(1, 2, 3)
+        return authority, path or b"/", query or b""
+    return None
+
+
+_AUTHORITY = re.compile(
+    rb"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_](?:[A-Za-z0-9._-]{0,253})))(?::([0-9]{1,5}))?"
+)
+
+
+def parse_authority(value: bytes) -> tuple[str, int | None] | None:
+    """A Host header as (name in lower case, port), IPv6 without its brackets; None if it is malformed."""
+    match = _AUTHORITY.fullmatch(value)
+    if match is None:
+        return None
+    literal, name, digits = match.group(1, 2, 3)
+    port = None if digits is None else int(digits)
+    if port is not None and port > 65535:
+        return None
+    return (literal or name).decode("ascii").lower().rstrip("."), port
+
+
+# --- a response's head -----------------------------------------------------------------------------
+
+# llamasup decides framing, persistence and CORS (X3); llama-server would allow every Origin.
+_NOT_FORWARDED = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"transfer-encoding",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"upgrade",
+        b"x-request-id",
+    }
+)
+
+
+def read_response_headers(headers: RawHeaders, rules: HeadRules = DEFAULT_RULES) -> tuple[bytes, bool]:
+    """The header lines that go downstream, and whether the body is a stream of events (SSE)."""
+    lines: list[bytes] = []
+    streams_events = False
+    nominated = {
+        token.strip(b" \t")
+        for name, value in headers
+        if name.lower() == b"connection"
+        for token in value.lower().split(b",")
+    }
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _NOT_FORWARDED or lower in nominated:
+            continue
+        if lower.startswith(b"access-control-") and not rules.transparent:
+            continue
+        if lower == b"content-type" and value.startswith(b"text/event-stream"):
+            streams_events = True
+        lines.append(name + b": " + value + b"\r\n")
+    return b"".join(lines), streams_events
+
+
+# --- writing responses -----------------------------------------------------------------------------
+
+STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+
+
+def status_line(status: int) -> bytes:
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+
+
+def error_body(error: HttpError) -> bytes:
+    """The error object of OpenAI and llama-server, with cause and remedy if known."""
+    fields: dict[str, str | int] = {
+        "message": path_text(error.message),
+        "type": error.type,
+        "code": error.status,
+    }
+    if error.cause:
+        fields["cause"] = error.cause
+    if error.remedy:
+        fields["remedy"] = path_text(error.remedy)
+    return msgspec.json.encode({"error": fields})
+
+
+def response(
+    status: int, body: bytes, *lines: bytes, method: bytes = b"GET", close: bool = False, json: bool = True
+) -> bytes:
+    """A complete response. ``lines`` are more header lines, each with its CRLF. HEAD gets only the head."""
+    parts = [status_line(status)]
+    if json and status != HTTPStatus.NO_CONTENT:
+        parts.append(b"Content-Type: application/json; charset=utf-8\r\n")
+    if status != HTTPStatus.NO_CONTENT:
+        parts.append(b"Content-Length: %d\r\n" % len(body))
+    parts += lines
+    parts.append(b"Connection: close\r\n\r\n" if close else b"\r\n")
+    if method != b"HEAD":
+        parts.append(body)
+    return b"".join(parts)
+
+
+def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", close: bool = False) -> bytes:
+    """The response for ``error``. Retry-After is in whole seconds, at least one."""
+    if error.retry_after_s is not None:
+        lines += (b"Retry-After: %d\r\n" % max(1, -(-error.retry_after_s // 1)),)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        lines += (b"WWW-Authenticate: Bearer\r\n",)
+    return response(error.status, error_body(error), *lines, method=method, close=close or error.close)
+
+
+# A later version may have more fields after the flags; version ff and ids of zeros are invalid (§3.2.2).
+_TRACEPARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+)
+_LENGTH_00 = 55  # of version 00, which ends with the flags
+
+
+def trace_id_of(traceparent: bytes) -> str:
+    """The 32 digits of the trace's id; empty for a header that is invalid."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
+        return ""
+    return found[1].decode("ascii")

@@ -1,0 +1,282 @@
+"""Binds names to files: models of the config first, then found files without a rule (pure).
+
+Also decides whether several names of one weight file can share a process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
+
+from llamasup.errors import LlamasupError
+from llamasup.gguf.facts import PURPOSES, is_served
+from llamasup.models.found import FoundModel
+from llamasup.models.names import NameIndex, pattern
+from llamasup.models.rules import ModelRule, Problem
+from llamasup.models.spec import ModelOptions
+
+__all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
+
+
+@dataclass(frozen=True, slots=True)
+class NameBinding:
+    """``key`` identifies the weights. ``options`` are without the defaults. ``found`` is None for a download,
+    and for a missing file (with its ``problem``).
+    """
+
+    names: tuple[str, ...]
+    source: str
+    key: object
+    found: FoundModel | None
+    options: ModelOptions
+    problem: str = ""
+
+
+class FoundIndex:
+    """The found files by their ids, and the files at the sources of rules. ``problems``: of unserved
+    files.
+    """
+
+    def __init__(self, found: Sequence[FoundModel], sources: Mapping[str, FoundModel]) -> None:
+        self.sources = sources
+        self.problems: list[Problem] = []
+        self.ids: dict[str, FoundModel] = {}
+        """Id → file, valid or broken; a valid file takes precedence."""
+        self.ids_of: dict[object, list[str]] = defaultdict(list)
+        """Key of the weights → ids; two paths to one file give it two ids."""
+        self.refused: dict[str, Problem] = {}
+        """Ids of several files."""
+        self.broken: set[object] = set()
+        """Keys of broken files, each with an entry in ``problems``."""
+        self._sort(found)
+        self._index = NameIndex({id_: id_ for id_ in self.ids})
+
+    def find(self, name: str) -> FoundModel | None:
+        """The file with this id, or with another spelling of it."""
+        found = self._index.find(name)
+        return self.ids[found] if isinstance(found, str) else None
+
+    def near(self, name: str) -> tuple[str, ...]:
+        found = self._index.find(name)
+        return (found,) if isinstance(found, str) else found
+
+    def _sort(self, found: Sequence[FoundModel]) -> None:
+        by_id: dict[str, list[FoundModel]] = defaultdict(list)
+        sound = {file.ids[0] for file in found if file.ids and _is_sound(file)}
+        for file in found:
+            if not self._is_model(file, sound):
+                continue
+            if not file.ids:
+                self.problems.append(
+                    Problem(
+                        f"{file.path}: no part of its name is valid in a model name",
+                        remedy="Rename the file, or add it to the config: models: {NAME: {path: …}}.",
+                        paths=(file.path,),
+                    )
+                )
+                continue
+            by_id[file.ids[0]].append(file)
+        for own, called in by_id.items():
+            files = _sound_first(called)
+            if len({key_of(file) for file in files}) > 1:
+                self.refused[own] = _same_id(own, [file.path for file in files])
+                self.problems.append(self.refused[own])
+                continue
+            self.ids[own] = files[0]
+            self.ids_of[key_of(files[0])].append(own)
+        self._add_other_ids(found)
+
+    def _add_other_ids(self, found: Sequence[FoundModel]) -> None:
+        """Add the other ids of files, unless several files share one."""
+        by_other: dict[str, list[FoundModel]] = defaultdict(list)
+        for file in found:
+            if file.ids and self.ids.get(file.ids[0]) is file:
+                for other in file.ids[1:]:
+                    by_other[other].append(file)
+        for other, called in by_other.items():
+            models = {key_of(file): file for file in _sound_first(called)}
+            if len(models) == 1 and other not in self.ids and other not in self.refused:
+                ((key, model),) = models.items()
+                self.ids[other] = model
+                self.ids_of[key].append(other)
+
+    def _is_model(self, file: FoundModel, sound: Container[str]) -> bool:
+        """``sound``: the ids of valid files, which the problem of a broken file does not name."""
+        if not isinstance(file.outcome, LlamasupError):
+            return is_served(file.outcome)
+        self.broken.add(key_of(file))
+        names = tuple(own for own in file.ids[:1] if own not in sound)
+        self.problems.append(_broken(file.outcome, names, file.path))
+        # The name of an unreadable file decides.
+        return "mmproj" not in file.path.rpartition("/")[2].lower()
+
+
+@dataclass(slots=True)
+class NameBinder:
+    """Collects the bindings for one call of ``registry.build``."""
+
+    index: FoundIndex
+    made: list[NameBinding] = field(default_factory=list[NameBinding])
+    problems: list[Problem] = field(default_factory=list[Problem])
+    _names: set[str] = field(default_factory=set[str])
+
+    def bind_rules(self, rules: Sequence[ModelRule], patterns: Sequence[ModelRule]) -> None:
+        """Bind the models of the config. A rule takes precedence over patterns."""
+        self._names = {name for rule in rules for name in rule.names}
+        for rule in rules:
+            if rule.source is None:
+                self.made.append(self._bind_found(rule, patterns))
+            else:
+                self.made.append(self._bind_source(rule, rule.source, patterns))
+
+    def bind_files(self, patterns: Sequence[ModelRule]) -> None:
+        """Bind the found files without a rule."""
+        bound = {binding.key for binding in self.made}
+        for key, ids in self.index.ids_of.items():
+            if key in bound:
+                continue
+            model = self.index.ids[ids[0]]
+            if free := self.own_ids_of(key):
+                options = _of_patterns(free, patterns)
+                self.made.append(NameBinding(free, model.path, key, model, options, _wrong_with(model)))
+            else:
+                self.problems.append(_name_taken(ids[0], model.path))
+
+    def own_ids_of(self, key: object) -> tuple[str, ...]:
+        """The ids of these weights that are not names of the config."""
+        return tuple(own for own in self.index.ids_of.get(key, ()) if own not in self._names)
+
+    def _options(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
+        """The options of a file: of its rule, then of patterns for the rule's names and the file's own
+        ids.
+        """
+        return rule.options.over(_of_patterns((*rule.names, *self.own_ids_of(key)), patterns))
+
+    def _bind_found(self, rule: ModelRule, patterns: Sequence[ModelRule]) -> NameBinding:
+        model = self.index.find(rule.name)
+        if model is not None:
+            options = self._options(rule, key_of(model), patterns)
+            return NameBinding(rule.names, model.path, key_of(model), model, options, _wrong_with(model))
+        refused = self.index.refused.get(rule.name)
+        near = self.index.near(rule.name)
+        problem = refused or Problem(
+            f"no model {rule.name!r} was found",
+            remedy=f"Did you mean {' or '.join(near)}?" if near else "Add path, repo or url to its entry.",
+            cause="model_missing",
+            names=(rule.name,),
+            where=rule.where,
+        )
+        if refused is None:
+            self.problems.append(problem)
+        return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
+
+    def _bind_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
+        is_repo = not source.startswith("/") and "://" not in source
+        model = self.index.sources.get(source)
+        if model is None and is_repo:
+            model = self.index.find(source)
+        if model is None:
+            # The repository will be an id of the downloaded file: patterns must apply before and after.
+            names = (*rule.names, source) if is_repo else rule.names
+            options = rule.options.over(_of_patterns(names, patterns))
+            return NameBinding(rule.names, source, ("remote", source), None, options)
+        options = self._options(rule, key_of(model), patterns)
+        wrong = _wrong_with(model)
+        if wrong and key_of(model) not in self.index.broken:  # else ``known.problems`` has it
+            error = model.outcome
+            self.problems.append(
+                Problem(
+                    wrong,
+                    remedy=error.remedy if isinstance(error, LlamasupError) else "",
+                    cause=error.cause if isinstance(error, LlamasupError) else "model_invalid",
+                    names=(rule.name,),
+                    paths=(model.path,),
+                    where=rule.where,
+                )
+            )
+        return NameBinding(rule.names, model.path, key_of(model), model, options, wrong)
+
+
+def key_of(model: FoundModel) -> object:
+    """Equal for two paths to the same files."""
+    return model.files or model.path
+
+
+def _is_sound(model: FoundModel) -> bool:
+    return not isinstance(model.outcome, LlamasupError) and is_served(model.outcome)
+
+
+def _sound_first(called: Sequence[FoundModel]) -> Sequence[FoundModel]:
+    """The valid files of one name, or all if none is valid: an unfinished copy must not hide a valid file."""
+    return [file for file in called if _is_sound(file)] or called
+
+
+def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelOptions:
+    """The options of the patterns that match any of these names; later patterns take precedence."""
+    options = ModelOptions()
+    for rule in patterns:
+        if any(map(pattern(rule.name).fullmatch, names)):
+            options = rule.options.over(options)
+    return options
+
+
+def _wrong_with(model: FoundModel) -> str:
+    if isinstance(model.outcome, LlamasupError):
+        return model.outcome.message
+    if not is_served(model.outcome):
+        kind = model.outcome.model_class
+        return f"{model.path}: a model of class {kind} is not served alone: {PURPOSES[kind]}"
+    return ""
+
+
+def _broken(error: LlamasupError, ids: tuple[str, ...], path: str) -> Problem:
+    return Problem(error.message, error.remedy, error.cause, ids, (path,))
+
+
+def _name_taken(own: str, path: str) -> Problem:
+    return Problem(
+        f"{path} is not served: its name {own!r} is another model in the config",
+        remedy="Add it to the config under another name: models: {NAME: {path: …}}.",
+        cause="name_taken",
+        names=(own,),
+        paths=(path,),
+    )
+
+
+def _same_id(own: str, paths: Sequence[str]) -> Problem:
+    return Problem(
+        f"{len(paths)} files have the name {own!r}, so none of them is served: {', '.join(paths)}",
+        remedy="Rename all but one, or add them to the config: models: {NAME: {path: …}}.",
+        cause="same_id",
+        names=(own,),
+        paths=tuple(paths),
+    )
+
+
+_STAY = ("ttl_s", "pin", "preload", "replicas", "keep_slots")
+_LIMITS = ("max_concurrent", "max_queued", "wait_timeout_s", "drain_timeout_s")
+_START = tuple(option.name for option in fields(ModelOptions) if option.name not in (*_STAY, *_LIMITS))
+
+
+def can_share(one: ModelOptions, other: ModelOptions) -> bool:
+    """Whether one process can serve both: their start options do not contradict each other."""
+    return all(
+        mine is None or theirs is None or mine == theirs
+        for mine, theirs in ((getattr(one, name), getattr(other, name)) for name in _START)
+    )
+
+
+def shared_options(said: Sequence[ModelOptions], defaults: ModelOptions) -> ModelOptions:
+    """The options of one process with several names, over the defaults: the union of the start options, and
+    the most generous of the others.
+    """
+    started = reduce(lambda all_of_them, options: all_of_them.over(options), said)
+    effective = [options.over(defaults) for options in said]
+    most = {}
+    for name in (*_STAY, *_LIMITS):
+        values = [value for options in effective if (value := getattr(options, name)) is not None]
+        # A name without a time to live keeps the model loaded for ever.
+        most[name] = max(values) if values and (name != "ttl_s" or len(values) == len(said)) else None
+    return replace(started.over(defaults), **most)

@@ -1,0 +1,259 @@
+"""The models that can be served, their names and their settings (pure).
+
+Immutable: each change of the config or of the folders makes a new registry. An invalid config raises
+ConfigInvalid; an invalid file becomes a ``Problem`` and affects no other model.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from llamasup.errors import LlamasupError
+from llamasup.llama_server.settings import Settings
+from llamasup.models.attachments import NO_SOURCES, Attachments
+from llamasup.models.bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
+from llamasup.models.found import FoundModel
+from llamasup.models.names import NameIndex, is_pattern, pattern
+from llamasup.models.rules import ModelRule, Problem, check_rules
+from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+
+__all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
+
+_NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
+_NO_DEFAULTS = ModelOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have
+    it.
+    """
+
+    name: str
+    near: tuple[str, ...] = ()
+    refused: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """``names``: every name and alias → the id of its model. ``default``: the model of requests without a
+    name.
+
+    A spec with a ``problem`` cannot be loaded: requests for it get the problem.
+    """
+
+    specs: Mapping[str, ModelSpec]
+    names: Mapping[str, str]
+    default: str | None
+    problems: tuple[Problem, ...] = ()
+    refused: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
+    """Names of several files, none of which is served."""
+    _index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
+    _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
+
+    def find(self, name: str) -> ModelSpec | Unknown:
+        """By exact name; else without case, ``:latest`` and ``.gguf``, if that is unique.
+
+        ``org/repo`` stands for its only quantization. One dict lookup; an unknown name costs a millisecond.
+        """
+        found = self._index.find(name)
+        if isinstance(found, str):
+            return self.specs[found]
+        refused = self._refused_index.find(name)
+        return Unknown(name, found, self.refused[refused] if isinstance(refused, str) else None)
+
+    def resolve(self, name: str) -> ModelSpec | None:
+        """``find`` without the search for similar names."""
+        found = self._index.resolve(name)
+        return self.specs[found[0]] if len(found) == 1 else None
+
+
+def build(
+    rules: Sequence[ModelRule] = (),
+    found: Sequence[FoundModel] = (),
+    *,
+    sources: Mapping[str, FoundModel] = NO_SOURCES,
+    groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
+    defaults: ModelOptions = _NO_DEFAULTS,
+    default_model: str | None = None,
+) -> Registry:
+    """Combine the rules of the config with the found files.
+
+    ``found``: the files in the models folders. ``sources``: the files at the paths in the config and next to
+    them. A rule for a repository uses its downloaded file. A file without a rule is served under its own id,
+    with the options of the patterns that match it. ``groups``: name → names or patterns of its models.
+
+    Raises ConfigInvalid, with every error in its details, for invalid or duplicate names.
+    """
+    check_rules(rules)
+    patterns = [rule for rule in rules if rule.is_pattern]
+    binder = NameBinder(FoundIndex(found, sources))
+    binder.bind_rules([rule for rule in rules if not rule.is_pattern], patterns)
+    binder.bind_files(patterns)
+    attachments = Attachments.among(found, sources)
+    members = {group: _Members(names) for group, names in groups.items()}
+    specs = {spec.id: spec for spec in _specs(binder, attachments, defaults, members)}
+    names = {name: spec.id for spec in specs.values() for name in spec.names}
+    index = NameIndex(names)
+    default, no_default = _default(specs, index, default_model)
+    return Registry(
+        specs=MappingProxyType(specs),
+        names=MappingProxyType(names),
+        default=default,
+        problems=(
+            *binder.index.problems,
+            *binder.problems,
+            *_unpaired(specs),
+            *_unknown_members(groups, names),
+            *no_default,
+        ),
+        refused=MappingProxyType(binder.index.refused),
+        _index=index,
+        _refused_index=NameIndex({own: own for own in binder.index.refused}),
+    )
+
+
+def _specs(
+    binder: NameBinder,
+    attachments: Attachments,
+    defaults: ModelOptions,
+    groups: Mapping[str, _Members],
+) -> Iterator[ModelSpec]:
+    by_key: dict[object, list[list[NameBinding]]] = defaultdict(list)
+    for binding in binder.made:
+        sharing = by_key[binding.key]
+        for others in sharing:
+            if all(can_share(binding.options, other.options) for other in others):
+                others.append(binding)
+                break
+        else:
+            sharing.append([binding])
+    for key, processes in by_key.items():
+        for shared in processes:
+            # The file's own name is an alias unless several processes serve the file.
+            own = binder.own_ids_of(key) if len(processes) == 1 else ()
+            names = tuple(dict.fromkeys([*(name for binding in shared for name in binding.names), *own]))
+            yield _spec(names, shared, attachments, defaults, groups)
+
+
+def _spec(
+    names: tuple[str, ...],
+    shared: Sequence[NameBinding],
+    attachments: Attachments,
+    defaults: ModelOptions,
+    groups: Mapping[str, _Members],
+) -> ModelSpec:
+    first, found = shared[0], shared[0].found
+    options = shared_options([binding.options for binding in shared], defaults)
+    adapters = attachments.adapters.get(first.source, ()) if _takes_found(options) else ()
+    pairing = attachments.pairings.get(first.source) if options.mmproj is None else None
+    paired = () if pairing is None or pairing.projector is None else (pairing.projector.path,)
+    extra_files = attachments.states_of((*paired, *adapters, *options.files))
+    return ModelSpec(
+        id=names[0],
+        source=first.source,
+        aliases=names[1:],
+        settings=_settings(names[0], options, adapters),
+        options=options,
+        stay=Stay(
+            ttl_s=float("inf") if options.ttl_s is None else options.ttl_s,
+            pin=bool(options.pin),
+            preload=bool(options.preload),
+            groups=frozenset(group for group, members in groups.items() if members.have(names)),
+        ),
+        replicas=options.replicas or 1,
+        identity=tuple(dict.fromkeys((*found.files, *extra_files))) if found is not None else (),
+        listed=None if found is None or isinstance(found.outcome, LlamasupError) else found.outcome,
+        pairing=pairing,
+        problem=first.problem,
+    )
+
+
+def _settings(own: str, options: ModelOptions, adapters: tuple[str, ...]) -> Settings:
+    """For one process. Replicas get their devices when they are started."""
+    extra = list(options.extra or ())
+    if options.devices and (options.replicas or 1) == 1:
+        extra += ["--device", ",".join(options.devices)]
+    if options.loras and not _takes_found(options):
+        extra += [word for path in options.loras for word in ("--lora", path)]
+    return Settings(
+        alias=own,
+        ctx_size=options.ctx_size,
+        parallel=options.parallel,
+        gpu_layers=options.gpu_layers,
+        threads=options.threads,
+        kv_type=options.kv_type,
+        flash_attn=options.flash_attn,
+        draft_model=options.draft_model,
+        mmproj=options.mmproj,
+        profile=options.profile,
+        check_memory=options.check_memory is not False,
+        adapters=adapters,
+        keep_slots=options.keep_slots is True,
+        extra=tuple(extra),
+    )
+
+
+def _takes_found(options: ModelOptions) -> bool:
+    """Whether the model uses the adapters next to it: ``loras: [auto]``."""
+    return options.loras == ("auto",)
+
+
+def _unpaired(specs: Mapping[str, ModelSpec]) -> Iterator[Problem]:
+    for spec in specs.values():
+        if _takes_found(spec.options) and spec.listed is not None and not spec.settings.adapters:
+            yield Problem(
+                f"no adapter next to the model {spec.id!r} certainly belongs to it (loras: [auto])",
+                remedy="Give their paths in the config: loras: [...].",
+                cause="adapters_unpaired",
+                names=(spec.id,),
+                paths=(spec.source,),
+            )
+
+
+class _Members:
+    """The members of a group; a group may name thousands."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self._names = frozenset(member for member in members if not is_pattern(member))
+        self._matches = tuple(pattern(member).fullmatch for member in members if is_pattern(member))
+
+    def have(self, names: Iterable[str]) -> bool:
+        """Whether one of these names is a member."""
+        return not self._names.isdisjoint(names) or any(
+            matches(name) for matches in self._matches for name in names
+        )
+
+
+def _unknown_members(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Iterator[Problem]:
+    for group, members in groups.items():
+        for member in members:
+            if member not in names and not (is_pattern(member) and _Members((member,)).have(names)):
+                yield Problem(
+                    f"the group {group!r} names {member!r}, which is not a model",
+                    remedy="Correct the name, or remove it from the group.",
+                    cause="model_not_found",
+                    names=(member,),
+                )
+
+
+def _default(
+    specs: Mapping[str, ModelSpec], index: NameIndex, wanted: str | None
+) -> tuple[str | None, tuple[Problem, ...]]:
+    if wanted is None:
+        return (next(iter(specs)) if len(specs) == 1 else None), ()
+    found = index.find(wanted)
+    if isinstance(found, str):
+        return found, ()
+    near = f"Did you mean {' or '.join(found)}?" if found else "Set it to a model that is served."
+    return None, (
+        Problem(
+            f"the default model {wanted!r} does not exist",
+            remedy=near,
+            cause="model_not_found",
+            names=(wanted,),
+        ),
+    )

@@ -1,0 +1,333 @@
+"""Plans the generations of one model: as large as fits, and smaller after a start that failed (S5).
+
+Owns the current fallback step of this run, and the load history that the next run starts from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llamasup.errors import BrokenRuntime, DoesNotFit
+from llamasup.http.address import Address, TcpAddress, UnixAddress
+from llamasup.llama_server.device_memory import devices_now
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.inspect import library_folder
+from llamasup.llama_server.memory_log import read_sizes
+from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
+from llamasup.llama_server.settings import Settings
+from llamasup.llama_server.slots.policy import SlotHome
+from llamasup.planning.child_address import child_address_kind, needs_key_file
+from llamasup.planning.facts import Launch, with_name
+from llamasup.planning.ladder import (
+    Admission,
+    admit,
+    blames_kv_cache,
+    is_out_of_memory,
+    largest_that_fits,
+    step_down,
+)
+from llamasup.planning.load_history import (
+    FailedPlan,
+    LoadHistory,
+    add_failed_plan,
+    add_measurement,
+    add_served,
+    forget_crashes,
+    has_served,
+    limits_from,
+    runtime_id,
+)
+from llamasup.planning.load_history_store import load, save
+from llamasup.planning.memory.shares import MemoryBudget
+from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.planning.plan_json import plan_as_json
+from llamasup.planning.refusal import refusal
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.hardware.probe import hardware
+from llamasup.system.process.platform import free_loopback_port
+from llamasup.system.storage.folders import atomic_write
+
+__all__ = ["Planner"]
+
+_KEY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """The address of a child, and its key if others can reach that address."""
+
+    address: Address
+    key: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A failed start, and the adjustment that is tried next."""
+
+    plan: LaunchPlan
+    diagnosis: Diagnosis
+    adjustment: Adjustment
+    available_bytes: int
+
+
+class Planner:
+    """``folder`` holds the private files of this run; the names of this model's files begin with ``prefix``.
+    ``budget`` returns the memory that the model may take now, if it shares the machine with other models.
+    """
+
+    def __init__(
+        self, launch: Launch, folder: Path, prefix: str = "", budget: Callable[[], MemoryBudget] | None = None
+    ) -> None:
+        self._launch = launch
+        self._folder = folder
+        self._prefix = prefix
+        self._budget = budget
+        self._history = load(launch.model_path)
+        self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
+        self._devices = launch.runtime.capabilities.devices
+        self._preferred_key = ""  # the key of the plan without limits
+        self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MAX_STEPS
+        self._slot_home: SlotHome | None = None
+
+    def rename(self, model: str) -> None:
+        """Use this name in later plans."""
+        self._launch = with_name(self._launch, model)
+
+    # --- before a start ---------------------------------------------------------------------------
+
+    def plan(self, generation: int) -> LaunchPlan:
+        """The plan of one generation. Blocks for a millisecond, longer if devices have to be queried.
+
+        Each generation has its own address, so that a child that has not exited yet cannot be mistaken for
+        its successor. The facts of the machine are read again, because memory and limits change. The only
+        file that is written is the key file, for a build that reads its key only from a file.
+
+        Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
+        """
+        admission = self.admission(generation)
+        if (refused := self.refused(admission)) is not None:
+            raise refused
+        return admission.plan
+
+    def check(self) -> None:
+        """Raise what ``plan`` raises, without writing files or reserving a port."""
+        if (refused := self.refused(self.admission())) is not None:
+            raise refused
+
+    def admission(self, generation: int | None = None) -> Admission[LaunchPlan]:
+        """The plan, and the plans considered; without a generation, for a placeholder address."""
+        endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
+        self._slot_home = self._find_slot_home(is_start=generation is not None)
+        machine = self._machine()
+        if generation is not None and generation > 1:
+            # For the first generation, the runtime has just listed its devices.
+            with contextlib.suppress(BrokenRuntime):
+                self._devices = devices_now(self._launch.runtime, self._launch.environ)
+
+        def candidate(bounds: PlanLimits) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, endpoint, bounds)
+
+        preferred = candidate(PlanLimits())
+        self._preferred_key = preferred.key
+        if self._failures:
+            start = self._failures[-1].adjustment.bounds
+        else:
+            available_bytes = preferred.memory.available_bytes
+            start = limits_from(self._history, self._runtime, preferred.key, available_bytes, _today())
+        if not self._checks_memory:
+            made = candidate(start)
+            return Admission(made, (made,))
+        return admit(candidate, start)
+
+    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
+        """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""
+        if admission.plan.memory.fits or not self._checks_memory:
+            return None
+        machine, endpoint = self._machine(), self._placeholder_endpoint()
+        fitting = largest_that_fits(
+            admission.considered[-1],
+            self._launch.settings,
+            lambda settings, bounds: self._candidate(settings, machine, endpoint, bounds),
+        )
+        extra = self._launch.settings.extra
+        by_config = self._budget is not None
+        return refusal(self._launch.model_id, admission.preferred, fitting, extra=extra, by_config=by_config)
+
+    def as_json(self, admission: Admission[LaunchPlan]) -> Mapping[str, Any]:
+        """The ``plan`` object of the contract (docs/design.md)."""
+        launch = self._launch
+        return plan_as_json(
+            admission.plan,
+            model=str(launch.model_path),
+            path=launch.runtime.path,
+            kind=launch.runtime.kind,
+            version=launch.runtime.capabilities.version,
+            profile=launch.settings.profile,
+            alternatives=admission.considered,
+            refused=self.refused(admission),
+        )
+
+    # --- after a start ----------------------------------------------------------------------------
+
+    def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
+        """The adjustment of the next plan after a start of ``made`` failed; None for no adjustment.
+
+        A second call for the same start returns the same adjustment, because a failure can show both in the
+        log and in the exit.
+        """
+        last = self._failures[-1] if self._failures else None
+        if last is not None and last.plan is made:
+            return last.adjustment
+        machine, endpoint = self._machine(), self._placeholder_endpoint()
+
+        def candidate(bounds: PlanLimits) -> LaunchPlan:
+            return self._candidate(self._launch.settings, machine, endpoint, bounds)
+
+        taken = 0 if last is None else last.adjustment.step
+        adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
+        if adjustment is not None:
+            # If another program has taken memory since the plan was made, the plan is tried again earlier.
+            available_bytes = min(made.memory.available_bytes, candidate(PlanLimits()).memory.available_bytes)
+            self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
+        return adjustment
+
+    def served(
+        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+    ) -> None:
+        """Record the memory that ``made`` takes, and the plans that failed before it. Blocks on the disk.
+
+        ``resident_bytes``: None if the process ended before the measurement. ``generated``: the server has
+        generated a token.
+        """
+        sizes = read_sizes(log)
+        if self._launch.settings.profile == "plain":
+            return  # llama-server got none of the planned sizes
+        if sizes.complete and resident_bytes is not None:
+            self._history = add_measurement(
+                self._history,
+                runtime=self._runtime,
+                key=made.key,
+                estimated=made.memory,
+                used=made.correction,
+                weights_bytes=sizes.weights_bytes,
+                kv_bytes=sizes.kv_bytes,
+                compute_bytes=sizes.compute_bytes,
+                resident_bytes=resident_bytes,
+                device_bytes=sizes.device_bytes,
+            )
+        if generated:
+            self._history = add_served(self._history, self._runtime, made.key, _today())
+        self._history = forget_crashes(self._history, self._runtime, made.key)
+        self._history = self._with_failed_plans(self._history)
+        # The failures are recorded now, and later starts have their own MAX_STEPS.
+        self._failures = ()
+        save(self._launch.model_path, self._history)
+
+    def _with_failed_plans(self, history: LoadHistory) -> LoadHistory:
+        """Add the failures before the serving plan: one record for memory, one for kernels."""
+        if not self._failures:
+            return history
+        bounds = self._failures[-1].adjustment.bounds
+        for out_of_memory, avoids in ((True, bounds.against_memory), (False, bounds.against_crashes)):
+            evidence = [f for f in self._failures if self._is_evidence(f, out_of_memory=out_of_memory)]
+            if evidence and avoids != PlanLimits():
+                failed = FailedPlan(
+                    self._runtime,
+                    self._preferred_key,
+                    avoids,
+                    cause=evidence[-1].diagnosis.cause,
+                    out_of_memory=out_of_memory,
+                    date=_today(),
+                    available_bytes=evidence[-1].available_bytes,
+                    failed=evidence[-1].plan.key,
+                )
+                history = add_failed_plan(history, failed)
+        return history
+
+    def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
+        if out_of_memory:
+            return is_out_of_memory(failed.diagnosis)
+        served = has_served(self._history, self._runtime, failed.plan.key, _today())
+        return blames_kv_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
+
+    # --- one plan ---------------------------------------------------------------------------------
+
+    @property
+    def _checks_memory(self) -> bool:
+        settings = self._launch.settings
+        return settings.check_memory and settings.profile != "plain"
+
+    def _machine(self) -> Hardware:
+        """The machine as it is now, with the memory that this model may use."""
+        machine = hardware()
+        return machine if self._budget is None else self._budget().of_host(machine)
+
+    def _candidate(
+        self, settings: Settings, machine: Hardware, endpoint: _Endpoint, bounds: PlanLimits
+    ) -> LaunchPlan:
+        launch, runtime = self._launch, self._launch.runtime
+        devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
+        return plan(
+            command=runtime.command,
+            kind=runtime.kind,
+            capabilities=replace(runtime.capabilities, devices=devices),
+            model=launch.model,
+            model_path=str(launch.model_path),
+            hardware=machine,
+            settings=settings,
+            address=endpoint.address,
+            environ=launch.environ,
+            config_home=str(self._folder),
+            library_path=library_folder(runtime.kind, runtime.path),
+            draft=launch.draft,
+            mmproj=launch.mmproj,
+            found=launch.found,
+            api_key=endpoint.key,
+            api_key_file=endpoint.key_file,
+            bounds=bounds,
+            history=self._history,
+            shared=self._budget is not None,
+            slot_home=self._slot_home,
+        )
+
+    def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
+        launch, settings = self._launch, self._launch.settings
+        if not settings.keep_slots:
+            return None
+        from llamasup.llama_server.slots.store import slot_home
+
+        found = launch.found.projector if launch.found is not None else None
+        projector = settings.mmproj if found is None else found.path
+        return slot_home(launch.model_path, (projector or "", *settings.extra), make=is_start)
+
+    def _endpoint(self, generation: int) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / f"{self._prefix}{generation}.sock")))
+        key = secrets.token_urlsafe(_KEY_BYTES)
+        key_file = None
+        if needs_key_file(self._launch.runtime.capabilities):
+            path = self._folder / f"{self._prefix}{generation}.key"
+            atomic_write(path, key.encode())
+            key_file = str(path)
+        return _Endpoint(TcpAddress("127.0.0.1", free_loopback_port()), key, key_file)
+
+    def _placeholder_endpoint(self) -> _Endpoint:
+        if self._on_socket:
+            return _Endpoint(UnixAddress(str(self._folder / "0.sock")))
+        return _Endpoint(TcpAddress("127.0.0.1", 0), "key", str(self._folder / "0.key"))
+
+    @property
+    def _on_socket(self) -> bool:
+        return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _today() -> str:
+    return datetime.now(UTC).date().isoformat()

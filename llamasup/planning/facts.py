@@ -1,0 +1,261 @@
+"""Gathers the facts for a plan: runtime, model, and the files next to the model. Starts nothing.
+
+:mod:`llamasup.planning.projectors` decides which files belong to the model.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from llamasup.downloads.reference import is_reference, parse_ref
+from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
+from llamasup.gguf.files import read_model
+from llamasup.gguf.header import ModelClass, ModelFacts
+from llamasup.llama_server.flags import read_extra, with_absolute_paths
+from llamasup.llama_server.inspect import Runtime, find_runtime
+from llamasup.llama_server.settings import Settings, names_of
+from llamasup.planning.drafting import extra_draft_path
+from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
+from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
+from llamasup.system.storage.paths import expanded
+
+__all__ = [
+    "DEMO",
+    "Launch",
+    "demo_file",
+    "find_model",
+    "prepare",
+    "read_given",
+    "sibling_projector",
+    "sibling_projectors",
+    "with_name",
+]
+
+
+_MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
+_MAX_PROJECTORS = 32  # whose headers are read, later from the cache
+
+
+def sibling_projectors(model: Path, *, cache_folder: Path | None = None) -> tuple[list[Candidate], list[str]]:
+    """The projectors in the model's folder, and the names of the other model files there.
+
+    Only files with "mmproj" in their names are read, and unreadable ones are skipped.
+    """
+    try:
+        with os.scandir(model.parent) as entries:
+            names = sorted(
+                entry.name
+                for entry in islice(entries, _MAX_ENTRIES)
+                if entry.name.lower().endswith(".gguf") and entry.name != model.name
+            )
+    except OSError:
+        return [], []
+    projectors = [name for name in names if "mmproj" in name.lower()]
+    candidates = []
+    for name in projectors[:_MAX_PROJECTORS]:
+        path = model.parent / name
+        try:
+            facts = read_model(path, cache_folder=cache_folder)
+        except (ModelInvalid, ModelMissing):
+            continue
+        if facts.model_class is ModelClass.PROJECTOR:
+            candidates.append(Candidate(str(path), facts))
+    return candidates, [name for name in names if name not in projectors]
+
+
+DEMO = "demo"
+NO_PROJECTOR = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that is known before the first start of one model. Paths in ``settings`` are absolute."""
+
+    model_id: str
+    aliases: tuple[str, ...]  # other names that clients may use
+    model_path: Path
+    model: ModelFacts
+    draft: ModelFacts | None
+    mmproj: ModelFacts | None
+    runtime: Runtime
+    settings: Settings
+    environ: Mapping[str, str]
+    found: Pairing | None = None  # the projector in the model's folder, if the user sets none
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model has a projector, and so reads images (or sound)."""
+        return self.mmproj is not None or (self.found is not None and self.found.projector is not None)
+
+
+def with_name(launch: Launch, model: str) -> Launch:
+    """``launch`` under another model name."""
+    return replace(launch, model_id=model, settings=replace(launch.settings, alias=model))
+
+
+def prepare(
+    model: str,
+    settings: Settings,
+    *,
+    runtime: str | None,
+    environ: Mapping[str, str],
+    pair: Callable[[Path, ModelFacts], Pairing | None] | None = None,
+) -> Launch:
+    """Find and read everything that a plan needs. ``pair`` finds the projector if the user sets none; by
+    default, it searches the model's folder.
+
+    Raises ModelMissing, ModelInvalid, RuntimeMissing or UsageInvalid.
+    """
+    path, facts = read_given(model)
+    search_folder = settings.mmproj is None
+    settings = replace(
+        settings,
+        draft_model=_absolute("--draft-model", settings.draft_model),
+        mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
+    )
+    found = find_runtime(runtime, environ)
+    # The child runs in another folder, where a relative path would not work.
+    extra = with_absolute_paths(found.capabilities, settings.extra, lambda name: str(expanded(name)))
+    extra_args = read_extra(found.capabilities, extra)
+    draft = _read_attachment("--spec-draft-model", extra_draft_path(extra_args)) or _read_attachment(
+        "--draft-model", settings.draft_model
+    )
+    mmproj = _read_attachment("--mmproj", extra_args.value("--mmproj") or settings.mmproj)
+    names = names_of(str(path), settings.alias)
+    return Launch(
+        model_id=names.name,
+        aliases=names.aliases,
+        model_path=path,
+        model=facts,
+        draft=draft,
+        mmproj=mmproj,
+        runtime=found,
+        settings=replace(settings, extra=extra),
+        environ=environ,
+        found=(pair or sibling_projector)(path, facts)
+        if search_folder and not chosen_by_user(extra_args)
+        else None,
+    )
+
+
+def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:
+    """The projector in the folder of the model at ``path``, for a start without ``--mmproj``."""
+    if model.model_class is not ModelClass.DECODER:
+        return None
+    candidates, neighbours = sibling_projectors(path)
+    return pair_projector(model, str(path), candidates, neighbours)
+
+
+def read_given(model: str) -> tuple[Path, ModelFacts]:
+    """The file of MODEL and its facts. Raises ModelMissing, ModelInvalid or UsageInvalid."""
+    path = find_model(model)
+    facts = read_model(path)
+    _refuse_foreign_byte_order(path, facts)
+    return path, facts
+
+
+def _refuse_foreign_byte_order(path: Path, facts: ModelFacts) -> None:
+    """b11434 says "file version 50331648 is extremely large, is there a mismatch between endianness?"."""
+    if facts.big_endian != (sys.byteorder == "big"):
+        order = "big" if facts.big_endian else "little"
+        raise ModelInvalid(
+            f"{path}: the file is {order}-endian, and this machine is {sys.byteorder}-endian",
+            remedy="Get the file for this kind of machine, or convert it with gguf-convert-endian.",
+        )
+
+
+def find_model(name: str) -> Path:
+    """The file of MODEL. Raises ModelMissing or UsageInvalid."""
+    if not name:
+        raise UsageInvalid("MODEL is empty.", remedy="Give the path of a GGUF file, or 'demo'.")
+    if name.startswith(("http://", "https://")):
+        return _downloaded(name)  # not a path, and with a signature too long for one
+    path = expanded(name)
+    if name == DEMO and not _is_file(path):
+        return demo_file()
+    if _exists(path):
+        return path
+    if is_reference(name):
+        return _downloaded(name)
+    return path  # read_model reports the error and similar names
+
+
+def _downloaded(name: str) -> Path:
+    from llamasup.downloads.hub_settings import hub_endpoint
+    from llamasup.downloads.store import downloaded
+
+    ref = parse_ref(name, hub_endpoint(os.environ))
+    found = None if ref is None else downloaded(ref, models_folder())
+    if found is None:
+        raise ModelMissing(
+            f"{ref} is neither a file here nor downloaded.",
+            remedy=f"Download it: llamasup pull {shlex.quote(str(ref))}",
+        )
+    return found.path
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _exists(path: Path) -> bool:
+    """Whether ``path`` exists, or fails with an error that read_model can report."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):
+        return True
+    return True
+
+
+def demo_file() -> Path:
+    """The demo model, written once into the cache folder."""
+    from llamasup.gguf.demo import demo_model
+
+    content = demo_model()
+    path = cache_folder() / "demo.gguf"
+    try:
+        if not path.exists() or path.read_bytes() != content:
+            atomic_write(path, content)
+    except OSError as error:
+        raise FolderUnusable(
+            f"{path}: the demo model cannot be written: {error.strerror}",
+            remedy="Free space there, or remove what blocks this path; or use your own model.",
+        ) from None
+    return path
+
+
+def _absolute(option: str, name: str | None) -> str | None:
+    if name is None:
+        return None
+    with _naming_option(option):
+        return str(expanded(name))
+
+
+def _read_attachment(option: str, path: str | None) -> ModelFacts | None:
+    """The facts of a file that belongs to the model. Errors name the option that set it."""
+    if path is None:
+        return None
+    with _naming_option(option):
+        facts = read_model(path)
+        _refuse_foreign_byte_order(Path(path), facts)
+        return facts
+
+
+@contextmanager
+def _naming_option(option: str) -> Iterator[None]:
+    try:
+        yield
+    except (ModelMissing, ModelInvalid) as error:
+        raise type(error)(f"{option}: {error.message}", remedy=error.remedy) from None

@@ -1,0 +1,75 @@
+"""The JSON object of ``llamasup plan --json`` (docs/design.md), without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llamasup.errors import DoesNotFit
+from llamasup.llama_server.settings import Profile
+from llamasup.planning.memory.estimate import MemoryEstimate
+from llamasup.planning.plan import LaunchPlan
+from llamasup.system.process.environment import RuntimeKind
+
+__all__ = ["plan_as_json"]
+
+
+def plan_as_json(
+    plan: LaunchPlan,
+    *,
+    model: str,
+    path: str,
+    kind: RuntimeKind,
+    version: str,
+    profile: Profile | None,
+    alternatives: Sequence[LaunchPlan],
+    refused: DoesNotFit | None,
+) -> dict[str, Any]:
+    """``alternatives``: the plans considered, the preferred one first. ``refused``: the error of ``run``."""
+    return {
+        "model": model,
+        "runtime": {"path": path, "kind": kind, "version": version},
+        "argv": list(plan.argv),
+        "env": plan.env_shown,
+        "env_reasons": dict(plan.env_reasons),
+        "reasons": [
+            {"flag": why.flag, "value": why.value, "reason": why.reason, "passed": why.passed}
+            for why in plan.reasons
+        ],
+        "memory": _memory_as_json(plan.memory),
+        "profile": profile,
+        "slots": plan.parallel,
+        "ctx_size": plan.ctx_size,  # of one request, as in the status
+        "alternatives": [_alternative_as_json(alternative) for alternative in alternatives],
+        "remedy": None if refused is None else refused.remedy,
+    }
+
+
+def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:
+    return {
+        "weights_bytes": memory.weights_bytes,
+        "kv_bytes": memory.kv_bytes,
+        "compute_bytes": memory.compute_bytes,
+        "prompt_cache_bytes": memory.prompt_cache_bytes,
+        "total_bytes": memory.total_bytes,
+        "available_bytes": memory.available_bytes,
+        "fits": memory.fits,
+        "measured": memory.measured,
+        "host": {"needed_bytes": memory.host_bytes, "available_bytes": memory.free.host_bytes},
+        "devices": {"needed_bytes": memory.device_bytes, "available_bytes": memory.free.device_bytes},
+        "parts": [
+            {"name": part.name, "host_bytes": part.host_bytes, "device_bytes": part.device_bytes}
+            for part in memory.parts
+        ],
+    }
+
+
+def _alternative_as_json(plan: LaunchPlan) -> dict[str, Any]:
+    return {
+        "parallel": plan.parallel,
+        "ctx_size": plan.ctx_size_of_slot,
+        "kv_type": plan.kv_type,
+        "gpu_layers": plan.gpu_layers,
+        "total_bytes": plan.memory.total_bytes,
+        "fits": plan.memory.fits,
+    }

@@ -1,0 +1,57 @@
+"""The starting values of each profile, for all settings that the user does not set.
+
+docs/planning.md gives the reasons, with the measurements of scripts/bench_plan.py on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from llamasup.llama_server.settings import Profile
+
+__all__ = ["Preferences", "preferences"]
+
+
+@dataclass(frozen=True, slots=True)
+class Preferences:
+    """The starting values of a plan; memory, the model and the build can reduce them."""
+
+    ctx_size: int = 8192  # tokens per request
+    parallel: int = 4  # as llama-server's own "auto"
+    shared_cells: bool = False  # one pool of KV cells for all slots
+    batch: int = 2048
+    ubatch: int = 512
+    kv_type_on_cpu: str = "f16"
+    kv_type_on_device: str = "q8_0"
+    spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its default, 300,000
+    prompt_cache: bool = True
+    checkpoints: bool = True
+    lock: bool = True
+    repack: bool = True  # rewrite the weights for this CPU, which makes a second copy
+    server_defaults: bool = False  # llama-server chooses everything that the user does not set
+
+
+_PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
+    {
+        None: Preferences(),
+        "latency": Preferences(parallel=1),
+        "throughput": Preferences(ctx_size=4096, parallel=8, shared_cells=True, spin_count=1000),
+        "memory": Preferences(
+            ctx_size=4096,
+            parallel=1,
+            ubatch=128,
+            kv_type_on_cpu="q8_0",
+            prompt_cache=False,
+            checkpoints=False,
+            lock=False,
+            repack=False,
+        ),
+        "plain": Preferences(server_defaults=True, kv_type_on_device="f16", spin_count=None),
+    }
+)
+
+
+def preferences(profile: Profile | None) -> Preferences:
+    return _PREFERENCES[profile]

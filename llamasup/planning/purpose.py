@@ -1,0 +1,78 @@
+"""The purpose of a model file: refuses files that cannot be served, and adds the flags for the others."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+from llamasup.errors import ModelInvalid, RuntimeMissing
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.planning.memory.kv_cache import has_kv_cache
+
+__all__ = ["give_purpose", "refuse_unservable", "served_as"]
+
+_REMEDIES = {
+    ModelClass.PROJECTOR: "pass it as --mmproj together with the model that it belongs to",
+    ModelClass.LORA: "pass it after -- as --lora FILE together with the model that it was trained for",
+    ModelClass.DRAFT: "it drafts for another model: serve that model with this file as --draft-model",
+    ModelClass.VOCAB: "get the file with the weights; this file has only the tokenizer",
+}
+_KINDS = {
+    ModelClass.PROJECTOR: "a multimodal projector",
+    ModelClass.LORA: "a LoRA adapter",
+    ModelClass.DRAFT: "a draft head",
+    ModelClass.VOCAB: "a vocabulary without weights",
+}
+
+
+def refuse_unservable(model: ModelFacts, path: str) -> None:
+    """Raise ModelInvalid for a file that cannot be served by itself."""
+    if model.model_class in _REMEDIES:
+        raise ModelInvalid(
+            f"{PurePath(path).name} is {_KINDS[model.model_class]}, not a model that can be served",
+            remedy=_REMEDIES[model.model_class],
+        )
+
+
+def served_as(model: ModelFacts, extra_args: ExtraArgs) -> ModelClass:
+    """The class that the model is served as: its own, or the one that the user set after ``--``."""
+    if extra_args.switch("--rerank"):
+        return ModelClass.RERANKER
+    if extra_args.switch("--embedding"):
+        return ModelClass.RERANKER if extra_args.value("--pooling") == "rank" else ModelClass.ENCODER
+    return model.model_class
+
+
+def give_purpose(
+    line: CommandLine, capabilities: Capabilities, model: ModelFacts, serves: ModelClass
+) -> None:
+    """Enable embedding or reranking; without the flag their endpoints answer 501.
+
+    Raises RuntimeMissing if the build cannot rerank.
+    """
+    if serves is ModelClass.ENCODER:
+        line.give("--embedding", None, "this model computes embeddings", essential=True)
+        if model.pooling in (None, "none"):
+            # /v1/embeddings refuses pooling "none", llama-server's default for a file without a pooling type.
+            pooling = "last" if has_kv_cache(model) else "mean"
+            why = f"the file has no pooling type; {pooling} is usual for such a model"
+            line.give("--pooling", pooling, why, essential=True)
+    elif serves is ModelClass.RERANKER:
+        _give_reranking(line, capabilities)
+
+
+def _give_reranking(line: CommandLine, capabilities: Capabilities) -> None:
+    why = "this model scores documents against a query"
+    pooling = capabilities.find("--pooling")
+    if capabilities.knows("--rerank"):
+        # Without --embedding, because builds from October 2024 to mid-2025 rerank only then.
+        line.give("--rerank", None, why, essential=True)
+    elif pooling is not None and "rank" in pooling.allowed:
+        line.give("--embedding", None, why, essential=True)
+        line.give("--pooling", "rank", "one score for each pair of query and document", essential=True)
+    else:
+        raise RuntimeMissing(
+            f"the model is a reranker, and this llama-server ({capabilities.version}) cannot rerank",
+            remedy="use a build with --rerank (October 2024 or later), selected with --runtime",
+        )

@@ -1,0 +1,169 @@
+"""The sizes of a plan and their memory: slots, context, KV cache, layers, draft, projector.
+
+``plan`` and ``inspect`` both choose sizes here, so that they report the same memory for a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llamasup.gguf.facts import ModelClass, ModelFacts
+from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
+from llamasup.llama_server.settings import Settings
+from llamasup.planning.context import Context, decide_context
+from llamasup.planning.drafting import (
+    Drafter,
+    decide_drafter,
+    draft_gpu_layers,
+    draft_shape,
+    shape_with_drafts,
+)
+from llamasup.planning.kv_type import KvCache, decide_kv_cache
+from llamasup.planning.load_history import LoadHistory, correction_for
+from llamasup.planning.memory.estimate import Correction, Load, MemoryEstimate, estimate
+from llamasup.planning.memory.kv_cache import ContextShape
+from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory
+from llamasup.planning.profiles import preferences
+from llamasup.planning.purpose import served_as
+from llamasup.system.hardware.facts import Hardware
+from llamasup.system.process.environment import RuntimeKind
+
+__all__ = ["PlanSizes", "choose_sizes"]
+
+_NO_LIMITS = PlanLimits()
+# The user's flags that take or move memory: a load with them is no measurement for a load without.
+_MOVE_MEMORY = frozenset(
+    (
+        *("--no-repack", "-nr", "--repack", "--no-kv-offload", "-nkvo", "--override-tensor", "-ot"),
+        *("--n-cpu-moe", "-ncmoe", "--cpu-moe", "-cmoe", "--lora", "--lora-scaled", "--control-vector"),
+        *("--device", "-dev", "--no-mmproj-offload", "--load-mode", "-lm", "--no-mmap", "--mlock"),
+    )
+)
+_NO_HISTORY = LoadHistory()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSizes:
+    """The chosen sizes. ``memory`` excludes the prompt cache, which gets a part of the spare memory."""
+
+    serves: ModelClass  # --embedding after "--" makes a decoder an encoder
+    context: Context
+    kv: KvCache
+    gpu_layers: int | None  # 0: none; None: as many as the build fits to its devices
+    drafter: Drafter | None
+    shape: ContextShape
+    draft_shape: ContextShape  # as the model's own if the draft's facts are unknown
+    key: str  # everything that decides the sizes in memory
+    correction: Correction
+    memory: MemoryEstimate
+    bounds: PlanLimits
+    adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
+
+    @property
+    def parallel(self) -> int:
+        return self.context.parallel
+
+    @property
+    def ctx_size_of_slot(self) -> int:
+        return self.shape.ctx_total // self.context.parallel
+
+    @property
+    def kv_type(self) -> str:
+        return self.kv.name
+
+    @property
+    def smaller_kv_type(self) -> str | None:
+        return self.kv.smaller
+
+
+def choose_sizes(
+    capabilities: Capabilities,
+    model: ModelFacts,
+    hardware: Hardware,
+    settings: Settings,
+    extra_args: ExtraArgs,
+    *,
+    kind: RuntimeKind,
+    runtime: str = "",
+    draft: ModelFacts | None = None,
+    projector: ModelFacts | None = None,
+    bounds: PlanLimits = _NO_LIMITS,
+    history: LoadHistory = _NO_HISTORY,
+) -> PlanSizes:
+    """Choose sizes within ``bounds`` and estimate their memory. ``history`` names the build ``runtime``.
+
+    Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
+    """
+    prefers = preferences(settings.profile)
+    if prefers.server_defaults:
+        bounds = _NO_LIMITS  # llama-server chooses the sizes
+    serves = served_as(model, extra_args)
+    drafter = decide_drafter(capabilities, model, serves, settings, extra_args, draft)
+    context = decide_context(capabilities, model, serves, settings, extra_args, prefers, bounds)
+    layers = decide_gpu_layers(capabilities, model, settings, extra_args, bounds, drafts=drafter is not None)
+    on_device = layers != 0
+    kv = decide_kv_cache(
+        capabilities, model, serves, settings, extra_args, prefers, bounds, on_device=on_device
+    )
+    shape = of_draft = _shape(capabilities, extra_args, context, kv)
+    draft_load = None
+    if drafter is not None:
+        if drafter.facts is not None:
+            of_draft = draft_shape(drafter.facts, shape)
+            draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, extra_args, layers))
+        shape = shape_with_drafts(shape, drafter, extra_args)
+    attachments = (
+        draft_load and (draft_load.model.file_bytes, draft_load.shape),
+        projector and projector.file_bytes,
+    )
+    moved = tuple(
+        (given.option.spellings[0], *given.values)
+        for given in extra_args.options
+        if given.option is not None and given.words[0] in _MOVE_MEMORY
+    )
+    if settings.adapters:
+        moved += (settings.adapters,)
+    key = f"{shape} {layers} {attachments} {moved} {[each.name for each in capabilities.devices]}"
+    correction = correction_for(history, runtime, key)
+    memory = estimate(
+        Load(model, shape, layers),
+        free_memory(capabilities, hardware, extra_args, on_device=on_device),
+        runtime_bytes=RUNTIME_BYTES[kind],
+        draft=draft_load,
+        projector_bytes=0 if projector is None else projector.weights_bytes,
+        projector_on_device=not extra_args.has("--no-mmproj-offload")
+        or extra_args.switch("--mmproj-offload"),
+        correction=correction,
+    )
+    return PlanSizes(
+        serves,
+        context,
+        kv,
+        layers,
+        drafter,
+        shape,
+        of_draft,
+        key,
+        correction,
+        memory,
+        bounds,
+        adjustable_of(settings, extra_args),
+    )
+
+
+def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:
+    """The shape. Options that were added soon after a change show whether a build has that change."""
+    return ContextShape(
+        ctx_total=context.total,
+        parallel=context.parallel,
+        ubatch=context.ubatch,
+        k_type=kv.k_type,
+        v_type=kv.v_type,
+        flash_attn=kv.flash in ("on", "auto"),
+        unified=context.unified,
+        swa_full=extra_args.switch("--swa-full") or not capabilities.knows("--swa-full"),
+        mla_values=not capabilities.knows("--fit"),  # December 2025
+        outputs_per_slot=1 if capabilities.knows("--load-mode") else None,  # July 2026; #23861 is of June
+    )

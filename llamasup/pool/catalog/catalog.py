@@ -1,0 +1,243 @@
+"""The models of a pool by their names: the proxy's backend, which applies a new registry to the pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from llamasup.errors import LlamasupError, ModelUnknown
+from llamasup.http.heads import HttpError
+from llamasup.models.access import ResolvedModel, ambiguous_model, resolved, unknown_model, unnamed_model
+from llamasup.models.diff import Changes, changes
+from llamasup.models.registry import Registry, Unknown
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.catalog.status import state_of_managed
+from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.model import ManagedModel
+from llamasup.pool.pool import Pool
+from llamasup.pool.rollout import remove, roll_out
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.supervision.runner import STOPPING
+
+__all__ = ["Catalog", "OnDemandFactory"]
+
+OnDemandFactory = Callable[[str], ModelSpec | None]
+_MAX_ON_DEMAND = 100  # names of models that requests create, if downloads on demand are allowed
+
+
+class Catalog:
+    """The ``Backend`` of many models. Call all methods in the thread of the event loop.
+
+    ``create`` makes the spec of an unknown name that can be downloaded on demand.
+    """
+
+    def __init__(self, registry: Registry, pool: Pool, create: OnDemandFactory | None = None) -> None:
+        self.pool = pool
+        self._factory = create
+        self._on_demand: dict[str, None] = {}  # ids in the order of creation
+        self.registry = Registry({}, {}, None)
+        self._by_name: dict[str, ManagedModel] = {}  # by exact name
+        self._resolved: dict[str, ResolvedModel] = {}  # by id
+        self._unready: Unavailable | None = _STARTING
+        pool.on_sized = self._sized
+        self.apply(registry)
+
+    # --- Backend ----------------------------------------------------------------------------------------
+    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        managed = self._by_name.get(model) if model is not None else self._default
+        if managed is None:
+            # Only work for a model downloads it, not a request for information.
+            managed = self.find(model, create=infers)
+            if managed is None:
+                return self._why_unknown(model)
+        return managed.served.lease(infers=infers, body=body)
+
+    def queue(self, model: str | None) -> RequestQueue:
+        managed = self.find(model)
+        assert managed is not None  # the proxy has asked for a lease
+        return managed.served.queue
+
+    def readiness(self) -> Unavailable | None:
+        return STOPPING if self.pool.stopping else self._unready
+
+    def resolve(self, model: str | None) -> ResolvedModel | None:
+        managed = self.find(model)
+        return None if managed is None else self._resolved[managed.spec.id]
+
+    def listing(self) -> ModelListing:
+        ids = (*self.registry.specs, *self._on_demand)
+        return ModelListing(ids, self._listed, self.registry.default)
+
+    def managed_models(self) -> Iterator[ManagedModel]:
+        """In the order of the registry."""
+        return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._on_demand))
+
+    # --- names ------------------------------------------------------------------------------------------
+
+    def find(self, model: str | None, *, create: bool = False) -> ManagedModel | None:
+        """The model of this name in any spelling; None: the default model. ``create``: a new model if the
+        name can be downloaded.
+        """
+        if model is None:
+            return self._default
+        if (managed := self._by_name.get(model)) is not None:
+            return managed
+        found = self.registry.find(model)
+        if not isinstance(found, Unknown):
+            return self.pool.managed_models.get(found.id)
+        return self._create_on_demand(model) if create and found.refused is None else None
+
+    def _create_on_demand(self, name: str) -> ManagedModel | None:
+        spec = None if self._factory is None else self._factory(name)
+        if spec is None or not self._make_room_for_one():
+            return None
+        self._on_demand[spec.id] = None
+        self._by_name[name] = managed = self.pool.add(spec)
+        self._resolved[spec.id] = resolved(spec)
+        return managed
+
+    def _sized(self, managed: ManagedModel) -> None:
+        """Merge two models on demand if their downloads are one file."""
+        if managed.spec.id not in self._on_demand:
+            return
+        found = managed.found
+        for id_ in self._on_demand:
+            other = self.pool.managed_models[id_]
+            if other is not managed and other.sized is not None and found.is_file_of(other.found):
+                self._remove_model(managed, other)
+                spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
+                self.pool.update_spec(other, spec)
+                self._by_name |= dict.fromkeys(spec.names, other)
+                self._resolved[id_] = resolved(spec)
+                return
+
+    def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
+        """Remove a model on demand with all its names."""
+        for name in managed.spec.names:
+            self._by_name.pop(name, None)
+        del self._on_demand[managed.spec.id], self._resolved[managed.spec.id]
+        remove(self.pool, managed, successor)
+
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """``find``, but raises ModelUnknown, with similar names."""
+        managed = self.find(model, create=create)
+        if managed is None:
+            unknown = self._unknown(model)
+            if unknown.refused is not None:
+                raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
+            error = self._refusal(model)
+            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
+            raise ModelUnknown(f"{error.message}.", remedy=remedy)
+        return managed
+
+    @property
+    def _default(self) -> ManagedModel | None:
+        default = self.registry.default
+        return None if default is None else self.pool.managed_models.get(default)
+
+    def _refusal(self, model: str | None) -> HttpError:
+        if model is None:
+            return unnamed_model(tuple(id_ for id_, spec in self.registry.specs.items() if not spec.problem))
+        unknown = self._unknown(model)
+        return unknown_model(model, unknown.near) if unknown.refused is None else ambiguous_model(model)
+
+    def _unknown(self, model: str) -> Unknown:
+        found = self.registry.find(model)
+        return found if isinstance(found, Unknown) else Unknown(model)
+
+    def _why_unknown(self, model: str | None) -> Unavailable:
+        error = self._refusal(model)
+        return Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
+
+    def _listed(self, id_: str) -> ListedModel:
+        managed = self.pool.managed_models[id_]
+        plan = next((runner.plan for runner in managed.runners if runner.plan is not None), None)
+        spec = managed.spec
+        if spec.listed is None and managed.facts is not None:
+            spec = replace(spec, listed=managed.facts)
+        return ListedModel(
+            spec,
+            self._resolved[managed.spec.id],
+            managed.phase,
+            state_of_managed(managed),
+            None if plan is None or not managed.serves else plan.ctx_size,
+            "" if managed.error is None else managed.error.message,
+            sees=managed.sized is not None and managed.sized.launch.sees,
+        )
+
+    # --- from start to change ---------------------------------------------------------------------------
+
+    async def preload(self) -> Mapping[str, LlamasupError]:
+        """Load the models with ``preload``; the catalog is ready then. Returns the errors by id."""
+        preloaded = [managed for managed in self.pool.managed_models.values() if managed.spec.stay.preload]
+        failed: dict[str, LlamasupError] = {}
+
+        async def load(managed: ManagedModel) -> None:
+            try:
+                await self.pool.load(managed)
+            except LlamasupError as error:
+                failed[managed.spec.id] = error
+
+        async with asyncio.TaskGroup() as tasks:
+            for managed in preloaded:
+                tasks.create_task(load(managed), name=f"{managed.spec.id}/preload")
+        self._unready = None
+        return failed
+
+    def _make_room_for_one(self) -> bool:
+        """Remove the oldest unused model on demand if there are too many: most likely it does not exist."""
+        if sum(len(self.pool.managed_models[id_].spec.names) for id_ in self._on_demand) < _MAX_ON_DEMAND:
+            return True
+        for id_ in self._on_demand:
+            managed = self.pool.managed_models[id_]
+            if managed.phase in {Phase.ABSENT, Phase.FAILED} and not (managed.wanted or managed.sizing):
+                self._remove_model(managed)
+                return True
+        return False
+
+    def apply(self, registry: Registry) -> Changes:
+        """Serve these models from now on. Unchanged models are not touched (S16), and a renamed one keeps its
+        queue and its processes.
+        """
+        pool, managed_models = self.pool, self.pool.managed_models
+        before = {managed.spec.id: managed for managed in self.managed_models()}
+        # A downloaded model on demand may be in the registry now.
+        self._on_demand = {id_: None for id_ in self._on_demand if registry.resolve(id_) is None}
+        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._on_demand}}
+        found = changes(
+            {id_: managed.spec for id_, managed in before.items()},
+            after,
+            running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
+            resolve=registry.resolve,
+        )
+        renamed = dict(found.renamed)
+        carried: list[str] = []
+        for id_, new in renamed.items():
+            if new not in managed_models:
+                carried.append(new)
+                pool.rename(before.pop(id_), new)
+        for id_ in found.added:
+            if id_ not in carried:
+                pool.add(after[id_])
+        for id_ in found.removed:
+            if id_ in before:
+                successor = renamed.get(id_)
+                remove(pool, before[id_], None if successor is None else managed_models[successor])
+        for id_ in (*found.retouched, *found.changed, *carried):
+            managed, spec = managed_models[id_], after[id_]
+            if spec.started_as in (managed.spec.started_as, managed.found.started_as):
+                pool.update_spec(managed, spec)
+            else:
+                roll_out(pool, managed, spec)
+        self.registry = registry
+        # Names of the registry take precedence over those on demand.
+        ids = (*self._on_demand, *registry.specs)
+        self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
+        self._resolved = {managed.spec.id: resolved(managed.spec) for managed in self.managed_models()}
+        return found
+
+
+_STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_after_s=1.0)

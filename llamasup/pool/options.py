@@ -1,0 +1,22 @@
+"""The options of a pool."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from llamasup.pool.eviction_policy import ResidencyPolicy
+from llamasup.supervision.states import Policy
+
+__all__ = ["PoolOptions"]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """``budget``: bytes by device, for all models together. ``policy``: for models without their own."""
+
+    budget: Mapping[str, int]
+    policy: Policy = field(default_factory=Policy)
+    residency: ResidencyPolicy = field(default_factory=ResidencyPolicy)
+    runtime: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])

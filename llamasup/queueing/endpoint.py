@@ -1,0 +1,310 @@
+"""Endpoints and leases: where one generation of a child listens, and which requests use it.
+
+The runner makes an ``Endpoint`` when it spawns the child, and closes it when the child ends. The proxy takes
+a ``Lease`` for each request. Neither knows more of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+from llamasup.http.address import Address
+from llamasup.http.heads import HttpError
+from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
+
+if TYPE_CHECKING:
+    from llamasup.http.context_end import ContextWindow
+
+__all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable"]
+
+UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
+_DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """Why a request cannot be served now, with the fields of llama-server's error object.
+
+    ``queueable``: a generation that serves will come, so a request may queue.
+    """
+
+    status: int
+    message: str
+    type: str = "unavailable_error"
+    cause: str = ""
+    remedy: str = ""
+    retry_after_s: float | None = None
+    queueable: bool = False
+
+    @classmethod
+    def because(cls, error: HttpError) -> Self:
+        """A refusal that no wait changes."""
+        return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
+
+    def as_error(self) -> HttpError:
+        """The error that the proxy sends."""
+        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
+
+    def as_state(self) -> HttpError:
+        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
+        message = self.message if self.message == "Loading model" else "The server is not ready"
+        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
+
+
+BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
+"""No permit is free. A request that may not wait gets a longer message from the queue."""
+
+
+class Endpoint:
+    """The address of one generation, and its requests.
+
+    ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
+    ``max_concurrent``: its permits. ``busy``: the permits that are taken; a request of several jobs is sent
+    when one permit is free, so ``busy`` may exceed ``max_concurrent``. ``held_s``: how long requests held
+    permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
+    called for the first permit that becomes free, before another request can take it. ``on_idle`` is called
+    each time the last lease ends; ``idle_since_s`` (monotonic) is that time, if ``on_idle`` is set.
+    """
+
+    __slots__ = (
+        "_deposited",
+        "_leases",
+        "_lingering",
+        "_on_close",
+        "_on_idle",
+        "address",
+        "answered",
+        "api_key",
+        "busy",
+        "bytes_relayed",
+        "closed",
+        "ejected_until_s",
+        "failures",
+        "generation",
+        "held_s",
+        "idle_since_s",
+        "max_concurrent",
+        "model",
+        "on_idle",
+        "on_permit_free",
+        "produced",
+        "tokens_per_s",
+        "window",
+    )
+
+    def __init__(
+        self,
+        model: str,
+        generation: int,
+        address: Address,
+        api_key: str | None = None,
+        *,
+        max_concurrent: int = UNLIMITED,
+        held_s: float | None = None,
+        on_permit_free: Callable[[], None] | None = None,
+        on_idle: Callable[[Endpoint], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.generation = generation
+        self.address = address
+        self.api_key = api_key
+        self.max_concurrent = max_concurrent
+        self.busy = 0
+        self.held_s = held_s
+        self.on_permit_free = on_permit_free
+        self.on_idle = on_idle
+        self.idle_since_s = 0.0
+        self.ejected_until_s = 0.0  # it broke a request: no waiting request goes to it until then
+        self.closed = False
+        # Progress as the proxy sees it; plain counters, since they are on the path of every token.
+        self.bytes_relayed = 0
+        self.answered = 0  # completed responses
+        self._deposited = 0  # completed responses that were deposited in the retry budget
+        self.produced = 0  # completed responses with output of the model
+        self.failures = 0  # consecutive 5xx responses to inference requests
+        self.tokens_per_s: float | None = None  # measured in the last long response
+        self.window: ContextWindow | None = None  # the context of a request, once the child has reported it
+        self._leases: set[Lease] = set()
+        self._lingering: set[Lease] = set()
+        self._on_idle: Callable[[], None] | None = None
+        self._on_close: list[Callable[[], None]] = []
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._leases)
+
+    @property
+    def slots(self) -> int:
+        """The child's slots, for estimates."""
+        return self.max_concurrent if self.max_concurrent < UNLIMITED else _DEFAULT_SLOTS
+
+    @property
+    def at_work(self) -> int:
+        """The requests that the child works on: those in flight, and abandoned ones."""
+        return len(self._leases) + len(self._lingering)
+
+    @property
+    def served(self) -> int:
+        """The requests that hold permits."""
+        return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
+
+    def lease(self, *, infers: bool = False) -> Lease:
+        """A lease for one request; ``infers``: with a permit, free or not. The endpoint must be open."""
+        if self.closed:
+            raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
+        lease = Lease(self)
+        self._leases.add(lease)
+        if infers:
+            lease.acquire_permit()
+        return lease
+
+    def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
+        """``lease``, or BUSY if the request needs a permit and none is free."""
+        return BUSY if infers and self.busy >= self.max_concurrent else self.lease(infers=infers)
+
+    def count_answer(self, status: int, *, infers: bool) -> None:
+        """Count a completed response. ``infers``: the request was work for the model itself.
+
+        A server whose model is stuck still answers /props and rejects invalid requests.
+        """
+        self.answered += 1
+        if infers and status < 400:
+            self.produced += 1
+            self.failures = 0
+        elif infers and status >= 500:
+            self.failures += 1
+
+    def begin_serving(self) -> None:
+        """Reset the counters: responses during the load ("Loading model") do not count."""
+        self.answered = self._deposited = self.failures = 0
+
+    def take_completed(self) -> int:
+        """The responses that completed since the last call."""
+        completed, self._deposited = self.answered - self._deposited, self.answered
+        return completed
+
+    def once_idle(self, callback: Callable[[], None]) -> None:
+        """Call back once, when no request is in flight (at once if none is)."""
+        if not self._leases:
+            callback()
+        else:
+            self._on_idle = callback
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back when the generation ends; for idle keep-alive connections to it."""
+        self._on_close.append(callback)
+
+    def close(self, reason: str) -> None:
+        """End every request in flight with ``reason`` and every idle connection."""
+        if self.closed:
+            return
+        self.closed = True
+        for lease in (*self._leases, *self._lingering):
+            lease.revoke(reason)
+        callbacks, self._on_close = self._on_close, []
+        for callback in callbacks:
+            callback()
+
+    def _permits_released(self, count: int) -> None:
+        was_full = self.busy >= self.max_concurrent
+        self.busy -= count
+        if was_full and self.busy < self.max_concurrent and self.on_permit_free is not None:
+            self.on_permit_free()
+
+    def _lingers(self, lease: Lease) -> None:
+        self._lingering.add(lease)
+        self._lease_ended(lease, 0.0)
+
+    def _lease_ended(self, lease: Lease, now_s: float) -> None:
+        """``now_s``: the time, if it was read on the way here; else 0."""
+        if lease not in self._leases:
+            self._lingering.discard(lease)
+            return
+        self._leases.remove(lease)
+        if self._leases:
+            return
+        if self.on_idle is not None:
+            self.idle_since_s = now_s or monotonic()
+            self.on_idle(self)
+        if self._on_idle is not None:
+            callback, self._on_idle = self._on_idle, None
+            callback()
+
+
+Serving = tuple[Endpoint, ...] | Unavailable
+"""The endpoints that serve a model (at least one; they may be closed by now), or why none does."""
+
+
+class Lease:
+    """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
+
+    ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
+    """
+
+    __slots__ = ("_on_revoke", "endpoint", "since_s", "weight")
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.since_s = 0.0
+        self.weight = 1
+        self._on_revoke: Callable[[str], None] | None = None
+
+    def on_revoked(self, callback: Callable[[str], None]) -> None:
+        """Call back with the reason when the generation ends while the request is in flight."""
+        self._on_revoke = callback
+
+    def revoke(self, reason: str) -> None:
+        callback, self._on_revoke = self._on_revoke, None
+        if callback is not None:
+            callback(reason)
+
+    def linger(self, when_closed: Callable[[str], None]) -> None:
+        """Keep only the permits, for work that the child has not ended; ``release`` returns them.
+
+        The request is not in flight any more, so no drain waits for it. ``when_closed`` is called on close.
+        """
+        self._on_revoke = when_closed
+        self.endpoint._lingers(self)
+
+    def acquire_permit(self) -> None:
+        """Take a permit, free or not."""
+        self.endpoint.busy += 1
+        self.weight = 1
+        self.since_s = monotonic()
+
+    def weigh(self, jobs: int) -> None:
+        """Hold a permit for each job, up to all permits. llama-server queues the other jobs."""
+        if self.since_s:
+            weight = min(jobs, self.endpoint.max_concurrent)
+            self.endpoint.busy += weight - self.weight
+            self.weight = weight
+
+    def release_permit(self) -> None:
+        """Return the permit before the end of the request. May be repeated."""
+        if self.since_s:
+            self._release_permit_at(monotonic())
+
+    def cancel_permit(self) -> None:
+        """Return an unused permit, without a measurement of ``held_s``."""
+        if self.since_s:
+            self.since_s = 0.0
+            self.endpoint._permits_released(self.weight)
+
+    def release(self) -> None:
+        """End the lease. The permit comes first, so that the next request gets its lease before the endpoint
+        is idle.
+        """
+        self._on_revoke = None
+        now_s = 0.0
+        if self.since_s:
+            now_s = monotonic()
+            self._release_permit_at(now_s)
+        self.endpoint._lease_ended(self, now_s)
+
+    def _release_permit_at(self, now_s: float) -> None:
+        endpoint = self.endpoint
+        endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
+        self.cancel_permit()

@@ -1,0 +1,152 @@
+"""The order of a queue: by priority class, then each client in turn, then by arrival (pure).
+
+A request of several jobs uses several turns of its client: the other clients get that many turns first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from typing import Final, Generic, TypeVar
+
+from llamasup.http.heads import Priority
+
+__all__ = ["PASSES", "FairQueue", "Queued", "granted"]
+
+PASSES: Final = 8
+"""How often in a row a higher class may go first. With all three waiting, the lowest class gets at least one
+service in eleven: a batch job makes slow progress next to users who never pause."""
+
+
+def granted(asked: Priority | None, best: Priority) -> Priority:
+    """The priority of a request that asks for ``asked`` (default: normal) and may have ``best`` at most."""
+    return max(Priority.NORMAL if asked is None else asked, best)
+
+
+class Queued:
+    """An item of a ``FairQueue``.
+
+    ``jobs``: the permits that the request takes, up to all permits. ``turn``: the turn of its client in which
+    it was last served; None before. A requeued item has that turn again; 0 goes first.
+    """
+
+    __slots__ = ("arrived_s", "client", "jobs", "priority", "turn")
+
+    def __init__(self, arrived_s: float, client: str = "", priority: Priority = Priority.NORMAL) -> None:
+        self.arrived_s = arrived_s
+        self.client = client
+        self.priority = priority
+        self.jobs = 1
+        self.turn: int | None = None
+
+
+T = TypeVar("T", bound=Queued)
+
+
+class _Line(Generic[T]):
+    """The items of one client in one class; never empty. The lowest ``turn`` is next, then the earliest."""
+
+    __slots__ = ("items", "turn")
+
+    def __init__(self, turn: int) -> None:
+        self.turn = turn
+        self.items: list[T] = []  # in order of arrival
+
+
+class FairQueue(Generic[T]):
+    """Unbounded; it has at most one line for each item."""
+
+    __slots__ = ("_count", "_lines", "_owed", "_passed", "_turn")
+
+    def __init__(self) -> None:
+        self._lines: dict[Priority, dict[str, _Line[T]]] = {priority: {} for priority in Priority}
+        self._passed = dict.fromkeys(Priority, 0)  # how often a higher class went first
+        # Each service advances the turn by four. Between the turns of two waiting clients there is one for a
+        # client that arrives, and behind it one for the client of a request of several jobs.
+        self._turn = 0
+        # Future turns of clients that used more than their share and are not waiting now.
+        self._owed: dict[tuple[Priority, str], int] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        """All items, in arbitrary order."""
+        for lines in self._lines.values():
+            for line in lines.values():
+                yield from line.items
+
+    def add(self, item: T) -> None:
+        """Add to the line of the item's client. A client that is new in the class gets the last turn."""
+        lines = self._lines[item.priority]
+        line = lines.get(item.client)
+        if line is None:
+            turn = item.turn
+            if turn is None:
+                turn = max(self._turn + 1, self._owed.pop((item.priority, item.client), 0))
+            line = lines[item.client] = _Line(turn)
+        elif item.turn is not None:
+            line.turn = min(line.turn, item.turn)
+        insort(line.items, item, key=_arrival)
+        self._count += 1
+
+    def pop(self, max_concurrent: int = 1) -> T:
+        """Remove and return the next item, for a server with so many permits. Raises IndexError if empty."""
+        priority = self._next_class()
+        lines = self._lines[priority]
+        line = min(lines.values(), key=_turn)
+        item = line.items[0]
+        item.turn = line.turn
+        self._turn += 4
+        more_turns = (min(item.jobs, max_concurrent) - 1) * (len(lines) - 1)
+        line.turn = self._turn + (4 * more_turns + 2 if more_turns else 0)
+        self.remove(item)
+        self._passed[priority] = 0
+        for lower in Priority:
+            if lower > priority and self._lines[lower]:
+                self._passed[lower] += 1
+        return item
+
+    def remove(self, item: T) -> None:
+        """Raises KeyError or ValueError if the item is not in the queue."""
+        lines = self._lines[item.priority]
+        line = lines[item.client]
+        line.items.remove(item)
+        self._count -= 1
+        if not line.items:
+            del lines[item.client]
+            if line.turn > self._turn + 1:
+                self._owed = {key: turn for key, turn in self._owed.items() if turn > self._turn}
+                self._owed[item.priority, item.client] = line.turn
+            if not lines:
+                self._passed[item.priority] = 0
+
+    def position(self, item: T) -> int:
+        """1 for the next. Later items of other clients and lower classes may still go first."""
+        lines = self._lines[item.priority]
+        own = lines[item.client]
+        ahead = own.items.index(item)
+        before = ahead
+        for line in lines.values():
+            if line is not own:
+                before += min(len(line.items), ahead + (_turn(line) < _turn(own)))
+        for higher in Priority:
+            if higher < item.priority:
+                before += sum(len(line.items) for line in self._lines[higher].values())
+        return before + 1
+
+    def _next_class(self) -> Priority:
+        waiting = [priority for priority in Priority if self._lines[priority]]
+        most_passed = max(waiting, key=lambda priority: (self._passed[priority], priority), default=None)
+        if most_passed is None:
+            raise IndexError("pop from an empty queue")
+        return most_passed if self._passed[most_passed] >= PASSES else waiting[0]
+
+
+def _arrival(item: Queued) -> float:
+    return item.arrived_s
+
+
+def _turn(line: _Line[T]) -> tuple[int, float]:
+    return line.turn, line.items[0].arrived_s

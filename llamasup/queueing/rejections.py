@@ -1,0 +1,73 @@
+"""The rejections of a request queue: it is full, the model is busy, the wait timed out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llamasup.queueing.endpoint import BUSY, Endpoint, Serving, Unavailable
+from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
+
+__all__ = ["busy_queue_full", "load_queue_full", "wait_timed_out"]
+
+
+_LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
+
+
+def load_queue_full(why: Unavailable, waiting: int) -> Unavailable:
+    """The queue is full, and nothing serves."""
+    others = "1 request waits" if waiting == 1 else f"{waiting} requests wait"
+    return replace(
+        why,
+        message=f"{why.message}; {others} for it already",
+        cause="waiting_room_full",
+        remedy="try again later",
+    )
+
+
+def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) -> Unavailable:
+    """No permit is free, and the queue is full. ``queued``: the entries of ``waiting`` that need a permit."""
+    more = f", and {waiting} more {'waits' if waiting == 1 else 'wait'}" if waiting else ""
+    return replace(
+        BUSY,
+        message=f"The model is busy with {_requests(endpoints)}{more}",
+        cause="queue_full",
+        remedy="try again later",
+        retry_after_s=_free_in_s(endpoints, queued),
+        queueable=False,
+    )
+
+
+def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: bool) -> Unavailable:
+    """A request reached its deadline. ``reachable``: an endpoint serves that is not ejected."""
+    if isinstance(state, Unavailable):
+        why = state
+    elif not reachable:
+        why = Unavailable(
+            503, "llama-server accepts no connections", cause="upstream_unreachable", retry_after_s=1.0
+        )
+    else:
+        why = replace(
+            BUSY,
+            status=503,
+            type="unavailable_error",
+            message=f"The model is busy with {_requests(state)}",
+            retry_after_s=_free_in_s(state, queued),
+        )
+    return replace(
+        why,
+        message=f"{why.message}; this request has waited for {timeout_s:g} s",
+        remedy=why.remedy or _LONGER,
+    )
+
+
+def _free_in_s(endpoints: tuple[Endpoint, ...], queued: int) -> float:
+    """When the last entry of the queue would be served."""
+    held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
+    mean_s = sum(held_s) / len(held_s) if held_s else None
+    max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)
+    return retry_after_s(until_served_s(queued + 1, max_concurrent, mean_s))
+
+
+def _requests(endpoints: tuple[Endpoint, ...]) -> str:
+    count = sum(endpoint.served for endpoint in endpoints)
+    return "1 request" if count == 1 else f"{count} requests"

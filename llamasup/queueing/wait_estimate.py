@@ -1,0 +1,43 @@
+"""Estimates for Retry-After, from the past times of permits and loads (pure). All times in seconds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+__all__ = [
+    "HELD_WEIGHT",
+    "LOAD_WEIGHT",
+    "LONGEST_S",
+    "retry_after_s",
+    "smoothed",
+    "until_loaded_s",
+    "until_served_s",
+]
+
+HELD_WEIGHT: Final = 0.1  # about the last twenty requests count
+LOAD_WEIGHT: Final = 0.5  # loads are few, and the last one predicts the next best (its files are in memory)
+LONGEST_S: Final = 600.0  # a longer estimate is no better than a guess
+
+
+def smoothed(mean_s: float | None, seen_s: float, weight: float) -> float:
+    """The exponentially weighted mean after one more value; None before the first."""
+    return seen_s if mean_s is None else mean_s + (seen_s - mean_s) * weight
+
+
+def until_served_s(position: int, max_concurrent: int, held_s: float | None) -> float:
+    """When the entry at ``position`` gets one of ``max_concurrent`` permits, none of which is free.
+
+    ``held_s``: how long a request holds a permit, times the number of its permits; None: not known, and the
+    estimate is 0.
+    """
+    return 0.0 if held_s is None else held_s * position / max_concurrent
+
+
+def until_loaded_s(load_s: float | None, elapsed_s: float) -> float:
+    """The rest of a load that takes ``load_s`` (None: not known)."""
+    return 0.0 if load_s is None else max(0.0, load_s - elapsed_s)
+
+
+def retry_after_s(wait_s: float) -> float:
+    """A Retry-After of at least one second: the client has just been refused."""
+    return min(max(wait_s, 1.0), LONGEST_S)

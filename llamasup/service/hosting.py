@@ -1,0 +1,258 @@
+"""Runs a service around its workload (the models): listeners, proxy, run folder and guardian, control
+application, access log, ready file and metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from llamasup.control.app import ControlServer
+from llamasup.control.interface import ControlTarget
+from llamasup.errors import LlamasupError
+from llamasup.http.address import Address
+from llamasup.observability.access_log import AccessLog, check_log_file
+from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
+from llamasup.observability.metrics import Metrics, RequestRecord
+from llamasup.proxy.connections import most_connections
+from llamasup.proxy.interfaces import Backend
+from llamasup.proxy.listen import ListenerSet
+from llamasup.proxy.proxy import Proxy
+from llamasup.proxy.settings import ProxyConfig
+from llamasup.service.options import ServiceOptions
+from llamasup.supervision.events import (
+    Bus,
+    ModelUnloading,
+    PublishedEvent,
+    Ready,
+    ServerExited,
+    ServerWarned,
+    StateChanged,
+    Stopped,
+    as_json,
+)
+from llamasup.supervision.states import State
+from llamasup.system.process.guardian import Guardian, guarded_run_folder
+from llamasup.system.process.platform import raise_limit
+from llamasup.system.process.ready_file import ReadyFile
+from llamasup.system.process.sweep import record_ready_file, sweep
+
+__all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
+
+_log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 2.0
+STANDARD_ERROR = Path("-")
+
+
+class Workload(Protocol):
+    """The models behind one address, made in the event loop that serves them."""
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def control_target(self) -> ControlTarget: ...
+
+    async def run(self) -> None:
+        """Own all tasks and processes until cancelled, and end them then."""
+        ...
+
+    def start(self) -> None:
+        """Start the processes that do not wait for requests."""
+        ...
+
+    async def begun(self) -> None:
+        """Wait until requests can be accepted, and queued."""
+        ...
+
+    async def ready(self) -> tuple[str, ...] | None:
+        """Wait until the initial models serve. Returns the names; None if the workload ends first."""
+        ...
+
+    def still_ready(self) -> bool: ...
+
+    async def ended(self) -> LlamasupError | None:
+        """Wait for the end. None if it was requested, or the error."""
+        ...
+
+    def ask_stop(self, *, now: bool) -> None:
+        """Stop gracefully, or at once. May be called at any time after ``start``."""
+        ...
+
+
+class ServiceHost:
+    """``listen`` opens the listening sockets; it is called once, before any process is started. The host is
+    the ``ServiceOwner`` of its workload.
+    """
+
+    def __init__(
+        self, options: ServiceOptions, bus: Bus, *, listen: Callable[[], ListenerSet], proxy: ProxyConfig
+    ) -> None:
+        self.on_request: Callable[[RequestRecord], None] | None = None
+        self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
+        """Called for slow requests at a limited rate, with the number of skipped ones.
+        """
+        self.on_asked: Callable[[str, str], None] | None = None
+        """Called for each request of the control API before it is carried out (``ServiceOwner``)."""
+        self.metrics = Metrics()
+        self._options = options
+        self._bus = bus
+        self._listen = listen
+        self._proxy_config = proxy
+        self._proxy: Proxy | None = None
+        self._workload: Workload | None = None
+        self._stops_asked = 0
+        self._loads_began_s: dict[str, float] = {}
+        self._access_log: AccessLog[RequestRecord] | None = None
+        self._slow = SlowLog(time.monotonic())
+
+    @property
+    def stops_asked(self) -> int:
+        return self._stops_asked
+
+    def ask_stop(self) -> None:
+        """Stop gracefully; on the second call at once. For the event loop's thread, at any time."""
+        self._stops_asked += 1
+        if self._workload is not None:
+            self._workload.ask_stop(now=self._stops_asked > 1)
+
+    def control_asks(self, what: str, model: str = "") -> None:
+        if self.on_asked is not None:
+            self.on_asked(what, model)
+
+    async def host(self, make: Callable[[Path, Address], Workload]) -> None:
+        """Serve the workload that ``make`` returns for the run folder and the address, until it ends.
+
+        Raises PortInUse and PortNotAllowed before any process is started, and the error of the workload.
+        """
+        options = self._options
+        listeners = self._listen()
+        ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
+        if (path := options.access_log) is not None:
+            self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
+            self.metrics.lines_dropped = self._access_log.dropped
+        try:
+            with guarded_run_folder() as (folder, guardian):
+                if ready_file is not None:
+                    record_ready_file(folder, ready_file.path)
+                self._workload = make(folder, listeners.address)
+                error = await self._serve(self._workload, listeners, folder, guardian, ready_file)
+        finally:
+            listeners.close()
+            if self._access_log is not None:
+                self._access_log.close()
+            if ready_file is not None:
+                ready_file.remove()
+            self._bus.publish(Stopped())
+        if error is not None:
+            raise error
+
+    async def _serve(
+        self,
+        workload: Workload,
+        listeners: ListenerSet,
+        folder: Path,
+        guardian: Guardian,
+        ready_file: ReadyFile | None,
+    ) -> LlamasupError | None:
+        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics)
+        limits = self._proxy_config.limits
+        connections = min(limits.connections, most_connections(raise_limit()))
+        proxy = self._proxy = Proxy(
+            workload.backend,
+            replace(self._proxy_config, limits=replace(limits, connections=connections)),
+            metrics=self.metrics,
+            control=control.endpoint,
+            on_finished=self._on_finished,
+        )
+        self._bus.listen(self._on_event)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(workload.run(), name="hosted")
+            try:
+                control.start(tasks)
+                workload.start()
+                for number in range(min(self._stops_asked, 2)):  # requested before the workload existed
+                    workload.ask_stop(now=number > 0)
+                await workload.begun()
+                if listeners.tls is not None:
+                    listeners.tls.when_warned = self._on_tls_warning
+                # No earlier: a request must find a model to wait for.
+                await proxy.start(listeners.sockets, tls=listeners.tls)
+                while (names := await workload.ready()) is not None:
+                    await asyncio.to_thread(guardian.wait_until_started)
+                    if not workload.still_ready():
+                        continue  # it crashed in the meantime
+                    ready = Ready(listeners.address, os.getpid(), names)
+                    if ready_file is not None:
+                        ready_file.write(as_json(ready))
+                    self._bus.publish(ready)
+                    break
+                return await workload.ended()
+            finally:
+                # The control API first: its answers and streams end through the proxy.
+                for close in (control.aclose, lambda: _close_listeners(listeners, proxy)):
+                    try:
+                        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                            await close()
+                    except Exception:
+                        _log.exception("closing failed")  # the children must be stopped in any case
+                running.cancel()
+
+    def _on_event(self, event: PublishedEvent) -> None:
+        match event:
+            case StateChanged(model, State.STARTING, _):
+                self._loads_began_s[model] = asyncio.get_running_loop().time()
+                self.metrics.count_load(model)
+            case StateChanged(model, State.READY, _):
+                began_s = self._loads_began_s.pop(model, None)
+                if began_s is not None:  # None if the model was renamed since
+                    self.metrics.observe_load(model, asyncio.get_running_loop().time() - began_s)
+            case StateChanged(_, State.DRAINING | State.STOPPING, _) if self._stops_asked:
+                if self._proxy is not None:
+                    self._proxy.drain()
+            case ServerExited(model, _, _, diagnosis, restart_in_s) if restart_in_s is not None:
+                self.metrics.count_restart(model, diagnosis.cause)
+            case ModelUnloading(model, reason, _):
+                self.metrics.count_eviction(model, reason)
+            case _:
+                pass
+
+    def _on_tls_warning(self, message: str, remedy: str) -> None:
+        self._bus.publish(ServerWarned("", 0, message, remedy))
+
+    def _on_finished(self, record: RequestRecord) -> None:
+        record = shortened(record)
+        if self._access_log is not None:
+            self._access_log.write(record)
+        if self.on_request is not None:
+            self.on_request(record)
+        limit_s = self._options.slow_request_s
+        is_for_model = record.model or record.outcome == "unavailable"
+        if limit_s and is_for_model and waiting_time_s(record.first_byte_s, record.duration_s) > limit_s:
+            left_out = self._slow.left_out
+            self._slow, admitted = admit_slow(self._slow, time.monotonic())
+            if admitted and self.on_slow_request is not None:
+                self.on_slow_request(record, left_out)
+
+
+async def _close_listeners(listeners: ListenerSet, proxy: Proxy) -> None:
+    listeners.stop_listening()
+    await proxy.aclose()
+
+
+def sweep_and_check(options: ServiceOptions) -> None:
+    """Before the start: clean up after earlier runs, whose processes may hold the memory that this one needs.
+
+    Raises ConfigInvalid if the access log cannot be written.
+    """
+    if options.access_log is not None and options.access_log != STANDARD_ERROR:
+        check_log_file(options.access_log)
+    for swept in sweep():
+        _log.warning("%s", swept)

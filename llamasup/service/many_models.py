@@ -1,0 +1,394 @@
+"""The workload of ``serve``: many models behind one address, which follow the config and the folders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from llamasup.config import Config
+from llamasup.control.interface import ServiceOwner
+from llamasup.control.pool_target import PoolTarget
+from llamasup.downloads.manager import Downloads, DownloadSettings, Listener
+from llamasup.downloads.reference import RepoRef, parse_ref
+from llamasup.errors import LlamasupError
+from llamasup.http.address import Address
+from llamasup.models.diff import Changes
+from llamasup.models.registry import Registry, build
+from llamasup.models.rules import ModelRule, Problem
+from llamasup.models.search import Search
+from llamasup.models.spec import ModelSpec
+from llamasup.models.watch import ModelWatch
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.model import ManagedModel
+from llamasup.pool.options import PoolOptions
+from llamasup.pool.pool import Pool
+from llamasup.pool.processes import Runners
+from llamasup.pool.rollout import roll_out
+from llamasup.service.inventory import (
+    ModelInventory,
+    SearchPaths,
+    build_inventory,
+    read_inventory,
+    search_paths,
+)
+from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.system.process.log_tail import LogFiles
+
+__all__ = ["Configured", "HostedModels", "Source"]
+
+_log = logging.getLogger(__name__)
+
+# A reload does not apply these: listeners and connections exist by then.
+_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http")
+_KEYS_READ_AT_RELOAD = (
+    *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
+)
+_CONFIG_POLL_S = 1.0  # of a watched config; a stat
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A config, and the inventory and options that result from it on this machine."""
+
+    config: Config
+    inventory: ModelInventory
+    options: PoolOptions
+    downloads: DownloadSettings
+
+
+class Source(Protocol):
+    def read(self, before: Search | None = None) -> Configured:
+        """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
+        ConfigInvalid.
+        """
+        ...
+
+    def check(
+        self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
+    ) -> None:
+        """Blocks; raises ConfigInvalid for a model whose config differs from ``before`` and that is missing,
+        broken or too large. ``less_memory``: also for a model that no longer fits.
+        """
+        ...
+
+    def stamp(self) -> object:
+        """A value that changes with the config's file. None if there is no file to watch."""
+        ...
+
+
+class HostedModels:
+    """A ``Workload``. ``fail_on_preload_error``: end with the error if a model cannot be preloaded.
+    ``log_passed_on`` gets the output of all llama-servers, in their threads.
+    """
+
+    def __init__(
+        self,
+        configured: Configured,
+        source: Source,
+        owner: ServiceOwner,
+        bus: Bus,
+        folder: Path,
+        address: Address,
+        *,
+        fail_on_preload_error: bool = False,
+        log_passed_on: Callable[[list[bytes]], None] | None = None,
+    ) -> None:
+        self._configured = configured
+        self._search = configured.inventory.search  # the last one that was applied
+        self._started_with = configured.config
+        self._fail_on_preload_error = fail_on_preload_error
+        self._error: LlamasupError | None = None
+        self._source = source
+        self._stamp = source.stamp()
+        self._bus = bus
+        self._started_downloads = configured.downloads
+        self._downloads = Downloads(configured.downloads, folder, configured.options.environ)
+        self._logs = LogFiles()
+        runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
+        self._pool = Pool(configured.options, runners, bus, self._fetch)
+        self.backend = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
+        self.control_target = PoolTarget(owner, self.backend, address, self._logs.path_of, self.reload)
+        self._reload_lock = asyncio.Lock()
+        self._applied = asyncio.Event()
+        self._stop_asked = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._watch_wanted = asyncio.Event()
+        self._problems: frozenset[Problem] = frozenset()
+        self._notes: frozenset[str] = frozenset()
+        self._follow_config()
+        self._log_problems(configured.inventory)
+
+    @property
+    def registry(self) -> Registry:
+        return self.backend.registry
+
+    @property
+    def in_flight(self) -> int:
+        return sum(model.served.in_flight for model in self.backend.managed_models())
+
+    @property
+    def budget(self) -> Mapping[str, int]:
+        """Bytes per device (and ``ram``) for all models together."""
+        return self._pool.options.budget
+
+    def runners_of(self, model: str) -> Sequence[InstanceRunner]:
+        """The model's processes; none for one that was never loaded, or is unknown."""
+        managed = self._pool.managed_models.get(model)
+        return () if managed is None else tuple(managed.runners)
+
+    # --- Workload ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                tasks.create_task(self._pool.run(), name="pool")
+                tasks.create_task(self._watch_folders(), name="folders")
+                tasks.create_task(self._watch_config(), name="config")
+        finally:
+            self._logs.close()
+            await self._downloads.aclose()
+
+    def start(self) -> None:
+        """Nothing: preloading waits until requests are accepted."""
+
+    async def begun(self) -> None:
+        await self._pool.running.wait()
+
+    async def ready(self) -> tuple[str, ...] | None:
+        evicted: dict[str, None] = {}
+
+        def on_event(event: PublishedEvent) -> None:
+            if isinstance(event, ModelUnloading) and event.for_model:
+                evicted[event.model] = None
+
+        self._bus.listen(on_event)
+        try:
+            failed = await self.backend.preload()
+        finally:
+            self._bus.unsubscribe(on_event)
+        self._warn_preload_evicted(evicted, failed)
+        for error in failed.values():
+            if self._fail_on_preload_error:
+                self._error = self._error or error
+                self.ask_stop(now=False)
+        return None if self._pool.stopping else tuple(self.registry.specs)
+
+    def still_ready(self) -> bool:
+        return True
+
+    async def ended(self) -> LlamasupError | None:
+        await self._stop_asked.wait()
+        await self._pool.ended()
+        return self._error
+
+    def ask_stop(self, *, now: bool) -> None:
+        self._pool.ask_stop(now=now)
+        self._stop_asked.set()
+
+    # --- changes ----------------------------------------------------------------------------------------
+
+    async def reload(self) -> Changes:
+        """Apply the changes of the config and of the folders. Raises ConfigInvalid, and then changes nothing
+        (S16).
+        """
+        async with self._reload_lock:
+            stamp = await asyncio.to_thread(self._source.stamp)
+            try:
+                configured = await asyncio.to_thread(self._read)
+                if configured.inventory.settles_in_s:  # a file was just written, and may be incomplete
+                    await asyncio.sleep(configured.inventory.settles_in_s)
+                    configured = await asyncio.to_thread(self._read)
+            except LlamasupError as error:
+                self._stamp = stamp
+                self._bus.publish(ConfigRejected(error))
+                raise
+            self._stamp = stamp
+            before, self._configured = self._configured, configured
+            self._pool.apply_options(configured.options)
+            self._follow_config()
+            self._applied.set()
+            settings = _changed_keys(_KEYS_READ_AT_RELOAD, configured.config, before.config)
+            changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
+        if changes.next_start:
+            _log.warning(
+                "%s: changed in the config, but applied only at the next start.\n  → Restart llamasup.",
+                ", ".join(changes.next_start),
+            )
+        if not changes:
+            self._bus.publish(ModelsChanged(changes, tuple(self.registry.specs)))
+        return changes
+
+    def _read(self) -> Configured:
+        """Read and check like a start."""
+        configured = self._source.read(self._search)
+        less_memory = any(
+            size_bytes < self.budget.get(device, 0)
+            for device, size_bytes in configured.options.budget.items()
+        )
+        self._source.check(configured, self.registry.specs, less_memory=less_memory)
+        return configured
+
+    def _pending_restart(self, configured: Configured) -> tuple[str, ...]:
+        keys = _changed_keys(_KEYS_READ_AT_START, configured.config, self._started_with)
+        return keys if configured.downloads == self._started_downloads else (*keys, "downloads")
+
+    async def check(self, config: Config, model: str) -> None:
+        """Raises if this model would not load with this config and free memory. Changes nothing."""
+        inventory = await asyncio.to_thread(read_inventory, config)
+        registry = inventory.registry
+        await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
+
+    async def settled(self, model: str) -> None:
+        """Wait until a rollout of the model ends. Raises its error."""
+        managed = self.backend.known(model)
+        if managed.is_outdated and not managed.rolling_out:
+            roll_out(self._pool, managed, managed.spec)  # an earlier rollout failed
+        if managed.rollout is None or managed.rollout.done():
+            return
+        error = await asyncio.shield(managed.rollout)
+        if error is not None:
+            raise error
+
+    def ask_reload(self) -> None:
+        """Start a ``reload`` in the background; the bus publishes its result."""
+        if self._tasks is not None and not self._pool.stopping:
+            self._tasks.create_task(self._reload_in_background(), name="reload")
+
+    async def _reload_in_background(self) -> None:
+        try:
+            await self.reload()
+        except LlamasupError:
+            pass  # published on the bus
+        except Exception:  # a bug must not end the models
+            _log.exception("reload failed; keeping the previous configuration")
+
+    def _apply(
+        self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
+    ) -> Changes:
+        before = self.registry.specs
+        changes = replace(self.backend.apply(inventory.registry), settings=settings, next_start=next_start)
+        self._search = inventory.search
+        self._log_problems(inventory)
+        if changes:
+            self._bus.publish(ModelsChanged(changes, tuple(inventory.registry.specs)))
+            self._preload_new(changes, before)
+        return changes
+
+    def _preload_new(self, changes: Changes, before: Mapping[str, ModelSpec]) -> None:
+        """Load the models that are to be preloaded and were not before, or whose file or settings changed. A
+        model that was unloaded by hand stays unloaded, unless its ``preload`` is new.
+        """
+        old_ids = {new: old for old, new in changes.renamed}
+        for id_ in (*changes.added, *changes.changed, *changes.retouched):
+            managed = self.backend.known(id_)
+            if not managed.spec.stay.preload or managed.holds_memory or self._tasks is None:
+                continue
+            known = before.get(old_ids.get(id_, id_))
+            is_new = known is None or not known.stay.preload
+            if is_new or (id_ in changes.changed and not managed.unloaded):
+                self._tasks.create_task(self._preload(managed), name=f"{id_}/preload")
+
+    async def _preload(self, managed: ManagedModel) -> None:
+        with contextlib.suppress(LlamasupError):  # published on the bus
+            await self._pool.load(managed)
+
+    def _follow_config(self) -> None:
+        if self._configured.config.watch:
+            self._watch_wanted.set()
+        else:
+            self._watch_wanted.clear()
+
+    async def _watch_folders(self) -> None:
+        """Apply changes of model files. A reload restarts the watch with the new folders, and with the files
+        that the reload has applied.
+        """
+        while True:
+            self._applied.clear()
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(
+                    self._follow(search_paths(self._configured.config)), name="watch"
+                )
+                await self._applied.wait()
+                following.cancel()
+
+    async def _follow(self, paths: SearchPaths) -> None:
+        if not (paths.folders or paths.paths):
+            return
+        first = self._configured.inventory.search
+        async with ModelWatch(paths.folders, paths.paths, first) as watch:
+            async for search in watch.changes():
+                async with self._reload_lock:
+                    if self._applied.is_set():
+                        return
+                    try:
+                        inventory = await asyncio.to_thread(build_inventory, self._configured.config, search)
+                    except LlamasupError as error:
+                        self._bus.publish(ConfigRejected(error))
+                    else:
+                        self._apply(inventory)
+
+    async def _watch_config(self) -> None:
+        while True:
+            await self._watch_wanted.wait()
+            await asyncio.sleep(_CONFIG_POLL_S)
+            stamp = await asyncio.to_thread(self._source.stamp)
+            if stamp == self._stamp or not self._configured.config.watch:
+                continue
+            await asyncio.sleep(_CONFIG_POLL_S)
+            if stamp == await asyncio.to_thread(self._source.stamp):  # it is no longer being written
+                await self._reload_in_background()
+
+    # --- downloads --------------------------------------------------------------------------------------
+
+    async def _fetch(self, reference: str, listener: Listener) -> Path:
+        return (await self._downloads.fetch(reference, listener)).path
+
+    def _on_demand_spec(self, name: str) -> ModelSpec | None:
+        """The spec of a model that only a request names, if the config allows downloads on demand."""
+        config = self._configured.config
+        if not config.downloads.on_demand:
+            return None
+        try:
+            if not isinstance(parse_ref(name), RepoRef):
+                return None
+            patterns = [rule for rule in config.rules if rule.is_pattern]
+            on_demand = build([ModelRule(name, source=name), *patterns], defaults=config.default_options)
+        except LlamasupError:
+            return None
+        return on_demand.specs[name]
+
+    def _warn_preload_evicted(self, evicted: Iterable[str], failed: Container[str]) -> None:
+        managed_models = self.backend.managed_models()
+        absent = {
+            model.spec.id for model in managed_models if model.spec.stay.preload and not model.holds_memory
+        }
+        ids = [id_ for id_ in evicted if id_ in absent and id_ not in failed]
+        if ids and not self._pool.stopping:
+            _log.warning(
+                "The models to preload do not fit into memory together; unloaded again: %s\n"
+                "  → Preload fewer or smaller ones (ctx_size, parallel); llamasup ps shows their memory.",
+                ", ".join(ids),
+            )
+
+    def _log_problems(self, inventory: ModelInventory) -> None:
+        """Log each problem once while it lasts."""
+        for problem in inventory.registry.problems:
+            if problem not in self._problems:
+                _log.warning("%s", "\n  → ".join(filter(None, (problem.message, problem.remedy))))
+        self._problems = frozenset(inventory.registry.problems)
+        for note in inventory.notes:
+            if note not in self._notes:
+                _log.warning("%s", note)
+        self._notes = frozenset(inventory.notes)
+
+
+def _changed_keys(keys: Iterable[str], now: Config, then: Config) -> tuple[str, ...]:
+    """The keys whose values differ."""
+    return tuple(key.removesuffix("_s") for key in keys if getattr(now, key) != getattr(then, key))

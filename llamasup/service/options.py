@@ -1,0 +1,315 @@
+"""The options of ``run``, ``wrap`` and ``serve``, and the listeners and proxy settings made of them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from llamasup.auth.key_source import KeyFile
+from llamasup.errors import UnsafeBind, UsageInvalid
+from llamasup.gguf.facts import ModelFacts
+from llamasup.http.address import (
+    TcpAddress,
+    UnixAddress,
+    addresses,
+    allowed_host,
+    allowed_media_host,
+    allowed_origin,
+    invalid_host_remedy,
+    is_local,
+)
+from llamasup.http.heads import HeadRules
+from llamasup.llama_server.client import Prober
+from llamasup.llama_server.slots.policy import MAX_BYTES
+from llamasup.proxy.listen import ListenerSet, listen
+from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
+from llamasup.proxy.tls import TlsContext, tls_context
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.liveness import LivenessPolicy
+from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.supervision.runner import prober_of
+from llamasup.supervision.states import Policy
+from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
+
+__all__ = [
+    "ListenOptions",
+    "ServiceOptions",
+    "ServiceSpec",
+    "WrapOptions",
+    "check_address",
+    "inherited_listeners",
+    "load_tls",
+    "open_listeners",
+    "proxy_config",
+    "require_key_if_reachable",
+    "wrap_spec",
+]
+
+
+# llama-server's defaults (b11434).
+_TIMEOUT_S = 3600.0
+_BODY_BYTES = 100 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """The parts in which ``run`` and ``wrap`` differ."""
+
+    name: str
+    aliases: tuple[str, ...]
+    planner: Callable[[Path], AnyPlanMaker]
+    listen: Callable[[], ListenerSet]
+    proxy: ProxyConfig
+    cwd: Path | None = None
+    prober: Callable[[ChildPlan], Prober] = prober_of
+    facts: ModelFacts | None = None
+    """Facts of the model's file, if known."""
+    passes_exit_code: bool = False
+    """Exit with llama-server's exit code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOptions:
+    """The options of all services. Times in seconds."""
+
+    insecure_no_auth: bool = False
+    hosts: tuple[str, ...] = ()
+    """Names accepted in Host, besides loopback names and the listening address."""
+    origins: tuple[str, ...] = ()
+    """Origins of web pages that may send requests, as ``https://name[:port]``."""
+    remote_media: tuple[str, ...] = ()
+    """Hosts from which llama-server may fetch media URLs of requests; ``any``: every host."""
+    max_concurrent: int | None = None
+    """Requests that run at the same time; None: the number of slots."""
+    max_queued: int = 256
+    """Requests that may wait for a slot or a generation."""
+    request_timeout_s: float | None = None
+    """From the last byte of the request to the last byte of the answer; None: no limit."""
+    stream_keepalive: bool = False
+    """Send an SSE comment to a stream after every 10 s without a byte."""
+    access_log: Path | None = None
+    """File for a line of JSON per finished request; ``-``: standard error."""
+    slow_request_s: float | None = None
+    """Log requests whose answer takes longer to begin, at a limited rate; None: never."""
+    warm_up: bool = True
+    wait_timeout_s: float = 120.0
+    drain_timeout_s: float = 30.0
+    stop_timeout_s: float = 10.0
+    stall_timeout_s: float = 120.0
+    """A start without progress for this long counts as hung."""
+    slots_disk_bytes: int = MAX_BYTES
+    """Disk space for the saved slots of stopped servers (``Settings.keep_slots``)."""
+    slots_timeout_s: float = 10.0
+    """Limit for saving slots before a server ends, and for restoring them before it serves."""
+    restart: RestartPolicy = field(default_factory=RestartPolicy)
+    liveness: LivenessPolicy = field(default_factory=LivenessPolicy)
+    ready_file: Path | None = None
+    sockets: tuple[socket.socket, ...] = ()
+    """Listening sockets to use instead of opening an address; the service closes them."""
+
+    def shared_proxy(self) -> ProxyConfig:
+        """Raises UsageInvalid for invalid host names and origins."""
+        return ProxyConfig(
+            hosts=tuple(map(allowed_host, self.hosts)),
+            origins=tuple(map(allowed_origin, self.origins)),
+            remote_media=tuple(map(allowed_media_host, self.remote_media)),
+            route_by_model=False,
+            request_timeout_s=self.request_timeout_s,
+            stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
+        )
+
+    def shared_policy(self) -> Policy:
+        return Policy(
+            warm_up=self.warm_up,
+            wait_timeout_s=self.wait_timeout_s,
+            max_concurrent=self.max_concurrent,
+            max_queued=self.max_queued,
+            drain_timeout_s=self.drain_timeout_s,
+            stop_timeout_s=self.stop_timeout_s,
+            stall_timeout_s=self.stall_timeout_s,
+            slots_disk_bytes=self.slots_disk_bytes,
+            slots_timeout_s=self.slots_timeout_s,
+            restart=self.restart,
+            liveness=self.liveness,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrapOptions(ServiceOptions):
+    """The options of ``llamasup wrap``. ``parse_command`` makes ``wrapping``."""
+
+    wrapping: Wrapping
+    strict: bool = False
+    """Check Host, Origin and paths like ``llamasup run``; llama-server accepts all of them."""
+    waits_for_first_load: bool = False
+    """Let requests wait for the first load too; llama-server would answer 503."""
+
+    @property
+    def policy(self) -> Policy:
+        # With socket activation, the client whose connection started the service waits for it.
+        waits = self.waits_for_first_load or bool(self.sockets)
+        return replace(
+            self.shared_policy(),
+            # Without a request for a token, /health must do.
+            warm_up=self.warm_up and self.wrapping.probe_class is not None,
+            knows_all_keys=False,  # a script may set one
+            limits_to_slots=self.strict,
+            waits_for_first_load=self.wait_timeout_s > 0 and waits,
+        )
+
+
+def wrap_spec(options: WrapOptions) -> ServiceSpec:
+    """The service for an unchanged command line. With ``strict`` it has the security checks of ``run``.
+
+    Raises UnsafeBind, UsageInvalid and ConfigInvalid.
+    """
+    wrapping = options.wrapping
+    line = wrapping.line
+    if not options.strict and (options.hosts or options.origins or options.remote_media):
+        raise UsageInvalid(
+            "Without --strict, wrap accepts every Host, Origin and URL, as llama-server does;"
+            " allowing single ones has no effect.",
+            remedy="Add --strict, or remove --allow-host, --allow-origin and --remote-media.",
+        )
+    if options.strict and not line.has_plain_prefix:
+        raise UsageInvalid(
+            f"--api-prefix {line.api_prefix!r} cannot be used with --strict: llama-server reads it as a"
+            " regular expression, so it also serves closed paths below other prefixes.",
+            remedy="Use a prefix of /, letters, digits, _, ~ and -, such as /llm/v2, or remove --strict.",
+        )
+    if options.strict and not (wrapping.has_keys or options.insecure_no_auth):
+        require_key_if_reachable(
+            line.hosts, options.sockets, set_key="Give llama-server a key with --api-key-file"
+        )
+    tls = tls_context(line.tls.key_file, line.tls.cert_file) if line.tls else None
+    timeout_s = line.timeout_s or _TIMEOUT_S
+    limits = Limits(
+        body_bytes=_BODY_BYTES,
+        head_s=timeout_s,
+        body_idle_s=timeout_s,
+        body_rate_bytes=1,
+        bodies_bytes=8 * _BODY_BYTES,
+        bodies_per_client_bytes=8 * _BODY_BYTES,
+        send_stall_s=timeout_s,
+        connections_per_client=Limits().connections,  # no limit of its own, like llama-server
+    )
+    return ServiceSpec(
+        name=line.name,
+        aliases=(),
+        planner=lambda folder: WrappedPlanner(wrapping, folder),
+        listen=lambda: (
+            inherited_listeners(options.sockets, tls)
+            if options.sockets
+            else listen(line.hosts, line.port, reuse_port=line.reuse_port, dual_stack=True, tls=tls)
+        ),
+        proxy=replace(
+            options.shared_proxy(),
+            api_keys=wrapping.api_keys if options.strict else (),
+            rules=HeadRules(
+                transparent=not options.strict,
+                credentials=not wrapping.needs_own_key,
+                prefix=line.api_prefix.encode(),
+            ),
+            limits=Limits() if options.strict else limits,
+        ),
+        cwd=wrapping.cwd,
+        prober=lambda plan: prober_for(wrapping, plan),
+        passes_exit_code=True,
+    )
+
+
+def inherited_listeners(sockets: Sequence[socket.socket], tls: TlsContext | None = None) -> ListenerSet:
+    """Sockets that the service manager has opened; it also removes their files."""
+    names = [sock.getsockname() for sock in sockets]
+    tcp = [TcpAddress(name[0], name[1], tls=tls is not None) for name in names if isinstance(name, tuple)]
+    return ListenerSet(tcp[0] if tcp else UnixAddress(str(names[0])), list(sockets), tls, ours=False)
+
+
+def require_key_if_reachable(
+    hosts: Sequence[str],
+    sockets: Sequence[socket.socket],
+    *,
+    set_key: str = "Set a key with --api-key-file or $LLAMASUP_API_KEY",
+) -> None:
+    """X1: every client that can reach the port can use the model, so other machines need a key.
+
+    ``sockets`` are the service manager's; they replace ``hosts``.
+    """
+    if sockets:
+        names = [sock.getsockname() for sock in sockets]
+        hosts = [name[0] for name in names if isinstance(name, tuple)]
+    outside = [host for host in hosts if not is_local(host)]
+    if not outside:
+        return
+    what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"
+    raise UnsafeBind(
+        f"{what} can be reached from other machines, and no API key is set.",
+        remedy=f"{set_key}, or accept requests without a key with --insecure-no-auth.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenOptions(ServiceOptions):
+    """``host`` is a name, an address, a path that ends in ``.sock``, or several of them separated by commas;
+    port 0 means any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    """Keys with inference rights, besides those of ``api_key_file``."""
+    api_key_file: Path | None = None
+    api_key_file_of: str = ""
+    """The key of the config that names the file, if one does."""
+
+
+def check_address(options: ListenOptions) -> None:
+    """Raises UsageInvalid for an invalid address, UnsafeBind for one that needs a key (X1)."""
+    if not 0 <= options.port <= 65535:
+        raise UsageInvalid(
+            f"--port {options.port} is not a valid port.", remedy="Use 1 to 65535, or 0 for any free one."
+        )
+    if not addresses(options.host):
+        raise UsageInvalid(f"--host {options.host!r} names no address.", remedy="Omit it for 127.0.0.1.")
+    for host in addresses(options.host):
+        if remedy := invalid_host_remedy(host):
+            raise UsageInvalid(f"--host {host!r} is not a valid address.", remedy=remedy)
+    if options.api_keys or options.api_key_file or options.insecure_no_auth:
+        return
+    require_key_if_reachable(addresses(options.host), options.sockets)
+
+
+def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSet:
+    """Open the listening sockets. Raises PortInUse and PortNotAllowed."""
+    if options.sockets:
+        return inherited_listeners(options.sockets, tls)
+    return listen(addresses(options.host), options.port, tls=tls)
+
+
+def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:
+    """Raises UsageInvalid for invalid host names and origins, ConfigInvalid for an invalid key file."""
+    key_file = None
+    if options.api_key_file is not None:
+        key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
+    return replace(
+        options.shared_proxy(), api_keys=options.api_keys, key_file=key_file, route_by_model=route_by_model
+    )
+
+
+def load_tls(options: ListenOptions) -> TlsContext | None:
+    certificate, key = options.tls_cert, options.tls_key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        given, missing = ("--tls-key", "--tls-cert") if certificate is None else ("--tls-cert", "--tls-key")
+        raise UsageInvalid(f"{given} without {missing}.", remedy="TLS needs both files: add the other one.")
+    if any(host.endswith(".sock") for host in addresses(options.host)) and not options.sockets:
+        raise UsageInvalid(
+            f"TLS on a Unix socket (--host {options.host}) protects nothing, as it uses no network.",
+            remedy="Remove --tls-cert and --tls-key, or listen on an address.",
+        )
+    return tls_context(str(key), str(certificate))

@@ -1,0 +1,178 @@
+"""Collects the requirements of the unit of ``llamasup serve``: the files in its config, and whether it
+downloads models.
+
+The service cannot access files that a later config adds; install the unit again then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llamasup.config import Config
+from llamasup.errors import ConfigInvalid, ModelMissing
+from llamasup.http.address import addresses
+from llamasup.llama_server.inspect import find_runtime
+from llamasup.planning.facts import DEMO, find_model
+from llamasup.pool.model import prepare_listed
+from llamasup.service.inventory import read_inventory
+from llamasup.service.systemd.installation import (
+    CREDENTIALS,
+    Account,
+    Requirements,
+    build_unit,
+    check_service_address,
+    plain_path,
+    program_paths,
+    runtime_argument,
+    with_real_paths,
+    written_folders,
+)
+from llamasup.service.systemd.run_unit import model_paths
+from llamasup.service.systemd.unit_file import Credential, Unit, is_hidden, is_home, own_folders
+from llamasup.supervision.states import Policy
+
+__all__ = ["ServeRequest", "serve_unit", "service_environment"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeRequest:
+    """The options of ``llamasup service install --config``.
+
+    ``config`` is the content of ``config_file`` (if any), as the service will read it, with the ``given``
+    folders. ``arguments(config_file, given, runtime)`` returns the command line of ``llamasup serve``.
+    """
+
+    name: str
+    config: Config
+    config_file: Path | None
+    given: Mapping[str, Any]
+    arguments: Callable[[Path | None, Mapping[str, Any], str], list[str]]
+    runtime: str | None = None
+    account: Account
+
+
+def service_environment(name: str, account: Account, environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables of the service that a config can refer to."""
+    if account.of_user:
+        return {key: environ[key] for key in ("HOME", "USER", "LOGNAME", "SHELL") if key in environ}
+    state, cache, run = own_folders(name)
+    return {"HOME": state, "STATE_DIRECTORY": state, "CACHE_DIRECTORY": cache, "RUNTIME_DIRECTORY": run}
+
+
+def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
+    """The unit, after all checks that need no started process.
+
+    Raises ModelMissing and ModelInvalid for a model of the config; RuntimeMissing, UsageInvalid and
+    ConfigInvalid.
+    """
+    config, given, account = request.config, dict(request.given), request.account
+    hosts = config.hosts if given["host"] is None else tuple(addresses(given["host"]))
+    files = {**_files_of(config), **{field: given.pop(field) for field in CREDENTIALS if given[field]}}
+    account.check()
+    check_service_address(
+        hosts,
+        config.port if given["port"] is None else given["port"],
+        needs_key=not (files["api_key_file"] or config.auth.insecure_no_auth or given["insecure_no_auth"]),
+        remedy="Give auth.api_key_file in the config: a service does not see your $LLAMASUP_API_KEY.",
+    )
+    if config.caches and not account.of_user:
+        raise ConfigInvalid(
+            f"caches: {', '.join(config.caches)}: these folders are in your home, which a system service "
+            "does not use.",
+            remedy="Add the folder to models_dir.",
+        )
+    runtime = find_runtime(request.runtime, environ, config.runtime)
+    downloads = _downloads(config)
+    # A user's own service reads the files itself.
+    named = files if not account.of_user else {field: request.given[field] for field in CREDENTIALS}
+    requirements = Requirements(
+        arguments=tuple(
+            request.arguments(
+                request.config_file, {**dict.fromkeys(CREDENTIALS), **given}, runtime_argument(runtime)
+            )
+        ),
+        hosts=hosts,
+        read=with_real_paths(
+            [
+                *program_paths(runtime),
+                *([] if request.config_file is None else _config_paths(request.config_file)),
+                *config.models_dir,
+                *_files_of_models(config, runtime_argument(runtime), environ),
+            ]
+        ),
+        written={
+            **written_folders(hosts, config.http.access_log),
+            **({str(folder): "downloads.folder" for folder in _downloads_to(config)} if downloads else {}),
+        },
+        drain_timeout_s=max(_drains(config)),
+        stop_timeout_s=Policy().stop_timeout_s,
+        credentials=tuple(
+            Credential(option, str(named[field])) for field, option in CREDENTIALS.items() if named[field]
+        ),
+        of_many=True,
+        downloads=downloads,
+    )
+    return build_unit(request.name, account, requirements)
+
+
+def _files_of(config: Config) -> dict[str, Path | None]:
+    """The files of ``CREDENTIALS`` in the config."""
+    auth, http = config.auth, config.http
+    return {
+        "api_key_file": auth.api_key_file,
+        "tls_cert": http.tls_cert,
+        "tls_key": http.tls_key,
+        "token_file": config.downloads.token_file,
+    }
+
+
+def _config_paths(file: Path) -> Iterator[Path]:
+    """The file. If the sandbox hides it, also its folder: editors replace the file, and a service that can
+    access only the file would still see the old one.
+    """
+    for path in dict.fromkeys((plain_path(file), file.resolve())):
+        if not is_hidden(str(path)):
+            yield path
+        elif is_home(str(path.parent)):
+            raise ConfigInvalid(
+                f"The config {path} is in {path.parent}, so the service would get access to all files there.",
+                remedy="Move it to a folder of its own, or to /etc/llamasup.",
+            )
+        else:
+            yield path.parent
+            yield path
+
+
+def _downloads(config: Config) -> bool:
+    return config.downloads.on_demand or any(entry.repo or entry.url for entry in config.models.values())
+
+
+def _downloads_to(config: Config) -> tuple[Path, ...]:
+    """The configured folder; without one the service uses its own."""
+    folder = config.downloads.folder
+    return config.models_dir[:1] if folder is None else (folder,)
+
+
+def _drains(config: Config) -> Iterator[float]:
+    """The drain time-outs of the defaults and of each model."""
+    yield Policy().drain_timeout_s
+    for keys in (config.defaults, *config.models.values()):
+        if keys.drain_timeout_s is not None:
+            yield keys.drain_timeout_s
+
+
+def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The files of the models that the config names; other models in its folders may change."""
+    has_demo = any(entry.path == DEMO for entry in config.models.values())
+    demo = str(find_model(DEMO)) if has_demo else None
+    for spec in read_inventory(config).registry.specs.values():
+        if spec.is_remote or not any(name in config.models for name in spec.names):
+            continue
+        if not spec.source:
+            raise ModelMissing(f"{spec.problem}.", remedy="Set its path, repo or url.")
+        launch = prepare_listed(spec, runtime=runtime, environ=environ)
+        yield from model_paths(launch, is_demo=spec.source == demo)[1]
+        yield from map(Path, spec.settings.adapters)

@@ -1,0 +1,214 @@
+"""The public events of llamasup, and the bus that delivers them.
+
+The JSON shapes are the public contract (docs/design.md, Events); fields may be added, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llamasup.errors import LlamasupError
+from llamasup.http.address import Address, TcpAddress
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.plan_limits import Adjustment
+from llamasup.models.diff import Changes
+from llamasup.supervision.states import State
+from llamasup.system.process.exit import Exit
+
+__all__ = [
+    "Bus",
+    "ConfigRejected",
+    "Downloading",
+    "LoadFailed",
+    "ModelUnloading",
+    "ModelsChanged",
+    "PublishedEvent",
+    "Ready",
+    "ServerExited",
+    "ServerWarned",
+    "StateChanged",
+    "Stopped",
+    "as_json",
+]
+
+PROTOCOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanged:
+    model: str
+    state: State
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExited:
+    """A child ended unexpectedly. ``exit`` is None if llamasup killed it (it hung, or gave no token)."""
+
+    model: str
+    generation: int
+    exit: Exit | None
+    diagnosis: Diagnosis
+    restart_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerWarned:
+    """A child serves, but not everything works as configured."""
+
+    model: str
+    generation: int
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUnloading:
+    """A model is unloaded. ``reason``: ``memory``, ``group`` or ``count`` (for ``for_model``), ``ttl``,
+    ``asked``, ``changed``, ``removed``.
+    """
+
+    model: str
+    reason: str
+    for_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFailed:
+    """A requested model cannot be started, and no server of it ran (then there is ``ServerExited``)."""
+
+    model: str
+    error: LlamasupError
+
+
+@dataclass(frozen=True, slots=True)
+class Downloading:
+    """The progress of a model's download, published some times a second. ``total_bytes`` None: unknown."""
+
+    model: str
+    done_bytes: int
+    total_bytes: int | None
+    bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """A reload or a change in the folders changed the served models, which now are ``models``."""
+
+    changes: Changes
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigRejected:
+    """A reload found an invalid config; the previous one stays in effect."""
+
+    error: LlamasupError
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Every model that was to be loaded at the start serves requests."""
+
+    address: Address
+    pid: int
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    pass
+
+
+PublishedEvent = (
+    StateChanged
+    | ServerExited
+    | ServerWarned
+    | ModelUnloading
+    | LoadFailed
+    | Downloading
+    | ModelsChanged
+    | ConfigRejected
+    | Ready
+    | Stopped
+)
+
+
+def as_json(event: PublishedEvent) -> Mapping[str, Any]:
+    """The public JSON object of an event."""
+    match event:
+        case StateChanged(model, state, generation):
+            return _object("state", model=model, state=state.value, generation=generation)
+        case ServerExited(model, generation, exit_, diagnosis, restart_in_s):
+            return _object(
+                "exit",
+                model=model,
+                code=exit_.code if exit_ else None,
+                signal=exit_.signal if exit_ else None,
+                cause=diagnosis.cause,
+                message=diagnosis.message,
+                remedy=diagnosis.remedy,
+                restart_in_s=restart_in_s,
+                generation=generation,
+                **({} if diagnosis.adjustment is None else {"adjustment": _adjustment(diagnosis.adjustment)}),
+            )
+        case ServerWarned(model, generation, message, remedy):
+            return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
+        case ModelUnloading(model, reason, for_model):
+            return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
+        case LoadFailed(model, error):
+            return _object(
+                "failed", model=model, cause=error.cause, message=error.message, remedy=error.remedy
+            )
+        case Downloading(model, done, total, speed):
+            return _object("download", model=model, done_bytes=done, total_bytes=total, bytes_per_s=speed)
+        case ModelsChanged(changes, _):
+            return _object("models", **{name: list(ids) for name, ids in asdict(changes).items()})
+        case ConfigRejected(error):
+            details = list(error.details)
+            return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
+        case Ready(address, pid, models):
+            return _object("ready", url=address.url, **_host_and_port(address), pid=pid, models=list(models))
+        case Stopped():  # pragma: no branch - the last kind
+            return _object("stopped")
+
+
+def _host_and_port(address: Address) -> Mapping[str, Any]:
+    """The host of a Unix socket is its path, as in llama-server's options; it has no port."""
+    if isinstance(address, TcpAddress):
+        return {"host": address.host, "port": address.port}
+    return {"host": address.path, "port": None}
+
+
+def _adjustment(adjustment: Adjustment) -> Mapping[str, Any]:
+    return {
+        "step": adjustment.step,
+        "most_steps": adjustment.most_steps,
+        "changes": [
+            {"setting": change.setting, "before": change.before, "after": change.after}
+            for change in adjustment.changes
+        ],
+    }
+
+
+def _object(event: str, **fields: Any) -> Mapping[str, Any]:
+    return {"event": event, "protocol": PROTOCOL, **fields}
+
+
+@dataclass(slots=True)
+class Bus:
+    """Calls every listener with every event, in order and at once."""
+
+    _listeners: list[Callable[[PublishedEvent], None]] = field(default_factory=list)
+
+    def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
+        self._listeners.append(listener)
+
+    def unsubscribe(self, listener: Callable[[PublishedEvent], None]) -> None:
+        self._listeners.remove(listener)
+
+    def publish(self, event: PublishedEvent) -> None:
+        for listener in tuple(self._listeners):  # a listener may subscribe or unsubscribe here
+            listener(event)

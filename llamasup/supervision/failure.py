@@ -1,0 +1,40 @@
+"""The error for an instance that failed."""
+
+from __future__ import annotations
+
+from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
+from llamasup.planning.ladder import OUT_OF_MEMORY
+from llamasup.supervision.states import Instance
+
+__all__ = ["failure_of", "lacks_memory"]
+
+_LACKS_MEMORY = frozenset({DoesNotFit.cause, *OUT_OF_MEMORY})
+
+
+def lacks_memory(error: LlamasupError) -> bool:
+    """Whether memory was too small (as llamasup, llama-server or the kernel found), which may pass."""
+    return error.cause in _LACKS_MEMORY
+
+
+def failure_of(last: Instance, exit_code: int | None = None) -> ServerFailed | GaveUp:
+    """``exit_code``: the child's own, if llamasup has to end with the same one."""
+    diagnosis = last.last
+    if diagnosis is None:
+        return GaveUp("llama-server failed for an unknown reason.", remedy="See its log: llamasup logs.")
+    if diagnosis.deterministic:
+        return ServerFailed(
+            diagnosis.message,
+            cause=diagnosis.cause,
+            exit_code=diagnosis.exit_code if exit_code is None else exit_code,
+            remedy=diagnosis.remedy,
+            lines=diagnosis.lines,
+        )
+    count = len(last.crashes)
+    crashes = (
+        "1 crash" if count == 1 else f"{count} crashes"
+    )  # earlier ones expire during half-open intervals
+    return GaveUp(
+        f"Gave up after {crashes} of llama-server. The last one: {diagnosis.message}",
+        remedy=diagnosis.remedy,
+        lines=diagnosis.lines,
+    )

@@ -1,0 +1,272 @@
+"""One generation of an instance: a child with its log, its endpoint and its tasks.
+
+``begin`` plans and spawns the child. ``Generation`` reads its log, waits for its exit, cleans up after it,
+and posts the events of ``states.py``. The table decides when a child starts and ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.http.address import Address, UnixAddress
+from llamasup.llama_server.client import Prober
+from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.supervision import states
+from llamasup.supervision.events import Bus, ServerWarned
+from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.supervision.states import Event, Policy
+from llamasup.system.hardware.usage import oom_kills
+from llamasup.system.process.exit import Exit
+from llamasup.system.process.output_pump import LogPump
+from llamasup.system.process.spawn import Child, spawn
+
+__all__ = ["PUMP_TIMEOUT_S", "Generation", "GenerationContext", "begin"]
+
+PUMP_TIMEOUT_S: Final = 1.0
+_REAP_TIMEOUT_S: Final = 5.0
+_MAX_SIZE_LINES: Final = 400
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationContext:
+    """What an instance gives to each of its generations.
+
+    ``post`` takes the events. ``policy`` and ``phase`` are functions because both change during a generation.
+    ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
+    """
+
+    model: str
+    planner: AnyPlanMaker
+    prober: Callable[[ChildPlan], Prober]
+    bus: Bus
+    work_folder: Path
+    cwd: Path | None
+    log_path: Path | None
+    log_passed_on: Callable[[list[bytes]], None] | None
+    on_measured: Callable[[], None] | None
+    endpoint: Callable[[int, ChildPlan], Endpoint]
+    post: Callable[[Event], None]
+    policy: Callable[[], Policy]
+    phase: Callable[[], Phase]
+
+
+class Generation:
+    """The child number ``number`` of an instance, with its log, its endpoint and its tasks (in ``group``).
+
+    ``oom_kills_before``: the kernel's count of out-of-memory kills when the child started.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        plan: ChildPlan,
+        child: Child,
+        context: GenerationContext,
+        group: asyncio.TaskGroup,
+        *,
+        oom_kills_before: int,
+    ) -> None:
+        self.number = number
+        self.plan = plan
+        self.child = child
+        self.context = context
+        self.pump = LogPump(
+            child.output_fd,
+            name=f"{context.model}/{number}/log",
+            path=context.log_path,
+            tee=context.log_passed_on,
+        )
+        self.endpoint = context.endpoint(number, plan)
+        self.exit: Exit | None = None
+        """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
+        self.log_ready = asyncio.Event()
+        """Set when the log says that the child listens."""
+        self.size_lines: list[str] = []
+        """Log lines about the child's memory, for ``memory_log``."""
+        self.warm_up_s = 0.0
+        """The time of the first token."""
+        self._group = group
+        self._oom_kills_before = oom_kills_before
+        self._tasks: list[asyncio.Task[None]] = []
+        self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+
+    def watch(self) -> None:
+        """Start to read the log and to wait for the exit."""
+        self.pump.watch(RELEVANT, self._read_line)
+        self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
+        self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+
+    def rename(self, context: GenerationContext) -> None:
+        """Take over the model's new name from ``context``."""
+        self.context = context
+        self.endpoint.model = context.model
+
+    def post(self, event: Event) -> None:
+        self.context.post(event)
+
+    def prober(self) -> Prober:
+        """A client of the child."""
+        return self.context.prober(self.plan)
+
+    def warn(self, message: str, remedy: str = "") -> None:
+        """Publish a problem that does not end the child."""
+        self.context.bus.publish(ServerWarned(self.context.model, self.number, message, remedy))
+
+    # --- tasks
+
+    def start(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        """Start a task that ends with the child at the latest."""
+        name = f"{self.context.model}/{self.number}/{work.__name__}"
+        task = self._group.create_task(work(self), name=name)
+        self._tasks.append(task)
+        return task
+
+    def start_slot_transfer(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
+        """``start`` a save or a restore, and cancel the one before it."""
+        self.cancel_slot_transfer()
+        self._slots = self.start(work)
+
+    def cancel_slot_transfer(self) -> None:
+        """Stop a save or a restore: llama-server does not exit while it works on a request (b11434)."""
+        if self._slots is not None:
+            self._slots.cancel()
+
+    def close(self, reason: str) -> None:
+        """End the running requests with ``reason``, and a slot transfer."""
+        self.endpoint.close(reason)
+        self.cancel_slot_transfer()
+
+    # --- its log
+
+    def _read_line(self, line: str) -> None:
+        match read_line(line):
+            case Ready():
+                self.log_ready.set()
+            case StartupFailure(diagnosis) if self.plan.checked:
+                self.post(states.StartupFailureLogged(self.number, self._adjusted(diagnosis)))
+            case Warned(message, remedy):
+                self.warn(message, remedy)
+            case SizeLogged() if len(self.size_lines) < _MAX_SIZE_LINES:
+                self.size_lines.append(line)
+            case _:
+                pass
+
+    def _adjusted(self, diagnosis: Diagnosis) -> Diagnosis:
+        """Add what the next start changes, if a smaller plan may help (S5)."""
+        return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
+
+    # --- its end
+
+    async def _reap(self) -> None:
+        exit_ = await self.child.wait()
+        self.exit = exit_
+        phase = self.context.phase()
+        if self._slots is not None:
+            # Its connection is closed, too, and its warning belongs before the exit.
+            await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
+        for task in self._tasks:
+            task.cancel()
+        await self.clean_up()
+        diagnosis = diagnose(
+            exit_,
+            self.pump.tail(),
+            phase=phase,
+            requested=phase == "stopping",
+            oom_killed=oom_kills() > self._oom_kills_before,
+        )
+        if phase == "starting":
+            diagnosis = self._adjusted(diagnosis)
+        self.post(states.Exited(self.number, diagnosis))
+
+    async def clean_up(self) -> None:
+        """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        await asyncio.to_thread(self.child.end_descendants)
+        await self.pump.aclose(PUMP_TIMEOUT_S)
+        _remove_socket(self.plan.address)
+
+    async def kill(self) -> None:
+        """Kill the child without a drain and clean up, because the instance is cancelled."""
+        self.endpoint.close("llamasup is ending")
+        self.child.kill_group()
+        await _shielded(self.child.wait(), _REAP_TIMEOUT_S)
+        await _shielded(self.clean_up(), PUMP_TIMEOUT_S)
+
+
+async def _shielded(work: Awaitable[object], timeout_s: float) -> None:
+    """Finish ``work`` although this task is being cancelled, within ``timeout_s``."""
+    future = asyncio.ensure_future(work)  # noqa: TID251 (owned right here)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await asyncio.shield(future)
+
+
+def _remove_socket(address: Address) -> None:
+    """llama-server removes neither an old socket in its way nor, at its end, its own (b11434)."""
+    if isinstance(address, UnixAddress):
+        Path(address.path).unlink(missing_ok=True)
+
+
+# --- its start ----------------------------------------------------------------------------------------
+
+
+async def begin(
+    number: int,
+    context: GenerationContext,
+    group: asyncio.TaskGroup,
+    *,
+    is_wanted: Callable[[], bool],
+    first: bool,
+) -> Generation | Diagnosis:
+    """Plan and spawn a child. Returns the running generation, or why it was not started.
+
+    The plan is made in a thread, since it may query devices. The spawn is in this thread (PDEATHSIG), and
+    only if ``is_wanted`` still holds. ``first``: no child has served yet.
+    """
+    try:
+        plan: ChildPlan = await asyncio.to_thread(context.planner.plan, number)
+        if not is_wanted():
+            return _NOT_STARTED
+        # A cleaner of temporary folders may have removed it.
+        context.work_folder.mkdir(mode=0o700, exist_ok=True)
+        _remove_socket(plan.address)
+        oom_kills_before = oom_kills()
+        cwd = context.cwd or context.work_folder
+        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder)
+    except LlamasupError as error:
+        return _as_diagnosis(error, first=first)
+    except OSError as error:
+        return _as_diagnosis(_spawn_error(error), first=True)
+    try:
+        generation = Generation(number, plan, child, context, group, oom_kills_before=oom_kills_before)
+        generation.watch()
+    except BaseException:
+        # Nothing else would end the child.
+        child.kill_group()
+        child.poll()
+        raise
+    return generation
+
+
+_NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came first.", "", (), False, 0)
+
+
+def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
+    """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
+    deterministic = first or not isinstance(error, DoesNotFit)
+    lines = (*error.details, *error.lines)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
+
+
+def _spawn_error(error: OSError) -> LlamasupError:
+    return BrokenRuntime(
+        f"llama-server could not be started: {error.strerror or error}",
+        remedy="Check the limits on processes and open files (ulimit -a).",
+    )

@@ -1,0 +1,416 @@
+"""Runs one instance: feeds events to ``table.py`` and carries out the effects.
+
+The runner owns the tasks and the timer of all generations of the instance, and gives access to the current
+one. The child itself is in ``generation.py``, the requests to it are in ``probes.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import assert_never
+
+from llamasup.llama_server.client import Prober
+from llamasup.llama_server.diagnosis import Diagnosis, Phase
+from llamasup.models.redaction import redact_paths
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
+from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.supervision import probes, states
+from llamasup.supervision.events import Bus, ServerExited, StateChanged
+from llamasup.supervision.generation import Generation, GenerationContext, begin
+from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
+from llamasup.supervision.table import advance
+from llamasup.system.process.exit import Exit
+
+__all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
+
+STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
+NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load")
+
+
+def prober_of(plan: ChildPlan) -> Prober:
+    """A client of the child that ``plan`` starts."""
+    return Prober(plan.address, plan.api_key)
+
+
+class InstanceRunner:
+    """Keeps one llama-server of a model running, with the plans of ``planner``.
+
+    ``queue`` is the model's, may outlive the runner, and is notified of every change. ``log_path`` is the
+    file for the child's output, which ``log_passed_on`` gets, too. ``cwd`` is the child's folder (default:
+    ``work_folder``). ``awaits_memory``: the owner starts it only once memory is free, so a plan that does not
+    fit is not tried again later (#97). Call all methods in the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        planner: AnyPlanMaker,
+        *,
+        aliases: tuple[str, ...] = (),
+        policy: Policy,
+        bus: Bus,
+        queue: RequestQueue,
+        work_folder: Path,
+        log_path: Path | None,
+        cwd: Path | None = None,
+        prober: Callable[[ChildPlan], Prober] = prober_of,
+        log_passed_on: Callable[[list[bytes]], None] | None = None,
+        on_measured: Callable[[], None] | None = None,
+        awaits_memory: bool = False,
+        roll: Callable[[], float] = random.random,
+    ) -> None:
+        self.model = model
+        self.aliases = aliases
+        self.instance = Instance()
+        self.policy = policy
+        self.queue = queue
+        self._bus = bus
+        self._roll = roll
+        self._context = GenerationContext(
+            model=model,
+            planner=planner,
+            prober=prober,
+            bus=bus,
+            work_folder=work_folder,
+            cwd=cwd,
+            log_path=log_path,
+            log_passed_on=log_passed_on,
+            on_measured=on_measured,
+            endpoint=self._endpoint_of,
+            post=self.post,
+            policy=lambda: self.policy,
+            phase=self._phase,
+        )
+        self.on_idle: Callable[[Endpoint], None] | None = None
+        """Called whenever the last running request has ended. Set it before the start."""
+        self._closed = False
+        # Unbounded, but each generation adds a handful of events and one per second while it starts.
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
+        self._generation: Generation | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._never_served = True
+        self._awaits_memory = awaits_memory
+        self._fitted = False  # a child served; the device may not have freed its memory yet
+        self._held_s: float | None = None  # how long requests held a permit in earlier generations
+        self._load_began_s = 0.0
+        self.load_s: float | None = None
+        """The smoothed time of a load; None before the first one."""
+        self.last_exit: Exit | None = None
+        """The exit of the last child that ended unexpectedly; None if llamasup ended it."""
+        self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
+
+    def rename(self, model: str) -> None:
+        """Use this name in all later events; the log file stays the same."""
+        self.model = model
+        self._context = replace(self._context, model=model)
+        if self._generation is not None:
+            self._generation.rename(self._context)
+
+    # --- interface ------------------------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Queue an event: a fact about the child, or a request to the instance."""
+        self._events.put_nowait((event, None))
+
+    def submit(self, event: Event) -> asyncio.Future[Instance]:
+        """``post`` an event. The future gets the instance after it, or the last one of an ended runner."""
+        reply: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        if self._closed:
+            reply.set_result(self.instance)
+        else:
+            self._events.put_nowait((event, reply))
+        return reply
+
+    async def reached(self, *wanted: State) -> Instance:
+        """Wait until the instance is in one of these states."""
+        return await self.until(lambda instance: instance.state in wanted)
+
+    async def until(self, holds: Callable[[Instance], bool]) -> Instance:
+        """Wait until ``holds`` is true of the instance. It is checked after every event."""
+        if holds(self.instance):
+            return self.instance
+        waiter: asyncio.Future[Instance] = asyncio.get_running_loop().create_future()
+        entry = (holds, waiter)
+        self._waiters.append(entry)
+        try:
+            return await waiter
+        finally:
+            with suppress(ValueError):
+                self._waiters.remove(entry)
+
+    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+        state = self.instance.state
+        # In LOADING the child listens; before that it could not answer.
+        if state is State.READY or (state is State.LOADING and self._answers_while_loading):
+            endpoint = self._open
+            if endpoint is not None:
+                return endpoint.lease_if_free(infers=infers)
+        return self.unavailable()
+
+    @property
+    def _open(self) -> Endpoint | None:
+        """The endpoint of the current child. None from its exit on, which is before the ``Exited`` event."""
+        generation = self._generation
+        if generation is None or generation.exit is not None or generation.endpoint.closed:
+            return None
+        return generation.endpoint
+
+    @property
+    def _answers_while_loading(self) -> bool:
+        """Whether llama-server itself answers requests during its first load."""
+        return self._never_served and not self.policy.waits_for_first_load
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The endpoint of the generation that serves now."""
+        return self._open if self.instance.state is State.READY else None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no server will follow: none runs and no start is due, or the last one is ending."""
+        instance = self.instance
+        ending = instance.state in {State.DRAINING, State.STOPPING}
+        is_last = ending and instance.kill_reason is None and not instance.restart_pending
+        return self._closed or is_last or instance.is_settled
+
+    def unavailable(self) -> Unavailable:
+        """Why no request is served now, and whether a request may wait (S9)."""
+        instance = self.instance
+        match instance.state:
+            case _ if self._closed:
+                return STOPPING
+            case State.STARTING | State.LOADING if self._answers_while_loading:
+                return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
+            case State.STARTING | State.LOADING | State.WARMING | State.READY:
+                return Unavailable(
+                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), queueable=True
+                )
+            case State.DRAINING | State.STOPPING if self.is_ending:
+                return STOPPING
+            case State.DRAINING | State.STOPPING:
+                return Unavailable(
+                    503,
+                    "The server is restarting",
+                    cause="restarting",
+                    retry_after_s=retry_after_s(self.load_s or 0.0),
+                    queueable=True,
+                )
+            case State.STOPPED:
+                return NOT_RUNNING
+            case State.BACKOFF | State.FAILED:
+                last, start_in_s = instance.last, self._next_start_in_s()
+                return Unavailable(
+                    503,
+                    (last and redact_paths(last.message, ())) or "llama-server ended",
+                    cause=last.cause if last else "",
+                    remedy=redact_paths(last.remedy, ()) if last else "",
+                    retry_after_s=retry_after_s(start_in_s + (self.load_s or 0.0)),
+                    # Only if the next start comes within the wait timeout.
+                    queueable=instance.state is State.BACKOFF
+                    and start_in_s <= self.policy.wait_timeout_s
+                    and not self._answers_while_loading,
+                )
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    def _next_start_in_s(self) -> float:
+        if self.instance.next_start_s is not None:
+            return max(1.0, self.instance.next_start_s - asyncio.get_running_loop().time())
+        return self.policy.restart.longest_delay_s
+
+    def _ready_in_s(self) -> float:
+        """The estimated rest of a start."""
+        elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
+        return retry_after_s(until_loaded_s(self.load_s, elapsed_s))
+
+    def set_policy(self, policy: Policy) -> None:
+        """Apply a new policy, also to the current child."""
+        self.policy = policy
+        if self._generation is not None:
+            self._generation.endpoint.max_concurrent = _max_concurrent(policy, self._generation.plan)
+
+    @property
+    def log_path(self) -> Path | None:
+        return self._context.log_path
+
+    @property
+    def pid(self) -> int | None:
+        generation = self._generation
+        return generation.child.pid if generation and self.instance.alive else None
+
+    @property
+    def plan(self) -> ChildPlan | None:
+        return self._generation.plan if self._generation else None
+
+    def prober(self) -> Prober | None:
+        """A client of the current child."""
+        return self._generation.prober() if self._generation else None
+
+    @property
+    def answered(self) -> int:
+        """The number of responses of the current generation."""
+        return self._generation.endpoint.answered if self._generation else 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._generation.endpoint.in_flight if self._generation else 0
+
+    @property
+    def busy(self) -> int:
+        """The number of permits in use."""
+        return self._generation.endpoint.busy if self._generation else 0
+
+    # --- the task ---------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Handle events until cancelled. No child is left behind at the end."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                while True:
+                    event, reply = await self._events.get()
+                    self._step(event)
+                    if reply is not None and not reply.done():
+                        reply.set_result(self.instance)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._closed = True
+            while not self._events.empty():
+                _, reply = self._events.get_nowait()
+                if reply is not None and not reply.done():
+                    reply.set_result(self.instance)
+            self.queue.changed()
+            if self._generation is not None and self.instance.state in LIVE:
+                await self._generation.kill()
+
+    def _step(self, event: Event) -> None:
+        before = self.instance
+        if isinstance(event, states.Healthy | states.WarmupSucceeded) and self._has_ended(event.generation):
+            return  # posted before the child died; its Exited event follows
+        now_s = asyncio.get_running_loop().time()
+        self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
+        self.queue.changed()  # before an endpoint closes: the requests that this ends may queue again
+        for effect in effects:
+            self._perform(effect)
+        after = self.instance
+        if (after.state, after.generation) != (before.state, before.generation):
+            if after.state is State.STARTING:
+                self._load_began_s = now_s
+                if self._awaits_memory and before.is_settled:
+                    self._fitted = False
+            elif after.state is State.READY:
+                self._never_served, self._fitted = False, True
+                self.load_s = smoothed(self.load_s, now_s - self._load_began_s, LOAD_WEIGHT)
+                self._current.endpoint.begin_serving()
+                self._current.start(probes.record_load)
+                self._current.start(probes.query_context_window)
+            self._bus.publish(StateChanged(self.model, after.state, after.generation))
+        for holds, waiter in self._waiters:
+            if not waiter.done() and holds(after):
+                waiter.set_result(after)
+
+    def _has_ended(self, number: int) -> bool:
+        generation = self._generation
+        return generation is not None and generation.number == number and generation.exit is not None
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case states.Spawn(generation):
+                self._begin(generation)
+            case states.Probe():
+                self._current.start(probes.probe)
+                self._current.start(probes.watch_progress)
+            case states.WarmUp():
+                self._current.start(probes.warm_up)
+            case states.RestoreSlots():
+                self._current.start_slot_transfer(probes.restore_slots)
+            case states.SaveSlots():
+                self._current.start_slot_transfer(probes.save_slots)
+            case states.Watch():
+                self._current.start(probes.check_liveness)
+            case states.AwaitIdle(generation):
+                self._current.endpoint.once_idle(lambda: self.post(states.Drained(generation)))
+            case states.CloseEndpoint(_, reason):
+                if self._generation is not None:
+                    self._generation.close(reason)
+            case states.Terminate():
+                if self._generation is not None:
+                    self._generation.child.terminate()
+            case states.Kill():
+                if self._generation is not None:
+                    self._generation.child.kill_group()
+            case states.WakeAt(timer_id, at_s):
+                if self._timer is not None:
+                    self._timer.cancel()
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_at(at_s, self.post, states.TimerFired(timer_id))
+            case states.Report(generation, diagnosis, restart_in_s, by_us):
+                self.last_exit = self._generation.exit if self._generation and not by_us else None
+                self._bus.publish(
+                    ServerExited(self.model, generation, self.last_exit, diagnosis, restart_in_s)
+                )
+            case _ as unreachable:
+                assert_never(unreachable)
+
+    # --- generations --------------------------------------------------------------------------------------
+
+    @property
+    def _current(self) -> Generation:
+        assert self._generation is not None
+        return self._generation
+
+    def _begin(self, number: int) -> None:
+        if self._generation is not None:
+            self._held_s = self._generation.endpoint.held_s
+        self._generation = None
+        assert self._tasks is not None
+        self._tasks.create_task(self._spawn(number, self._tasks), name=f"{self.model}/{number}/spawn")
+
+    async def _spawn(self, number: int, tasks: asyncio.TaskGroup) -> None:
+        begun = await begin(
+            number,
+            self._context,
+            tasks,
+            is_wanted=lambda: self.instance.state is State.STARTING,
+            first=not self._fitted,
+        )
+        if isinstance(begun, Diagnosis):
+            self.post(states.SpawnFailed(number, begun))
+        else:
+            begun.rename(self._context)  # in case the model was renamed meanwhile
+            self._generation = begun
+
+    def _endpoint_of(self, number: int, plan: ChildPlan) -> Endpoint:
+        return Endpoint(
+            self.model,
+            number,
+            plan.address,
+            plan.api_key,
+            max_concurrent=_max_concurrent(self.policy, plan),
+            held_s=self._held_s,
+            on_permit_free=self.queue.permit_freed,
+            on_idle=self.on_idle,
+        )
+
+    def _phase(self) -> Phase:
+        match self.instance.state:
+            case State.READY:
+                return "ready"
+            case State.DRAINING | State.STOPPING:
+                return "stopping"
+            case _:
+                return "starting"
+
+
+def _max_concurrent(policy: Policy, plan: ChildPlan) -> int:
+    permits = policy.permits(plan.parallel)
+    return UNLIMITED if permits is None else permits

@@ -1,0 +1,84 @@
+"""Measures CPU time, bytes read and memory of a process, and counts kills by the kernel's OOM killer.
+
+A SIGKILL of the OOM killer leaves no other trace in the child. psutil is imported late (24 ms).
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from llamasup.system.hardware.facts import CpuUsage, cgroup_files
+from llamasup.system.hardware.probe import system_text
+
+__all__ = ["MemoryUsage", "cpu_usage", "memory_usage", "oom_kills"]
+
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def oom_kills(root: Path = Path("/")) -> int:
+    """A count that only grows; 0 if the system has none. ``root`` is for tests.
+
+    The count of our own cgroup (v2 ``memory.events``, v1 ``memory.oom_control`` since 4.13), or else of the
+    whole system (``/proc/vmstat``). A child is in its parent's cgroup, unless it was moved.
+    """
+    own = root / "proc/self"
+    files = cgroup_files(system_text(own / "cgroup"), system_text(own / "mountinfo"))
+    groups = dict.fromkeys(Path(name).parent for name in files if Path(name).name.startswith("memory."))
+    for group in groups:
+        for name in ("memory.events", "memory.oom_control"):
+            if found := _COUNT.search(system_text(root / str(group).lstrip("/") / name)):
+                return int(found[1])
+    found = _COUNT.search(system_text(root / "proc/vmstat"))
+    return int(found[1]) if found else 0
+
+
+def cpu_usage(pid: int) -> CpuUsage | None:
+    """Of the process and its descendants, as llama-server may be wrapped in a script.
+
+    Takes some milliseconds (psutil lists all processes), so call it only for a suspected server. None if the
+    process has exited or is not accessible.
+    """
+    import psutil
+
+    try:
+        root = psutil.Process(pid)
+        stopped = root.status() == psutil.STATUS_STOPPED
+        family = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return None
+    cpu_s, read_bytes = 0.0, 0
+    for process in family:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            cpu_s += times.user + times.system
+        # Unlike read_chars, read_bytes counts the pages that a memory map loads. Not on macOS.
+        with suppress(psutil.Error, AttributeError, NotImplementedError):
+            read_bytes += process.io_counters().read_bytes
+    return CpuUsage(cpu_s, read_bytes, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    rss_bytes: int
+    read_bytes: int
+    """Bytes read by system calls; pages that a memory map loads count in ``rss_bytes`` instead."""
+
+
+def memory_usage(pid: int) -> MemoryUsage | None:
+    """None if the process has exited or is not accessible."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        rss_bytes = process.memory_info().rss
+    except psutil.Error:
+        return None
+    try:
+        read_bytes = process.io_counters().read_chars
+    except (psutil.Error, AttributeError, NotImplementedError):
+        read_bytes = 0  # not on macOS
+    return MemoryUsage(rss_bytes, read_bytes)

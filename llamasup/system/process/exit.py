@@ -1,0 +1,27 @@
+"""The exit of a process, and the run folder of an exited llamasup."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Exit", "StaleRun"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""
+
+    code: int | None
+    signal: str | None
+
+    def __str__(self) -> str:
+        return f"exit code {self.code}" if self.signal is None else self.signal
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRun:
+    """The run folder of a llamasup that has exited."""
+
+    path: str
+    pid: int
+    answering: tuple[str, ...] = ()  # sockets in it on which a process still listens

@@ -1,0 +1,144 @@
+"""The run folder of one llamasup process: its sockets and the records of its children."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from llamasup.errors import FolderUnusable
+from llamasup.system.process.identity import start_of
+from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
+
+__all__ = ["LONGEST_SOCKET_NAME", "OWNER", "RunFolder", "run_folder", "run_folders"]
+
+
+# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
+_SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
+# The longest name of a socket in the run folder, such as `child-3-12.sock`.
+LONGEST_SOCKET_NAME = 24
+# The file in the run folder with the start time of the process that made it.
+OWNER = "owner"
+
+
+class RunFolder:
+    """A new private folder for this run, removed with its content. Its path is short, for sockets.
+
+    ``lock`` is the descriptor that holds the lock of the run (``claim``); None if folders cannot be locked.
+    """
+
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        self.path = path
+        self._lock = lock
+        self._pid = os.getpid()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Remove the folder. May be repeated."""
+        atexit.unregister(self.close)
+        if os.getpid() == self._pid:  # a forked copy of this process leaves it alone
+            shutil.rmtree(self.path, ignore_errors=True)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def run_folder() -> RunFolder:
+    """Create the folder of this run, in the first private folder that is short enough for a socket's path.
+
+    Tried are ``$RUNTIME_DIRECTORY`` (systemd), ``$XDG_RUNTIME_DIR/llamasup``, the platform's runtime folder,
+    ``/tmp/llamasup-UID``, and last an unguessable folder in ``/tmp``. Raises FolderUnusable if all fail.
+    """
+    prefix = f"{os.getpid()}-"
+    for base in _run_bases():
+        if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
+            continue
+        with contextlib.suppress(FolderUnusable, OSError):
+            return _create(prefix, private_folder(base))
+    try:
+        return _create(f"llamasup-{prefix}", _short_temporary_folder())
+    except OSError as error:
+        raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+
+
+def _create(prefix: str, base: Path) -> RunFolder:
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
+        # Until it is claimed it looks stale, and another process may sweep it.
+        with contextlib.suppress(Claimed, FileNotFoundError):
+            lock = claim(path)
+            if path.exists():
+                with contextlib.suppress(OSError):  # a full disk: the lock is enough
+                    (path / OWNER).write_text(start_of(os.getpid()) or "")
+                return RunFolder(path, lock)
+            if lock is not None:
+                os.close(lock)
+
+
+def run_folders() -> Iterator[tuple[Path, int]]:
+    """Every run folder of this user, with the PID of the process that made it."""
+    temporary = _short_temporary_folder()
+    bases = dict.fromkeys((*_run_bases(), *_login_bases()))
+    for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
+        try:
+            entries = sorted(base.iterdir())
+        except OSError:  # missing, or not readable for this user
+            continue
+        for entry in entries:
+            named = re.fullmatch(pattern, entry.name)
+            if named and _is_own_folder(entry):
+                yield entry, int(named[1])
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
+
+
+def _run_bases() -> Iterator[Path]:
+    if given := systemd_folder("RUNTIME_DIRECTORY"):
+        yield given
+    if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
+        yield Path(given_by_login) / "llamasup"
+    if sys.platform != "linux":
+        import platformdirs
+
+        yield platformdirs.user_runtime_path("llamasup", appauthor=False)
+    if sys.platform != "win32":
+        yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
+
+
+def _login_bases() -> Iterator[Path]:
+    """The folders of a login session, for commands outside one (cron, su, docker exec)."""
+    if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
+        yield Path(f"/run/user/{os.geteuid()}/llamasup")
+
+
+def _short_temporary_folder() -> Path:
+    """``$TMPDIR``, or /tmp if that is too long for the paths of sockets (on macOS it has 50 bytes)."""
+    if sys.platform == "win32":
+        return Path(tempfile.gettempdir())
+    given = os.environ.get("TMPDIR", "")
+    folder = f"{given}/llamasup-{os.geteuid()}/{os.getpid()}-12345678/"
+    fits = len(os.fsencode(folder)) + LONGEST_SOCKET_NAME <= _SOCKET_PATH_BYTES
+    return Path(given if given.startswith("/") and fits else "/tmp")  # noqa: S108 - 0700 below it

@@ -1,0 +1,162 @@
+"""Cleans up after a llamasup that was killed or lost power.
+
+``stale_runs`` lists, ``sweep`` removes: children that still run, the run folder with its sockets, the ready
+file, and half-written files. Both touch only what belongs to this user and to a run that has ended: see
+``claim`` in storage/folders.py for the run, ``ownership.py`` for its processes.
+
+The guardian (``guardian.py``) runs ``python -m llamasup.system.process.sweep FOLDER`` for one folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from llamasup.errors import FolderUnusable
+from llamasup.system.process import ready_file
+from llamasup.system.process.exit import StaleRun
+from llamasup.system.process.identity import start_of
+from llamasup.system.process.ownership import OwnedProcess, kill_owned
+from llamasup.system.process.run_folder import OWNER, run_folders
+from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
+
+__all__ = ["Swept", "record_ready_file", "stale_runs", "sweep"]
+
+_CONNECT_S = 0.2
+_READY_FILE = "ready-file"
+_PART = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.part")
+# A file is written in milliseconds. The PID in its name may be of another container.
+_PART_IS_OLD_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The processes and files of one stale run that were removed."""
+
+    folder: Path
+    pid: int
+    ended: tuple[OwnedProcess, ...] = ()
+    ready_file: Path | None = None
+
+    def __str__(self) -> str:
+        processes = [
+            f"process {process.pid} ({process.executable or 'a descendant'})" for process in self.ended
+        ]
+        ready_file = [] if self.ready_file is None else [str(self.ready_file)]
+        removed = ", ".join([str(self.folder), *ready_file, *processes])
+        return f"Cleaned up after a killed llamasup (process {self.pid}): removed {removed}."
+
+
+def stale_runs() -> tuple[StaleRun, ...]:
+    """The run folders of processes that have exited, and their sockets that still listen."""
+    stale = []
+    for folder, pid in run_folders():
+        with _claimed_stale(folder, pid) as is_stale:
+            if is_stale:
+                stale.append(StaleRun(str(folder), pid, tuple(map(str, _listening_sockets(folder)))))
+    return tuple(stale)
+
+
+@contextmanager
+def _claimed_stale(folder: Path, pid: int) -> Iterator[bool]:
+    """Whether the run of ``folder`` has ended. No other process can claim it until the end of the block."""
+    try:
+        lock = claim(folder)
+    except (Claimed, OSError):
+        yield False
+        return
+    try:
+        yield folder.exists() and not _owner_lives(folder, pid)
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _owner_lives(folder: Path, pid: int) -> bool:
+    """For systems without locks, and for a folder that was removed while its run made it again."""
+    start = start_of(pid)
+    try:
+        return start is not None and (folder / OWNER).read_text() in ("", start)
+    except OSError:
+        return start is not None
+
+
+def _listening_sockets(folder: Path) -> list[Path]:
+    if sys.platform == "win32":
+        return []
+    try:
+        return [path for path in sorted(folder.iterdir()) if _is_listening(path)]
+    except OSError:
+        return []
+
+
+def _is_listening(path: Path) -> bool:
+    if not stat.S_ISSOCK(path.lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_CONNECT_S)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def record_ready_file(folder: Path, path: Path) -> None:
+    """Record the path of the ready file in the run folder, for a later sweep."""
+    with contextlib.suppress(OSError):
+        (folder / _READY_FILE).write_bytes(os.fsencode(path))
+
+
+def sweep(only: Path | None = None) -> tuple[Swept, ...]:
+    """Clean up after stale runs; with ``only`` after that run. Never raises."""
+    swept = [_swept(folder, pid) for folder, pid in run_folders() if only in (None, folder)]
+    if only is None:
+        _sweep_parts()
+    return tuple(filter(None, swept))
+
+
+def _swept(folder: Path, pid: int) -> Swept | None:
+    with _claimed_stale(folder, pid) as is_stale:
+        if not is_stale:
+            return None
+        ended = kill_owned(folder)
+        ready = _recorded_ready_file(folder)
+        removed = ready is not None and ready_file.remove_left_by(pid, ready)
+        shutil.rmtree(folder, ignore_errors=True)
+        return Swept(folder, pid, ended, ready if removed else None)
+
+
+def _recorded_ready_file(folder: Path) -> Path | None:
+    try:
+        return Path(os.fsdecode((folder / _READY_FILE).read_bytes()))
+    except OSError:
+        return None
+
+
+def _sweep_parts() -> None:
+    """Remove half-written files of ``atomic_write``."""
+    for base in (state_folder, cache_folder):
+        with contextlib.suppress(OSError, FolderUnusable):
+            for path in base().rglob(".*.part"):
+                named = _PART.fullmatch(path.name)
+                if named and start_of(int(named[1])) is None and _is_old(path):
+                    path.unlink()
+
+
+def _is_old(path: Path) -> bool:
+    return datetime.now(UTC).timestamp() - path.lstat().st_mtime > _PART_IS_OLD_S
+
+
+if __name__ == "__main__":
+    sweep(only=Path(sys.argv[1]))

@@ -1,0 +1,227 @@
+"""Private folders and files of this user: creates, opens, locks and replaces them.
+
+Folders have mode 0700, files 0600. Files appear under their name only when complete. Symlinks are never
+followed (X13).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+from llamasup.errors import FolderUnusable
+
+__all__ = [
+    "Claimed",
+    "atomic_write",
+    "cache_folder",
+    "claim",
+    "claim_file",
+    "file_id",
+    "models_folder",
+    "open_private",
+    "private_folder",
+    "read_bounded",
+    "state_folder",
+]
+
+# The command that writes to the pipe may first ask the user for a password.
+PIPE_WAIT_S = 60.0
+# O_NONBLOCK: opening a FIFO would wait for a writer.
+_NO_WAIT = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+_NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+
+
+def private_folder(path: Path) -> Path:
+    """Make ``path`` a folder that only this user can enter, with the parents it needs.
+
+    Raises FolderUnusable: a file or a symlink is at ``path``, another user owns it, or permission is denied.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is not a folder")
+        if sys.platform != "win32":
+            if status.st_uid != os.geteuid():
+                raise unusable(path, f"it belongs to user {status.st_uid}")
+            if stat.S_IMODE(status.st_mode) & 0o077:
+                path.chmod(0o700)
+    except OSError as error:
+        raise unusable(path, error.strerror or str(error)) from error
+    return path
+
+
+def unusable(path: Path, reason: str) -> FolderUnusable:
+    return FolderUnusable(
+        f"The folder {str(path)!r} cannot be used: {reason}.",
+        remedy="Make it a folder that only you can access, or remove it.",
+    )
+
+
+def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file of this user, never through a symlink. ``flags`` may create it (0600).
+
+    Raises OSError; with an errno of None for a file of another type or owner.
+    """
+    fd = os.open(path, flags | _NO_WAIT | _NO_FOLLOW, 0o600)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
+        os.close(fd)
+        raise OSError(f"not a regular file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
+    return fd
+
+
+def file_id(path: str | Path, *, follow: bool = False) -> tuple[int, int] | None:
+    """Device and inode, which tell whether two paths are the same file; None if ``path`` cannot be read."""
+    try:
+        status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - str or Path
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Replace the content of ``path`` in one step: a reader sees the old file or the new one.
+
+    ``durable``: the new file also survives a power cut (fsync of the file and its folder). Raises OSError.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            if mode != 0o600:
+                os.fchmod(file.fileno(), mode)  # whatever the umask says
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if durable and sys.platform != "win32":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
+    """At most ``most_bytes`` of a file that the user names, and its status.
+
+    A pipe (``<(command)``) is read to its end, and must be closed within ``PIPE_WAIT_S``; otherwise a named
+    pipe without a writer would block the start for ever. ``flags``: more flags for os.open(). Raises OSError.
+    """
+    flags |= os.O_RDONLY | _NO_WAIT | getattr(os, "O_NOCTTY", 0)
+    with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
+        status = os.fstat(file.fileno())
+        wait = _pipe_wait(file.fileno()) if not stat.S_ISREG(status.st_mode) else None
+        content = b""
+        while len(content) < most_bytes:
+            if wait is not None:
+                wait()
+            piece = file.read(most_bytes - len(content))
+            if not piece:
+                break
+            content += piece
+    return content, status
+
+
+def _pipe_wait(fd: int) -> Callable[[], None] | None:
+    if sys.platform == "win32":
+        return None
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    until = monotonic() + PIPE_WAIT_S
+
+    def wait() -> None:
+        if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
+            raise TimeoutError(errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s")
+
+    return wait
+
+
+# --- the standard folders ------------------------------------------------------------------------
+
+
+def state_folder() -> Path:
+    """Logs and data for later runs (``~/.local/state/llamasup``; systemd's StateDirectory=)."""
+    return _folder("STATE_DIRECTORY", "user_state_path")
+
+
+def cache_folder() -> Path:
+    """Data that can be computed again (``~/.cache/llamasup``; systemd's CacheDirectory=)."""
+    return _folder("CACHE_DIRECTORY", "user_cache_path")
+
+
+def models_folder() -> Path:
+    """Downloaded models (``~/.local/share/llamasup/models``; with systemd a folder in StateDirectory=). This
+    function does not create it.
+    """
+    if given := systemd_folder("STATE_DIRECTORY"):
+        return given / "models"
+    import platformdirs
+
+    return platformdirs.user_data_path("llamasup", appauthor=False) / "models"
+
+
+def _folder(systemd_variable: str, kind: str) -> Path:
+    if given := systemd_folder(systemd_variable):
+        return private_folder(given)
+    import platformdirs
+
+    path: Path = getattr(platformdirs, kind)("llamasup", appauthor=False)
+    return private_folder(path)
+
+
+def systemd_folder(variable: str) -> Path | None:
+    # systemd.exec(5): set by RuntimeDirectory= and similar settings; several are separated by colons.
+    first = os.environ.get(variable, "").partition(":")[0]
+    # With DynamicUser= systemd makes a symlink: /var/lib/x -> private/x.
+    return Path(first).resolve() if first else None
+
+
+class Claimed(Exception):
+    """Another running process holds this folder or file."""
+
+
+def claim(folder: Path) -> int | None:
+    """Lock ``folder`` for as long as the returned descriptor is open, or until this process dies.
+
+    A lock is exact where a process ID and its start time are not: it ignores clock changes, works across
+    containers, and only one of two processes that find an abandoned folder gets it. None where folders
+    cannot be locked (Windows, NFS). Raises Claimed if another process holds it, OSError if it is no folder.
+    """
+    if sys.platform == "win32":
+        return None
+    return _locked(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), folder)
+
+
+def claim_file(path: Path) -> int | None:
+    """The same for a lock file, which stays. Raises OSError if it cannot be created."""
+    if sys.platform == "win32":
+        return None
+    return _locked(os.open(path, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_FOLLOW, 0o600), path)
+
+
+def _locked(fd: int, path: Path) -> int | None:
+    import fcntl
+
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise Claimed(str(path)) from None
+    except OSError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,79 @@
+"""Paths from users: resolves ``~`` and relative paths, and tells what is at a path without raising.
+
+Path.exists() and others raise (Python 3.11) for a dead network share, a folder without permission or a name
+that is too long; in none of these cases is the path known to be free.
+"""
+
+from __future__ import annotations
+
+import shlex
+import stat
+from collections.abc import Iterable
+from enum import Enum, auto
+from pathlib import Path
+
+from llamasup.errors import LlamasupError, ModelMissing
+
+__all__ = ["PathKind", "expanded", "path_kind", "require_folders"]
+
+
+class PathKind(Enum):
+    FOLDER = auto()
+    FILE = auto()
+    """A file, pipe or device."""
+    NOTHING = auto()
+    UNKNOWN = auto()
+    """The system does not say whether something is there; opening the path gives the reason."""
+
+
+def path_kind(path: Path) -> PathKind:
+    """The kind of file at ``path``, symlinks followed."""
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # a NUL in the path
+        return PathKind.NOTHING
+    except OSError:
+        return PathKind.UNKNOWN
+    return PathKind.FOLDER if stat.S_ISDIR(mode) else PathKind.FILE
+
+
+def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of: str = "") -> Path:
+    """The absolute path for ``name``, whether it exists or not.
+
+    ``of`` is the option or variable that the name comes from. Raises ``wrong`` if ``name`` has no path.
+    """
+    given = f"{of}: {name}" if of else str(name)
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        user = str(name).split("/")[0]
+        raise wrong(
+            f"{given}: there is no user {user.removeprefix('~')!r}",
+            remedy=f"Write the path out; for a file of this name in the current folder write ./{name}",
+        ) from None
+    except FileNotFoundError:
+        raise wrong(
+            f"{given}: the current folder no longer exists", remedy="Change to another folder with cd."
+        ) from None
+
+
+def require_folders(folders: Iterable[Path], *, of: str) -> None:
+    """Reject missing folders of a command line: those of a config may appear later, these are mistyped.
+
+    ``of`` is the option or argument that takes the folders. Raises ModelMissing.
+    """
+    for folder in folders:
+        kind = path_kind(folder)
+        if kind is PathKind.FILE:
+            raise ModelMissing(
+                f"{folder} is a file, but {of} takes a folder",
+                remedy=f"To serve only this file: {_alone(folder, of)}",
+            )
+        if kind is PathKind.NOTHING:
+            raise ModelMissing(f"{folder}: there is no such folder", remedy="Create it, or give another one.")
+
+
+def _alone(file: Path, of: str) -> str:
+    if of.startswith("--"):
+        return f"llamasup run {shlex.quote(str(file))}"
+    return f"llamasup.serve({str(file)!r})"

@@ -1,0 +1,107 @@
+"""The rooms of llamasup, their floors and their imports: printed, and as a diagram in docs/design.md.
+
+python scripts/package_graph.py            write the diagram
+python scripts/package_graph.py --check    exit code 1 if it is not what the imports are
+python scripts/package_graph.py --print    rooms with files, lines and the rooms that they import
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grimp
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "design.md"
+MARKS = "<!-- rooms: scripts/package_graph.py -->", "<!-- end of rooms -->"
+
+
+def floors() -> list[list[str]]:
+    """The rooms of each floor, highest first, as the layers contract lists them."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    contracts = config["tool"]["importlinter"]["contracts"]
+    (layers,) = (contract["layers"] for contract in contracts if contract["type"] == "layers")
+    return [layer.split(" | ") for layer in layers]
+
+
+def arrows(graph: grimp.ImportGraph) -> Mapping[str, Mapping[str, int]]:
+    """Room → the rooms that it imports, with the number of imports. Annotations count, too."""
+    found: dict[str, dict[str, int]] = {}
+    for module in sorted(graph.modules):
+        for imported in sorted(graph.find_modules_directly_imported_by(module)):
+            room, other = _room(module), _room(imported)
+            if room and other and room != other:
+                imports = found.setdefault(room, {})
+                imports[other] = imports.get(other, 0) + 1
+    return found
+
+
+def _room(module: str) -> str:
+    _, _, rest = module.partition(".")
+    return rest.partition(".")[0]
+
+
+def direct(of: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
+    """The arrows that the diagram needs: not those to a room that another import reaches, too."""
+
+    def reach(room: str) -> set[str]:
+        return {far for other in of.get(room, ()) for far in (other, *reach(other))}
+
+    return {
+        room: [name for name in others if not any(name in reach(other) for other in others if other != name)]
+        for room, others in of.items()
+    }
+
+
+def diagram(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) -> str:
+    """Mermaid: a row for each floor."""
+    lines = ["```mermaid", "flowchart TD"]
+    for number, rooms in enumerate(levels):
+        lines.append(f"    subgraph floor{len(levels) - number}[ ]")
+        lines += [f"        {_id(room)}[{room}]" for room in rooms]
+        lines.append("    end")
+    known = {room for rooms in levels for room in rooms}
+    for room, others in direct(of).items():
+        lines += [f"    {_id(room)} --> {_id(other)}" for other in others if {room, other} <= known]
+    return "\n".join([*lines, "```"])
+
+
+def _id(room: str) -> str:
+    return f"room_{room.strip('_')}"
+
+
+def table(levels: Sequence[Sequence[str]], of: Mapping[str, Mapping[str, int]]) -> str:
+    lines = []
+    for number, rooms in enumerate(levels):
+        for room in rooms:
+            files = list((ROOT / "llamasup" / room).rglob("*.py")) or [ROOT / "llamasup" / f"{room}.py"]
+            count = sum(len(file.read_text("utf-8").splitlines()) for file in files)
+            imports = ", ".join(f"{other} ({times})" for other, times in sorted(of.get(room, {}).items()))
+            lines.append(
+                f"{len(levels) - number:2} {room:14} {len(files):3} files {count:6} lines  {imports}"
+            )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--print", action="store_true")
+    options = parser.parse_args()
+    levels, of = floors(), arrows(grimp.build_graph("llamasup", cache_dir=None))
+    if options.print:
+        print(table(levels, of))
+        return 0
+    return keep_current(DOC, MARKS, diagram(levels, of), check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

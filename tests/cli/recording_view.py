@@ -1,0 +1,42 @@
+"""A view that records the lines and the activity that it is given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from llamasup.cli.output.console import ConsoleReporter
+
+
+class RecordingView:
+    """``lines``: level, event, text and fields of each line. ``activity()``: the text of the live line."""
+
+    is_busy = False
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str, str, dict[str, Any]]] = []
+        self._activity: str | None = "checking the models"
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for _, _, text, _ in self.lines]
+
+    def activity(self) -> str | None:
+        return self._activity
+
+    def say(self, level: str, event: str, text: str, **fields: Any) -> None:
+        self.lines.append((level, event, text, fields))
+
+    def show_activity(self, text: str | None) -> None:
+        self._activity = text
+
+    def show_server_log(self, lines: list[bytes]) -> None:
+        raise NotImplementedError
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+
+def reporter_to(view: RecordingView, *, has_many: bool = False) -> ConsoleReporter:
+    """The reporter of a service with one model, or with many."""
+    return ConsoleReporter(view, cast("Any", SimpleNamespace(launch=None if has_many else object())), 0.0)

@@ -1,0 +1,54 @@
+"""Signals that stop llamasup, also before it has anything to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from llamasup.cli.stop_signals import Interrupted, StopSignals
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture
+def signals() -> Iterator[StopSignals]:
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    installed = StopSignals()
+    installed.install()
+    yield installed
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_signal_with_swallowed_exception_reaches_first_listener(
+    signals: StopSignals,
+) -> None:
+    with pytest.raises(Interrupted):  # as an import that swallows exceptions
+        signal.raise_signal(signal.SIGTERM)
+    received: list[str] = []
+    signals.deliver_to(received.append)
+    assert received == ["SIGTERM"]
+    signal.raise_signal(signal.SIGTERM)
+    assert received == ["SIGTERM", "SIGTERM"]
+
+
+def test_signal_without_listener_raises_again(signals: StopSignals) -> None:
+    received: list[str] = []
+    signals.deliver_to(received.append)
+    signals.raise_again()
+    with pytest.raises(Interrupted):
+        signal.raise_signal(signal.SIGTERM)
+    assert received == []
+
+
+def test_listener_receives_stop_reason_until_the_end(signals: StopSignals) -> None:
+    received: list[str] = []
+    signals.deliver_to(received.append)
+    assert received == []
+    signals.stop("standard input ended")
+    assert received == ["standard input ended"]
+    signals.end()
+    signal.raise_signal(signal.SIGTERM)
+    assert received == ["standard input ended"]

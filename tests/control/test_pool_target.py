@@ -1,0 +1,69 @@
+"""Control of the models of ``serve``: a pool with fake servers, everything else real."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from llamasup.control.pool_target import PoolTarget
+from llamasup.http.address import TcpAddress
+from llamasup.models.diff import Changes
+from llamasup.models.spec import ModelSpec
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.states import Policy, State
+from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
+
+pytestmark = pytest.mark.slow
+
+# Nothing is tried again by itself while a test runs, and who waits does so all the same.
+LATE = Policy(restart=RestartPolicy(first_delay_s=1000.0, longest_delay_s=1000.0), wait_timeout_s=2000.0)
+
+
+class ServiceOwner:
+    stops_asked = 0
+
+    def ask_stop(self) -> None:
+        raise AssertionError
+
+    def control_asks(self, what: str, model: str = "") -> None:
+        pass
+
+
+async def nothing_new() -> Changes:
+    return Changes()
+
+
+def controlled(it: Pooled) -> PoolTarget:
+    return PoolTarget(ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, tiny_model: Path) -> ModelSpec:
+    return spec_of(file_of(tmp_path, "a", tiny_model))
+
+
+@pytest.mark.parametrize(("fault", "state"), [("exit=load:1", State.BACKOFF), ("load_s=1000", State.LOADING)])
+@async_test
+async def test_restart_restarts_models_that_crashed_or_hang_during_load(
+    fault: str, state: State, tmp_path: Path, spec: ModelSpec
+) -> None:
+    runtime = server(tmp_path, {"a.gguf": [fault]})
+    async with pooled(tmp_path, spec, runtime=runtime, policy=LATE) as it:
+        waiting = it.ask("a")
+        await it.until(lambda: any(each.instance.state is state for each in it["a"].runners))
+        server(tmp_path)
+        async with asyncio.timeout(PATIENCE_S):
+            await controlled(it).restart("a")
+
+        assert await waiting.served_by() == 2
+
+
+@async_test
+async def test_restart_of_an_unloaded_model_loads_it(tmp_path: Path, spec: ModelSpec) -> None:
+    async with pooled(tmp_path, spec) as it:
+        async with asyncio.timeout(PATIENCE_S):
+            await controlled(it).restart("a")
+
+        assert await it.ask("a").served_by() == 1

@@ -1,0 +1,281 @@
+"""Models that are somewhere else: what happens until they are here, and once nobody wants them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llamasup.downloads.manager import Listener, Progress
+from llamasup.errors import Conflict, LlamasupError
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.status import state_of_managed
+from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.rollout import remove
+from tests.pool.pools import async_test, file_of, pooled, spec_of, with_context
+
+pytestmark = pytest.mark.slow
+
+REF = "org/far:Q4_K_M"
+
+
+class FarAway:
+    """Where models come from: each that is asked for is told and, once it may, brought."""
+
+    def __init__(self, path: Path) -> None:
+        self.begun: list[str] = []
+        self.called_off: list[str] = []
+        self.brought: list[str] = []
+        self.may = asyncio.Event()
+        self.path = path
+        self.progress = Progress(5 << 30, 10 << 30, 1 << 30)
+
+    async def fetch(self, ref: str, listener: Listener) -> Path:
+        self.begun.append(ref)
+        listener(self.progress)
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.called_off.append(ref)
+            raise
+        self.brought.append(ref)
+        return self.path
+
+
+@pytest.fixture
+def specs(tmp_path: Path, tiny_model: Path) -> dict[str, ModelSpec]:
+    return {name: spec_of(file_of(tmp_path, name, tiny_model)) for name in "abc"}
+
+
+def far(spec: ModelSpec, ref: str = REF) -> ModelSpec:
+    return replace(spec, source=ref, identity=())
+
+
+# --- it cannot be had
+
+
+@async_test
+async def test_unexpected_error_of_a_download_does_not_affect_others(
+    tmp_path: Path, specs: dict[str, ModelSpec], caplog: pytest.LogCaptureFixture
+) -> None:
+    """S17."""
+
+    async def fetch(ref: str, listener: Listener) -> Path:
+        raise PermissionError(13, "Permission denied")
+
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as it:
+        await it.load("b")
+        before = it.pids("b")
+        with pytest.raises(LlamasupError, match="PermissionError") as raised:
+            await it.load("a")
+        assert raised.value.exit_code == 70
+        assert "Permission denied" in caplog.text
+        assert (await it.ask("a").refusal()).status == 503
+        assert it.pids("b") == before
+        assert await it.ask("b").served_by() == 1
+
+
+# --- nobody wants it any more
+
+
+@async_test
+async def test_download_ends_with_the_last_waiting_client(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        first, second = it.ask("a"), it.ask("a")
+        await it.until(lambda: hub.begun == [REF])
+        assert state_of_managed(it["a"]) == "downloading"
+        it.catalog.queue("a").leave(first.entry)
+        await it.reconciled()
+        assert hub.called_off == []
+        it.catalog.queue("a").leave(second.entry)
+
+        await it.until(lambda: it["a"].sizing is None)
+        assert hub.called_off == [REF]
+        assert state_of_managed(it["a"]) == "stopped"
+        hub.may.set()
+        assert await it.ask("a").served_by() == 1  # and goes on with the next one
+        assert hub.begun == [REF, REF]
+
+
+@async_test
+async def test_download_ends_with_the_last_load_request(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == [REF])
+        loading.cancel()
+
+        await it.until(lambda: hub.called_off == [REF])
+
+
+@async_test
+async def test_download_ends_with_waiters_of_another_name(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, far(specs["a"], "org/old"), far(specs["c"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == ["org/old"])
+        remove(it.pool, it["a"], it["c"])
+        await it.until(lambda: hub.begun == ["org/old", REF])
+        assert hub.called_off == ["org/old"]
+        loading.cancel()
+
+        await it.until(lambda: hub.called_off == ["org/old", REF])
+
+
+@async_test
+async def test_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
+        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
+        await it.until(lambda: hub.begun == [REF])
+        await it.unload("a")
+        with pytest.raises(Conflict):
+            await loading
+
+        await it.until(lambda: hub.called_off == [REF])
+
+
+@async_test
+async def test_model_is_present_when_the_end_of_its_download_is_reported(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    """It waits for no longer than it may, and the download goes on for when it comes again."""
+    hub = FarAway(Path(specs["b"].source))
+    hub.progress = Progress(0, 100 << 30, 1 << 30)
+    soon = replace(specs["a"], options=replace(specs["a"].options, wait_timeout_s=0.2))
+    async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as it:
+        refused = await it.ask("a").refusal()
+        assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
+        await it.reconciled()
+        assert hub.called_off == []
+        pending_demand = it["a"].pending_demand
+        assert pending_demand is not None
+        assert pending_demand.until_s >= asyncio.get_running_loop().time() + 100
+
+        hub.may.set()
+        await it.until_phase("a", Phase.RESIDENT)
+        assert await it.ask("a").served_by() == 1
+
+
+@async_test
+async def test_download_ends_with_its_purpose(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    """A config that is mended is not held up by what it said before."""
+    hub = FarAway(Path(specs["b"].source))
+    async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as it:
+        request = it.ask("a")
+        await it.until(lambda: hub.begun == ["org/huge:q8"])
+        it.apply(specs["a"], specs["b"])
+        assert await request.served_by() == 1
+        assert hub.called_off == ["org/huge:q8"]
+
+        it.apply(specs["a"], far(specs["b"]))
+        gone = it.ask("b")
+        await it.until(lambda: REF in hub.begun)
+        it.apply(specs["a"])
+        assert (await gone.refusal()).status == 404
+        await it.until(lambda: hub.called_off == ["org/huge:q8", REF])
+
+
+# --- it is here no more
+
+
+@async_test
+async def test_deleted_model_is_downloaded_again(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
+    spare = Path(specs["b"].source)
+    hub = FarAway(spare.with_name("brought.gguf"))
+    hub.may.set()
+
+    async def fetch(ref: str, listener: Listener) -> Path:
+        await asyncio.to_thread(shutil.copy, spare, hub.path)
+        return await hub.fetch(ref, listener)
+
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as it:
+        await it.load("a")
+        await it.unload("a")
+        await it.until(lambda: it["a"].sizing is None)
+        os.remove(hub.path)  # noqa: PTH107 (a test's own)
+        with pytest.raises(LlamasupError):
+            await it.load("a")
+        await it.load("a")
+        assert await it.ask("a").served_by() == 1
+
+
+# --- a change that has to be downloaded
+
+
+@async_test
+async def test_other_models_change_and_use_idle_memory_during_a_download(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    async with pooled(tmp_path, *specs.values(), capacity=2.5, fetch=hub.fetch) as it:
+        await it.load("a")
+        await it.load("b")
+        it.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])
+        await it.until(lambda: hub.begun == [REF])
+        assert it["a"].phase is Phase.RESIDENT
+        request = it.ask("a")
+        assert await request.served_by() == 1
+        request.finish()
+        await it.until(lambda: not it["b"].rolling_out)
+        assert not it["b"].is_outdated
+        assert hub.called_off == []
+
+        idle = it.ask("b")  # used later than a
+        await idle.served_by()
+        idle.finish()
+        request = it.ask("c")
+        await request.served_by()
+        assert ("a", "memory", "c") in it.unloads()
+        await it.until(lambda: hub.called_off == [REF])  # what is not loaded is not changed, but loaded anew
+        request.finish()
+        hub.may.set()
+        await it.load("a")
+        assert not it["a"].is_outdated
+
+
+@async_test
+async def test_download_of_a_change_ends_with_unload_or_the_next_change(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
+        await it.load("a")
+        it.apply(far(specs["a"]))
+        await it.until(lambda: len(hub.begun) == 1)
+        it.apply(specs["a"])
+        await it.until(lambda: not it["a"].rolling_out)
+        assert len(hub.called_off) == 1
+        assert it.loads("a") == 1
+
+        it.apply(far(specs["a"]))
+        await it.until(lambda: len(hub.begun) == 2)
+        await it.unload("a")
+        await it.until(lambda: not it["a"].rolling_out)
+        assert len(hub.called_off) == 2
+        assert it["a"].phase is Phase.ABSENT
+
+
+@async_test
+async def test_finished_download_of_a_change_is_not_reported(
+    tmp_path: Path, specs: dict[str, ModelSpec]
+) -> None:
+    hub = FarAway(Path(specs["c"].source))
+    hub.may.set()
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
+        await it.load("a")
+        it.apply(far(specs["a"]))
+        await it.until(lambda: not it["a"].rolling_out)
+        told = it["a"].served.unavailable_reason
+        assert told is not None
+        assert told.cause == "loading"
+        assert not it["a"].is_outdated

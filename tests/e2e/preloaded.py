@@ -1,0 +1,18 @@
+"""What the fork server imports (tests/e2e/forked.py): all that a command may need."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+
+from typer.testing import CliRunner
+
+import llamasup
+from llamasup.cli.app import app
+
+for module in pkgutil.walk_packages(llamasup.__path__, "llamasup."):
+    if not module.name.startswith(("llamasup.embedded", "llamasup.testing", "llamasup.__main__")):
+        importlib.import_module(module.name)
+CliRunner().invoke(app, ["inspect", "--help"])  # Typer imports the rest of itself at the first call
+gc.freeze()

@@ -1,0 +1,280 @@
+"""A pool of models over real children of the fake server, and requests that take its leases."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llamasup.llama_server.settings import Settings
+from llamasup.models.names import NameIndex
+from llamasup.models.registry import Registry
+from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.pool import sizing
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.eviction_policy import Phase, ResidencyPolicy
+from llamasup.pool.model import ManagedModel, SizedModel, estimate_model
+from llamasup.pool.options import PoolOptions
+from llamasup.pool.pool import Pool
+from llamasup.pool.processes import Runners
+from llamasup.pool.sizing import Fetch
+from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.wait_queue import QueueEntry
+from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
+from llamasup.supervision.states import Policy, State
+from llamasup.testing.fake_server import install
+from tests.async_tests import async_test
+from tests.patience import PATIENCE_S
+
+__all__ = [
+    "PATIENCE_S",
+    "HeldSizing",
+    "PoolRequest",
+    "Pooled",
+    "async_test",
+    "file_of",
+    "pooled",
+    "registry_of",
+    "server",
+    "spec_of",
+]
+
+
+class HeldSizing:
+    """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._really = sizing.__dict__["estimate_model"]
+        self._begun, self._go_on = threading.Event(), threading.Event()
+        monkeypatch.setattr(sizing, "estimate_model", self._size_up)
+
+    def _size_up(self, *arguments: Any) -> SizedModel:
+        self._begun.set()
+        self._go_on.wait(PATIENCE_S)
+        found = self._really(*arguments)
+        assert isinstance(found, SizedModel)
+        return found
+
+    async def begun(self) -> None:
+        await asyncio.to_thread(self._begun.wait, PATIENCE_S)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+
+def server(folder: Path, faults: Mapping[str, Iterable[str]] | None = None) -> Path:
+    """A llama-server that misbehaves for the models whose command lines hold a part that ``faults`` names."""
+    usual = install(folder / "usual-server")
+    cases = [
+        f'*{shlex.quote(part)}*) exec {shlex.quote(str(install(folder / f"server-{number}", *said)))} "$@" ;;'
+        for number, (part, said) in enumerate((faults or {}).items())
+    ]
+    path = folder / "llama-server"
+    path.write_text("\n".join(["#!/bin/sh", 'case "$*" in', *cases, "esac", f'exec "{usual}" "$@"', ""]))
+    path.chmod(0o755)
+    return path
+
+
+def file_of(folder: Path, name: str, model: Path) -> Path:
+    path = folder / f"{name}.gguf"
+    shutil.copy(model, path)
+    return path
+
+
+def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **options: object) -> ModelSpec:
+    """As the registry makes one of this file."""
+    status = path.stat()
+    name = path.stem
+    return ModelSpec(
+        name,
+        str(path),
+        settings=Settings(alias=name, ctx_size=ctx_size, parallel=1),
+        options=ModelOptions(**options),  # type: ignore[arg-type]
+        stay=Stay() if stay is None else stay,
+        replicas=int(options.get("replicas") or 1),  # type: ignore[call-overload]
+        identity=((str(path), status.st_size, status.st_mtime_ns),),
+    )
+
+
+def registry_of(*specs: ModelSpec) -> Registry:
+    names = {name: spec.id for spec in specs for name in spec.names}
+    return Registry({spec.id: spec for spec in specs}, names, None, _index=NameIndex(names))
+
+
+class PoolRequest:
+    """One request: it comes, waits if it has to, and keeps what it was told."""
+
+    def __init__(self, catalog: Catalog, model: str) -> None:
+        self.body = b""
+        self.lease: Lease | None = None
+        self.why: Unavailable | None = None
+        self._over = asyncio.Event()
+        self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
+        found = catalog.lease(model, infers=True)
+        if isinstance(found, Unavailable) and found.queueable:
+            found = catalog.queue(model).enter(self.entry) or found
+        if isinstance(found, Lease):
+            self.served(found)
+        elif not self.entry.waits:
+            self.refused(found)
+
+    def served(self, lease: Lease) -> None:
+        self.lease = lease
+        self._over.set()
+
+    def refused(self, why: Unavailable) -> None:
+        self.why = why
+        self._over.set()
+
+    @property
+    def waits(self) -> bool:
+        return not self._over.is_set()
+
+    async def answer(self) -> Lease | Unavailable:
+        async with asyncio.timeout(PATIENCE_S):
+            await self._over.wait()
+        found = self.lease or self.why
+        assert found is not None
+        return found
+
+    async def served_by(self) -> int:
+        """The generation that took it."""
+        found = await self.answer()
+        assert isinstance(found, Lease), found
+        return found.endpoint.generation
+
+    async def refusal(self) -> Unavailable:
+        found = await self.answer()
+        assert isinstance(found, Unavailable), found
+        return found
+
+    def finish(self) -> None:
+        assert self.lease is not None
+        self.lease.release()
+
+
+class Pooled:
+    """A pool that runs, its models by their names, and what it has told."""
+
+    def __init__(self, pool: Pool, catalog: Catalog, needs_bytes: int) -> None:
+        self.pool = pool
+        self.catalog = catalog
+        self.needs_bytes = needs_bytes
+        self.notices: list[PublishedEvent] = []
+        self._news = asyncio.Event()
+        pool.bus.listen(self._hear)
+
+    def _hear(self, notice: PublishedEvent) -> None:
+        self.notices.append(notice)
+        self._news.set()
+
+    def __getitem__(self, name: str) -> ManagedModel:
+        managed = self.catalog.find(name)
+        assert managed is not None
+        return managed
+
+    def ask(self, model: str) -> PoolRequest:
+        return PoolRequest(self.catalog, model)
+
+    async def load(self, model: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.pool.load(self[model])
+
+    async def unload(self, model: str) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.pool.unload(self[model])
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Asked again whenever something was told, and in between: not all that changes is told."""
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():
+                self._news.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.02):
+                        await self._news.wait()
+
+    async def reconciled(self) -> None:
+        """Once more, and what was decided is under way."""
+        self.pool.reconcile_soon()
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def until_phase(self, model: str, phase: Phase) -> None:
+        managed = self[model]
+        await self.until(lambda: managed.phase is phase)
+
+    def pids(self, *models: str) -> dict[str, int | None]:
+        return {name: self[name].runners[0].pid for name in models}
+
+    def loads(self, model: str) -> int:
+        """How often it became ready."""
+        return sum(
+            isinstance(event, StateChanged) and event.model == model and event.state is State.READY
+            for event in self.notices
+        )
+
+    def unloads(self) -> list[tuple[str, str, str]]:
+        """Who was unloaded, why, and for whom."""
+        found = [event for event in self.notices if isinstance(event, ModelUnloading)]
+        return [(event.model, event.reason, event.for_model) for event in found]
+
+    def apply(self, *specs: ModelSpec) -> None:
+        self.catalog.apply(registry_of(*specs))
+
+
+@asynccontextmanager
+async def pooled(
+    folder: Path,
+    *specs: ModelSpec,
+    runtime: Path | None = None,
+    capacity: float = 100,
+    policy: Policy | None = None,
+    residency: ResidencyPolicy | None = None,
+    fetch: Fetch | None = None,
+    budget: Mapping[str, int] | None = None,
+) -> AsyncIterator[Pooled]:
+    """``capacity``: how many models of the size of the first one fit in memory."""
+    path = server(folder) if runtime is None else runtime
+    environ = dict(os.environ)
+    here = next((spec for spec in specs if not spec.is_remote), None)
+    needs = (
+        1 << 30 if here is None else estimate_model(here, {"ram": 1 << 50}, str(path), environ).needs["ram"]
+    )
+    bus = Bus()
+    run_folder = folder / "run"
+    run_folder.mkdir(mode=0o700, exist_ok=True)
+    options = PoolOptions(
+        budget=budget or {"ram": int(needs * capacity)},
+        policy=policy or Policy(drain_timeout_s=5.0),
+        residency=residency or ResidencyPolicy(time_slice_s=0.2),
+        runtime=str(path),
+        environ=environ,
+    )
+    pool = Pool(options, Runners(bus, run_folder, log_path=lambda model: None), bus, fetch)
+    it = Pooled(pool, Catalog(registry_of(*specs), pool), needs)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(pool.run(), name="pool")
+        await pool.running.wait()
+        try:
+            yield it
+        finally:
+            pool.ask_stop(now=True)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await pool.ended()
+            finally:
+                running.cancel()
+
+
+def with_context(spec: ModelSpec, ctx_size: int) -> ModelSpec:
+    """The same with other settings: another process is needed."""
+    return replace(spec, settings=replace(spec.settings, ctx_size=ctx_size))

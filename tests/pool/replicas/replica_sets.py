@@ -1,0 +1,78 @@
+"""Processes of one model that serve, load and fail when a test says so."""
+
+from __future__ import annotations
+
+from llamasup.http.address import UnixAddress
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy
+
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=2.0, queueable=True)
+
+__all__ = ["LOADING", "Replica", "served_model"]
+
+
+class Replica(InstanceRunner):
+    """A runner without a child: what it would say of one is set from outside."""
+
+    def __init__(
+        self, served: ReplicaSet, path: str = "/run/1.sock", *, max_concurrent: int = UNLIMITED
+    ) -> None:
+        # Nothing of a real runner's: no child, no events.
+        self.model = "tiny"
+        self.queue = served.queue
+        self.on_idle = None
+        self._generation = None
+        self.why: Unavailable = LOADING
+        self.is_leaving = False
+        self.serves: Endpoint | None = None
+        self._path = path
+        self._places = max_concurrent
+        self._number = 0
+        served.add(self)
+
+    def becomes_ready(self) -> Endpoint:
+        self._number += 1
+        self.serves = Endpoint(
+            self.model,
+            self._number,
+            UnixAddress(self._path),
+            max_concurrent=self._places,
+            on_permit_free=self.queue.permit_freed,
+            on_idle=self.on_idle,
+        )
+        self.queue.changed()
+        return self.serves
+
+    def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
+        """As a runner does it: those who wait hear first, then what is in flight is broken off."""
+        old, self.serves = self.serves, None
+        self.why, self.is_leaving = why, leaving
+        self.queue.changed()
+        if old is not None:
+            old.close("llama-server was killed")
+
+    # --- what a runner says
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self.serves
+
+    @property
+    def is_ending(self) -> bool:
+        return self.is_leaving
+
+    def unavailable(self) -> Unavailable:
+        return self.why
+
+    def lease(self, *, infers: bool = False) -> Lease | Unavailable:
+        return self.why if self.serves is None else self.serves.lease_if_free(infers=infers)
+
+    @property
+    def in_flight(self) -> int:
+        return 0 if self.serves is None else self.serves.in_flight
+
+
+def served_model(policy: Policy | None = None) -> ReplicaSet:
+    return ReplicaSet(policy=policy or Policy())

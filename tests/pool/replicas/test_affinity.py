@@ -1,0 +1,77 @@
+"""Who gets a request of several: the longest match, unless it is much busier."""
+
+from __future__ import annotations
+
+import pytest
+
+from llamasup.pool.replicas.affinity import MAX_MARKS, PromptMarks
+from llamasup.pool.replicas.conversation import Conversation
+from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate, choose
+
+
+def conversation(*marks: int, size: int = 0) -> Conversation:
+    """Each of its messages has ten letters."""
+    sizes = tuple(10 * (number + 1) for number in range(len(marks)))
+    return Conversation(marks, sizes, size or sizes[-1])
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        # nothing is known: the least busy; of equal ones the one that was given nothing for longest
+        ([Candidate(0.5), Candidate(0.25), Candidate(0.75)], 1),
+        ([Candidate(0.0, turn=7), Candidate(0.0, turn=3), Candidate(0.0, turn=5)], 1),
+        ([Candidate(0.0, turn=7), Candidate(0.25, turn=3)], 0),
+        # a match is worth a queue of half the places
+        ([Candidate(0.0), Candidate(MAX_BUSIER, 0.9)], 1),
+        ([Candidate(0.0), Candidate(MAX_BUSIER + 0.25, 0.9)], 0),
+        ([Candidate(0.25), Candidate(MAX_BUSIER + 0.25, 0.9)], 1),
+        # the longer one wins, the less busy one of equals; who is too busy leaves it to the next
+        ([Candidate(0.0, 0.3), Candidate(0.25, 0.9)], 1),
+        ([Candidate(0.25, 0.9), Candidate(0.0, 0.9)], 1),
+        ([Candidate(0.0, 0.9, turn=2), Candidate(0.0, 0.9, turn=1)], 1),
+        ([Candidate(0.25, 0.3), Candidate(0.75, 0.9), Candidate(0.0)], 0),
+        # a few words in common are none
+        ([Candidate(0.25, MIN_FIT / 2), Candidate(0.0)], 1),
+        ([Candidate(0.25, MIN_FIT), Candidate(0.0)], 0),
+        ([Candidate(1.0)], 0),
+    ],
+)
+def test_the_choice(candidates: list[Candidate], chosen: int) -> None:
+    assert choose(candidates) == chosen
+
+
+def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
+    before = PromptMarks()
+    assert before.fit(conversation(1, 2)) == 0.0
+    before.add(conversation(1, 2), turn=1)
+    assert before.fit(conversation(1, 2)) == 1.0
+    assert before.fit(conversation(1, 2, 3, 4)) == 0.5
+    assert before.fit(conversation(1, 9, 8, 7, size=100)) == 0.1
+    assert before.fit(conversation(9, 8)) == 0.0
+
+
+def test_request_without_a_conversation_has_no_fit_and_no_marks() -> None:
+    before = PromptMarks()
+    before.add(None, turn=4)
+    assert (len(before), before.turn) == (0, 4)
+    before.add(conversation(1), turn=5)
+    assert (before.fit(None), before.turn) == (0.0, 5)
+
+
+def test_least_recently_used_marks_are_dropped_first() -> None:
+    before = PromptMarks()
+    before.add(conversation(1), turn=1)
+    before.add(conversation(2), turn=2)
+    before.add(conversation(1), turn=3)
+    before.add(conversation(*range(100, 100 + MAX_MARKS - 1)), turn=4)
+    assert len(before) == MAX_MARKS
+    assert (before.fit(conversation(1)), before.fit(conversation(2))) == (1.0, 0.0)
+
+
+def test_too_long_request_keeps_its_last_marks() -> None:
+    before = PromptMarks()
+    marks = tuple(range(MAX_MARKS + 10))
+    before.add(conversation(*marks), turn=1)
+    assert len(before) == MAX_MARKS
+    assert before.fit(conversation(*marks)) == 1.0

@@ -1,0 +1,50 @@
+"""The life of the one model of a rig, in the order in which its runner reports it, and its queue."""
+
+from __future__ import annotations
+
+from llamasup.queueing.endpoint import Endpoint, Unavailable
+from tests.proxy.rig import CHAT, Rig, Wire, post
+
+LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
+FAILED = Unavailable(503, "it ran out of memory", cause="out_of_memory", remedy="use a smaller context")
+STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
+
+
+def make_unavailable(rig: Rig, why: Unavailable) -> None:
+    """No generation serves from now on, because of ``why``."""
+
+    def change() -> None:
+        rig.backend.unavailable = why
+        rig.backend.waiting.changed()
+
+    rig.call(change)
+
+
+def end_generation(rig: Rig, why: Unavailable = LOADING) -> None:
+    """The generation has ended, and with it its requests."""
+    make_unavailable(rig, why)
+    rig.call(lambda: rig.backend.endpoint.close("llama-server was killed"))
+
+
+def start_generation(rig: Rig) -> Endpoint:
+    """The next generation is ready, at the same address."""
+    old = rig.backend.endpoint
+    new = Endpoint(old.model, old.generation + 1, old.address)
+
+    def change() -> None:
+        rig.backend.endpoint = new
+        rig.backend.unavailable = None
+        rig.backend.waiting.changed()
+
+    rig.call(change)
+    return new
+
+
+def await_queued(rig: Rig, count: int) -> None:
+    """Wait until ``count`` requests are queued."""
+    while rig.call(lambda: len(rig.backend.waiting)) != count:
+        pass
+
+
+def send_chat(rig: Rig, body: bytes, path: bytes = CHAT) -> Wire:
+    return rig.send(post(path, body))

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import pytest
+
+from llamasup.http.address import UnixAddress
+from llamasup.queueing.endpoint import Endpoint
+
+
+@pytest.fixture
+def endpoint() -> Endpoint:
+    return Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
+
+
+def test_once_idle_calls_back_when_the_last_lease_is_released(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    first, second = endpoint.lease(), endpoint.lease()
+    endpoint.once_idle(lambda: told.append("idle"))
+    first.release()
+    first.release()
+    assert (endpoint.in_flight, told) == (1, [])
+    second.release()
+    assert (endpoint.in_flight, told) == (0, ["idle"])
+
+
+def test_once_idle_calls_back_at_once_without_leases(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    endpoint.once_idle(lambda: told.append("idle"))
+    assert told == ["idle"]
+
+
+def test_close_revokes_all_leases_and_calls_back_once(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    leases = [endpoint.lease() for _ in range(2)]
+    for lease in leases:
+        lease.on_revoked(told.append)
+    endpoint.when_closed(lambda: told.append("pool"))
+    endpoint.close("it died")
+    endpoint.close("again")
+    assert told == ["it died", "it died", "pool"]
+
+
+def test_a_released_lease_is_not_revoked(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    lease = endpoint.lease()
+    lease.on_revoked(told.append)
+    lease.release()
+    endpoint.close("it died")
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "produced", "failures"),
+    [
+        ([(200, True), (200, True)], 2, 0),
+        ([(500, True), (503, True), (501, True)], 0, 3),
+        ([(500, True), (200, True), (500, True)], 1, 1),
+        ([(500, True), (200, False), (500, True)], 0, 2),  # /props tells nothing of the model
+        ([(500, True), (400, True), (500, True)], 0, 2),  # nor does what is refused before it comes so far
+        ([(500, False)] * 3, 0, 0),
+    ],
+)
+def test_only_inference_responses_count_as_output_or_failures(
+    endpoint: Endpoint, answers: list[tuple[int, bool]], produced: int, failures: int
+) -> None:
+    for status, infers in answers:
+        endpoint.count_answer(status, infers=infers)
+    assert (endpoint.answered, endpoint.produced, endpoint.failures) == (len(answers), produced, failures)
+
+
+def test_on_idle_is_called_each_time_the_last_lease_ends(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[float] = []
+    read: list[float] = []
+
+    def clock() -> float:
+        read.append(100.0 + len(read))
+        return read[-1]
+
+    monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", clock)
+    endpoint.on_idle = lambda vacant: told.append(vacant.idle_since_s)
+    first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
+    read.clear()
+    first.release()
+    assert (told, len(read)) == ([], 1)  # how long it held its place
+    second.release()
+    second.release()
+    assert (told, len(read)) == ([101.0], 2)  # and the same reading says since when it is idle
+    third = endpoint.lease()
+    assert len(read) == 2
+    third.release()
+    assert (told, len(read)) == ([101.0, 102.0], 3)
+
+
+def test_clock_is_not_read_without_on_idle(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = endpoint.lease()
+    monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", None)
+    lease.release()
+    assert (endpoint.in_flight, endpoint.idle_since_s) == (0, 0.0)
+
+
+def test_completed_responses_are_taken_once(endpoint: Endpoint) -> None:
+    endpoint.count_answer(503, infers=True)
+    endpoint.begin_serving()
+    for _ in range(3):
+        endpoint.count_answer(200, infers=True)
+    assert (endpoint.take_completed(), endpoint.take_completed(), endpoint.answered) == (3, 0, 3)
+    endpoint.count_answer(200, infers=True)
+    assert endpoint.take_completed() == 1
+
+
+def test_closed_endpoint_grants_no_lease(endpoint: Endpoint) -> None:
+    endpoint.close("it died")
+    with pytest.raises(RuntimeError, match="closed generation 1"):
+        endpoint.lease()
+
+
+def test_lingering_lease_keeps_only_its_permit(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    lease = endpoint.lease(infers=True)
+    endpoint.once_idle(lambda: told.append("idle"))
+    lease.linger(told.append)
+    assert (endpoint.in_flight, endpoint.at_work, endpoint.busy, told) == (0, 1, 1, ["idle"])
+    lease.release()
+    lease.release()
+    assert (endpoint.at_work, endpoint.busy) == (0, 0)
+    endpoint.close("gone")
+    assert told == ["idle"]
+
+
+def test_close_revokes_lingering_leases(endpoint: Endpoint) -> None:
+    told: list[str] = []
+    lease = endpoint.lease(infers=True)
+    lease.linger(told.append)
+    endpoint.close("gone")
+    assert told == ["gone"]
+    lease.release()
+    assert (endpoint.at_work, endpoint.busy) == (0, 0)
+
+
+def test_request_of_several_jobs_holds_at_most_all_permits(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([10.0, 14.0])
+    monkeypatch.setattr("llamasup.queueing.endpoint.monotonic", lambda: next(times))
+    told: list[int] = []
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=4)
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
+    endpoint.lease().weigh(3)  # needs no place
+    lease = endpoint.lease(infers=True)
+    lease.weigh(3000)
+    assert (endpoint.busy, endpoint.served, told) == (4, 1, [])
+    lease.release()
+    assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [0], 16.0)
+
+
+def test_permit_is_free_only_below_max_concurrent() -> None:
+    told: list[int] = []
+    endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"), max_concurrent=2)
+    endpoint.on_permit_free = lambda: told.append(endpoint.busy)
+    first, second = endpoint.lease(infers=True), endpoint.lease(infers=True)
+    second.weigh(2)
+    assert endpoint.busy == 3
+    first.release()
+    assert (endpoint.busy, told) == (2, [])
+    second.cancel_permit()
+    assert (endpoint.busy, told) == (0, [0])

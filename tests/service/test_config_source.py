@@ -1,0 +1,116 @@
+"""How ``serve`` reads its config at the start and at a reload."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from llamasup.api.inputs import ConfigInputs
+from llamasup.config import Config, load
+from llamasup.errors import ConfigInvalid
+from llamasup.service import model_check
+from llamasup.service.serve import ConfigSource, serve_options
+from llamasup.testing.fake_server import install
+
+
+def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) -> None:
+    pipe = tmp_path / "c.yaml"
+    os.mkfifo(pipe)
+    text = f"runtime: {install(tmp_path / 'llama-server')}\nmax_loaded: 3\nmodels_dir: {tmp_path}\n"
+    writing = threading.Thread(target=pipe.write_text, args=(text,))
+    writing.start()
+
+    options = serve_options(lambda: load(pipe, os.environ), config_file=pipe)
+    writing.join()
+    source = ConfigSource(options, os.environ)
+    assert source.first().config.max_loaded == 3
+    with pytest.raises(ConfigInvalid, match="cannot be read again: it is not a regular file"):
+        source.read()
+
+
+def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("max_loaded: 3\ndefault_model: a\n")
+    with pytest.raises(ConfigInvalid):
+        load(config, {})
+
+    given = ConfigInputs(config, (tmp_path / "m",), {}, {})
+    read = structs.replace(given(), lines={})
+    assert read == Config(max_loaded=3, default_model="a", models_dir=(tmp_path / "m",))
+
+
+BROKEN, MISSING, HUGE = "path: broken.gguf", "path: gone.gguf", "path: sound.gguf, ctx_size: 100000000"
+MISSPELT = "path: sound.gguf, extra: [--nonsense]"
+
+
+@pytest.mark.parametrize(
+    ("models", "exit_code"),
+    [([BROKEN], 65), ([MISSING, MISSING], 66), ([HUGE], 71), ([HUGE, BROKEN], 78), ([MISSPELT], 78)],
+)
+def test_start_uses_the_common_exit_code_and_reload_that_of_config(
+    tmp_path: Path, tiny_model: Path, models: list[str], exit_code: int
+) -> None:
+    (tmp_path / "sound.gguf").write_bytes(tiny_model.read_bytes())
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
+    config = tmp_path / "c.yaml"
+    said = "".join(f"  m{number}: {{{each}}}\n" for number, each in enumerate(models))
+    config.write_text(f"runtime: {install(tmp_path / 'llama-server')}\nmodels:\n{said}")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+
+    with pytest.raises(ConfigInvalid) as at_start:
+        source.check_all(source.first())
+    assert at_start.value.exit_code == exit_code
+    assert f"{config}:3: models.m0" in at_start.value.details[0]
+    with pytest.raises(ConfigInvalid) as at_reload:
+        source.check(source.read(), {})
+    assert at_reload.value.exit_code == 78
+
+
+def test_reload_rejects_second_pinned_model_of_a_group_like_a_start(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of the two changed, or only the group."""
+    monkeypatch.setattr(model_check, "devices", lambda needs: ("CUDA0",))
+    (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
+    config = tmp_path / "c.yaml"
+
+    def write(group: str, pinned: str) -> None:
+        models = "".join(
+            f"  {name}: {{path: m.gguf, threads: {number + 1}, pin: {str(name in pinned).lower()}}}\n"
+            for number, name in enumerate("ab")
+        )
+        text = f"runtime: {install(tmp_path / 'llama-server')}\ngroups: {{g: [{group}]}}\nmodels:\n{models}"
+        config.write_text(text)
+
+    write("a, b", "a")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    first = source.read().inventory.registry.specs
+    write("a, b", "ab")
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), first)
+    write("a", "ab")
+    apart = source.read().inventory.registry.specs
+    source.check(source.read(), first)
+    write("a, b", "ab")
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), apart)
+
+
+def test_reload_rejects_less_memory_but_not_a_missing_file(tmp_path: Path, tiny_model: Path) -> None:
+    """The model has no settings, so only the change of this reload counts."""
+    model, config = tmp_path / "m.gguf", tmp_path / "c.yaml"
+    model.write_bytes(tiny_model.read_bytes())
+    text = f"runtime: {install(tmp_path / 'llama-server')}\nmodels: {{m: {{path: m.gguf, ctx_size: 512}}}}\n"
+    config.write_text(f"{text}memory: {{ram: 1GiB}}\n")
+    source = ConfigSource(serve_options(lambda: load(config, os.environ), config_file=config), os.environ)
+    before = source.read().inventory.registry.specs
+    config.write_text(f"{text}memory: {{ram: 1MiB}}\n")
+    source.check(source.read(), before)
+    with pytest.raises(ConfigInvalid):
+        source.check(source.read(), before, less_memory=True)
+    model.unlink()
+    source.check(source.read(), before, less_memory=True)

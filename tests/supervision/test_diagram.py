@@ -1,0 +1,41 @@
+"""The diagram in docs/design.md matches the table that it is drawn from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.paths import ROOT
+
+DOC = ROOT / "docs" / "design.md"
+
+
+def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "lifecycle_diagram.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_diagram_in_docs_matches_table() -> None:
+    done = draw("--check")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_check_finds_stale_diagram_and_the_script_updates_it(tmp_path: Path) -> None:
+    stale = tmp_path / "design.md"
+    stale.write_text(DOC.read_text("utf-8").replace("ready --> stopping: Kill", "ready --> stopping: Other"))
+    done = draw("--check", "--doc", str(stale))
+    assert (done.returncode, "is stale" in done.stderr) == (1, True)
+    assert draw("--doc", str(stale)).returncode == 0
+    assert stale.read_text("utf-8") == DOC.read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_document_without_markers_is_unchanged(tmp_path: Path) -> None:
+    other = tmp_path / "other.md"
+    other.write_text("# Something else\n")
+    assert draw("--doc", str(other)).returncode == 2
+    assert other.read_text() == "# Something else\n"

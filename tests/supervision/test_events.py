@@ -1,0 +1,121 @@
+"""The JSON of each event: the public contract (docs/design.md, Events)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from llamasup.errors import ConfigInvalid, DoesNotFit
+from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
+from llamasup.models.diff import Changes
+from llamasup.supervision.events import (
+    Bus,
+    ConfigRejected,
+    Downloading,
+    LoadFailed,
+    ModelsChanged,
+    ModelUnloading,
+    PublishedEvent,
+    Ready,
+    ServerExited,
+    ServerWarned,
+    StateChanged,
+    Stopped,
+    as_json,
+)
+from llamasup.supervision.states import State
+from llamasup.system.process.exit import Exit
+
+CRASH = Diagnosis("killed", "it was killed", "look at the log", (), deterministic=False, exit_code=75)
+STEP = Adjustment(1, 3, (Change("--parallel", "4", "2"),), PlanLimits(parallel=2))
+EXITED = {
+    "event": "exit",
+    "model": "a",
+    "cause": "killed",
+    "message": "it was killed",
+    "remedy": "look at the log",
+    "restart_in_s": 0.5,
+    "generation": 2,
+}
+STEP_JSON = {"step": 1, "most_steps": 3, "changes": [{"setting": "--parallel", "before": "4", "after": "2"}]}
+CHANGES = ("added", "removed", "changed", "retouched", "unchanged", "settings", "next_start", "renamed")
+NO_CHANGES: dict[str, list[str]] = {name: [] for name in CHANGES}
+EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
+    (StateChanged("a", State.READY, 2), {"event": "state", "model": "a", "state": "ready", "generation": 2}),
+    (ServerExited("a", 2, Exit(None, "SIGKILL"), CRASH, 0.5), {**EXITED, "code": None, "signal": "SIGKILL"}),
+    (
+        ServerExited("a", 2, None, replace(CRASH, adjustment=STEP), 0.5),
+        {**EXITED, "code": None, "signal": None, "adjustment": STEP_JSON},
+    ),
+    (
+        ServerWarned("a", 2, "no draft", "drop it"),
+        {"event": "warning", "model": "a", "generation": 2, "message": "no draft", "remedy": "drop it"},
+    ),
+    (ModelUnloading("a", "ttl"), {"event": "unload", "model": "a", "reason": "ttl"}),
+    (ModelUnloading("a", "memory", "b"), {"event": "unload", "model": "a", "reason": "memory", "for": "b"}),
+    (
+        LoadFailed("a", DoesNotFit("too large", remedy="use less")),
+        {
+            "event": "failed",
+            "model": "a",
+            "cause": "does_not_fit",
+            "message": "too large",
+            "remedy": "use less",
+        },
+    ),
+    (
+        Downloading("a", 5, None, 2),
+        {"event": "download", "model": "a", "done_bytes": 5, "total_bytes": None, "bytes_per_s": 2},
+    ),
+    (ModelsChanged(Changes(added=("b",)), ("a", "b")), {"event": "models", **NO_CHANGES, "added": ["b"]}),
+    (
+        ConfigRejected(ConfigInvalid("no such key", remedy="remove it")),
+        {"event": "config", "ok": False, "message": "no such key", "remedy": "remove it", "details": []},
+    ),
+    (
+        Ready(TcpAddress("127.0.0.1", 8080), 7, ("a",)),
+        {
+            "event": "ready",
+            "url": "http://127.0.0.1:8080",
+            "host": "127.0.0.1",
+            "port": 8080,
+            "pid": 7,
+            "models": ["a"],
+        },
+    ),
+    (
+        Ready(UnixAddress("/run/a.sock"), 7, ()),
+        {
+            "event": "ready",
+            "url": UnixAddress("/run/a.sock").url,
+            "host": "/run/a.sock",
+            "port": None,
+            "pid": 7,
+            "models": [],
+        },
+    ),
+    (Stopped(), {"event": "stopped"}),
+)
+
+
+@pytest.mark.parametrize(("event", "fields"), EVENTS)
+def test_event_has_these_fields(event: PublishedEvent, fields: dict[str, Any]) -> None:
+    assert as_json(event) == {"protocol": 1, **fields}
+
+
+def test_every_kind_of_event_is_tested() -> None:
+    assert {type(event) for event, _ in EVENTS} == set(get_args(PublishedEvent))
+
+
+def test_listener_gets_every_event_until_unsubscribed() -> None:
+    bus, first, second = Bus(), list[PublishedEvent](), list[PublishedEvent]()
+    bus.listen(first.append)
+    bus.listen(listener := second.append)
+    bus.publish(Stopped())
+    bus.unsubscribe(listener)
+    bus.publish(Stopped())
+    assert (first, second) == ([Stopped(), Stopped()], [Stopped()])

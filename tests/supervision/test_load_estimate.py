@@ -1,0 +1,65 @@
+"""The Retry-After of requests during a load: the time of earlier loads, less the elapsed time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.queueing.wait_estimate import LONGEST_S
+from llamasup.supervision.events import Bus
+from llamasup.supervision.plan_protocol import AnyPlanMaker
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy, State
+
+Ask = Callable[..., float]
+
+
+@pytest.fixture
+def retry_after(tmp_path: Path) -> Ask:
+    """The Retry-After in a state, ``elapsed_s`` into a start or ``start_in_s`` before the next one."""
+
+    def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
+        async def asked() -> float:
+            planner: AnyPlanMaker = object()  # type: ignore[assignment]
+            queue = ReplicaSet(policy=Policy()).queue
+            runner = InstanceRunner(
+                "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None
+            )
+            now_s = asyncio.get_running_loop().time()
+            runner.load_s = load_s
+            runner._load_began_s = now_s - elapsed_s
+            runner.instance = replace(
+                runner.instance, state=state, restart_pending=True, next_start_s=now_s + start_in_s
+            )
+            retry_after_s = runner.unavailable().retry_after_s
+            assert retry_after_s is not None
+            return retry_after_s
+
+        return asyncio.run(asked())
+
+    return ask
+
+
+def test_retry_after_is_the_rest_of_a_running_load(retry_after: Ask) -> None:
+    assert retry_after(State.LOADING, load_s=30.0, elapsed_s=10.0) == pytest.approx(20.0, abs=0.5)
+    assert retry_after(State.WARMING, load_s=30.0, elapsed_s=29.9) == 1.0
+    assert retry_after(State.STARTING, load_s=30.0, elapsed_s=90.0) == 1.0
+
+
+def test_first_load_has_a_retry_after_of_one_second(retry_after: Ask) -> None:
+    assert retry_after(State.LOADING, load_s=None, elapsed_s=10.0) == 1.0
+
+
+def test_retry_after_includes_a_whole_load_that_is_due(retry_after: Ask) -> None:
+    assert retry_after(State.DRAINING, load_s=30.0) == 30.0
+    assert retry_after(State.BACKOFF, load_s=30.0, start_in_s=8.0) == pytest.approx(38.0, abs=0.5)
+    assert retry_after(State.FAILED, load_s=None, start_in_s=300.0) == pytest.approx(300.0, abs=0.5)
+
+
+def test_retry_after_is_at_most_ten_minutes(retry_after: Ask) -> None:
+    assert retry_after(State.LOADING, load_s=3600.0) == LONGEST_S

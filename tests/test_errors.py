@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from llamasup import errors
+from llamasup.errors import LlamasupError, ServerFailed
+
+EXIT_CODES = {2, 65, 66, 69, 70, 71, 75, 77, 78}  # docs/design.md, and 70 for a bug of llamasup
+
+
+def test_every_error_has_exit_code_of_contract_status_and_cause() -> None:
+    classes = [getattr(errors, name) for name in errors.__all__]
+    assert all(issubclass(error, LlamasupError) for error in classes)
+    assert {error.exit_code for error in classes} <= EXIT_CODES
+    assert all(400 <= error.http_status < 600 for error in classes)
+    assert (
+        len({error.cause for error in classes}) >= len(classes) - 1
+    )  # ServerFailed has the cause of its diagnosis
+
+
+def test_failed_server_has_cause_and_exit_code_of_its_diagnosis() -> None:
+    error = ServerFailed("It ended.", cause="port_in_use", exit_code=71, remedy="Wait.", lines=("a",))
+    assert (error.cause, error.exit_code, error.http_status) == ("port_in_use", 71, 503)
+    assert (str(error), error.remedy, error.lines) == ("It ended.", "Wait.", ("a",))
