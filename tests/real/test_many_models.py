@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,11 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
     with capsys.disabled():
         print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
         print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
-    # The simulation asks at the very same moments whatever it answers when; so it is no bound, but near.
-    assert sum(loads.values()) <= 1.5 * sum(said.loads.values())
+    # The requests of the simulation arrive at the measured times, whatever it answers when, and its loads take
+    # as long as the first ones did. So it is no bound: a busy machine needed 1.64 times as many loads.
+    trace.sort(key=lambda request: request.arrived_s)
+    changes = sum(request.model != following.model for request, following in pairwise(trace))
+    assert sum(loads.values()) <= min(2.5 * sum(said.loads.values()), changes / 2)
 
 
 def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
