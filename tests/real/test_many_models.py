@@ -139,8 +139,8 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
     with capsys.disabled():
         print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
         print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
-    # The requests of the simulation arrive at the measured times, whatever it answers when, and its loads take
-    # as long as the first ones did. So it is no bound: a busy machine needed 1.64 times as many loads.
+    # The requests of the simulation arrive at the measured times, whatever it answers when, and its loads
+    # take as long as the first ones did. So it is no bound: a busy machine needed 1.64 times as many loads.
     trace.sort(key=lambda request: request.arrived_s)
     changes = sum(request.model != following.model for request, following in pairwise(trace))
     assert sum(loads.values()) <= min(2.5 * sum(said.loads.values()), changes / 2)
