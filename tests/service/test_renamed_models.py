@@ -20,7 +20,17 @@ from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.events import StateChanged
 from tests.hub import running_hub
-from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, registry_of, server, spec_of
+from tests.pool.pools import (
+    PATIENCE_S,
+    Pooled,
+    PoolRequest,
+    async_test,
+    file_of,
+    pooled,
+    registry_of,
+    server,
+    spec_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -257,9 +267,13 @@ async def test_two_names_of_one_download_are_one_process(tmp_path: Path, spec: M
         both = it.ask("org/x"), it.ask("org/x:Q4_K_M")
         await it.until(lambda: len(list(it.catalog.managed_models())) == 2)
         may.set()
-        for each in both:
-            assert await each.served_by() == 1
-            each.finish()
+
+        async def served(request: PoolRequest) -> None:
+            """There is one slot, and either request may get it first."""
+            assert await request.served_by() == 1
+            request.finish()
+
+        await asyncio.gather(*map(served, both))
         (one,) = it.catalog.managed_models()
 
         assert set(one.spec.names) == {"org/x", "org/x:Q4_K_M"}
