@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 __all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
 
@@ -41,6 +43,7 @@ class StopSignals:
             # A signal that the parent ignores (nohup) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
+        sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
 
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """Pass the name of each signal to ``listener``, which is called between any two instructions."""
@@ -79,6 +82,12 @@ class StopSignals:
             self._pending = name
             raise Interrupted(number, reason)
         self._deliver(name)
+
+
+def _report_unraisable(report: Callable[[Any], object], unraisable: Any) -> None:
+    """Do not print an Interrupted that met a callback, such as those of imports: its signal is pending."""
+    if not isinstance(unraisable.exc_value, Interrupted):
+        report(unraisable)
 
 
 STOP_SIGNALS = StopSignals()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,11 +16,27 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @pytest.fixture
 def signals() -> Iterator[StopSignals]:
     before = {number: signal.getsignal(number) for number in NUMBERS}
+    hook = sys.unraisablehook
     installed = StopSignals()
     installed.install()
     yield installed
     for number, handler in before.items():
         signal.signal(number, handler)
+    sys.unraisablehook = hook
+
+
+def test_signal_in_a_callback_reaches_first_listener_without_a_traceback(
+    signals: StopSignals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    Deleted()  # Python cannot raise exceptions here, as in the callbacks of imports
+    received: list[str] = []
+    signals.deliver_to(received.append)
+    assert received == ["SIGTERM"]
+    assert capfd.readouterr().err == ""
 
 
 def test_signal_with_swallowed_exception_reaches_first_listener(
