@@ -25,6 +25,7 @@ from llamasup.errors import LlamasupError
 from llamasup.models.debounce import DebouncePolicy, below, debounce, initial_state
 from llamasup.models.found import FoundModel
 from llamasup.models.search import Search, search_models
+from llamasup.system.storage.folders import device_and_inode
 
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
@@ -63,7 +64,7 @@ class FolderEvents:
 
     def happened(self) -> bool:
         """Whether anything changed since the last call. Takes a millisecond, most of it asleep."""
-        identities = {folder: _identity(folder) for folder in (*self._deep, *self._flat)}
+        identities = {folder: device_and_inode(folder, follow=True) for folder in (*self._deep, *self._flat)}
         if identities != self._identities:
             self._identities = identities
             self._watch_again()
@@ -115,13 +116,6 @@ def _can_be_watched(top: str) -> bool:
         if folders > _MAX_FOLDERS or entries > _MAX_ENTRIES:
             return False
     return True
-
-
-def _identity(folder: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
-        status = folder.stat()
-        return status.st_dev, status.st_ino
-    return None
 
 
 def _has_events(watched: RustNotify) -> bool:

@@ -324,8 +324,8 @@ class Exchange:
         if self.over or self._requeue():
             return
         error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
-        if not self.status and self._waiting is not None and (verdict := self._waiting.verdict()):
-            error = verdict  # the model does not return: its remedy is more useful than the reason of the end
+        if not self.status and self._waiting is not None and (permanent := self._waiting.unqueueable_error()):
+            error = permanent  # the model does not return: its remedy is more useful than this reason
         self._fail(error, "revoked")
 
     # --- from the client's connection

@@ -13,7 +13,7 @@ from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.proxy.bind import bind, bind_unix, socket_lock
 from llamasup.proxy.tls import TlsContext
-from llamasup.system.storage.folders import file_id
+from llamasup.system.storage.folders import device_and_inode
 
 __all__ = ["ListenerSet", "listen"]
 
@@ -45,7 +45,7 @@ class ListenerSet:
             # The lock keeps other processes from replacing the file between the check and the removal. While
             # our socket is open, no other file can have its inode.
             with suppress(OSError, PortInUse, PortNotAllowed), socket_lock(path):
-                if file_id(path) == made:
+                if device_and_inode(path) == made:
                     path.unlink(missing_ok=True)
         for sock in self.sockets:
             sock.close()
@@ -73,7 +73,7 @@ def listen(
         for host in hosts:
             if host.endswith(".sock"):
                 sockets.append(bind_unix(host, 0o777 & ~_umask()))
-                made = file_id(Path(host).absolute())
+                made = device_and_inode(Path(host).absolute())
                 if made is not None:
                     files[Path(host).absolute()] = made
                 addresses.append(UnixAddress(host))

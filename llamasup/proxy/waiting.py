@@ -72,7 +72,7 @@ class Waiting:
             self._downstream.proxy.metrics.count_replay(broken.model)
         return True
 
-    def verdict(self) -> HttpError | None:
+    def unqueueable_error(self) -> HttpError | None:
         """Why no request can wait for the model; None if requests can."""
         why = self._queue.unqueueable_reason()
         return None if why is None else why.as_error()

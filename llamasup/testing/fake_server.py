@@ -79,11 +79,11 @@ def main(argv: Sequence[str]) -> int:
     code = _load(options, faults)
     if code != 0:
         return code
-    asked, told = os.pipe()  # an event would miss a signal just before the wait
+    signalled, wake = os.pipe()  # an event would miss a signal just before the wait
     if not faults.ignore_sigterm:
         # From here on SIGTERM is a request; while loading it kills (b11434).
-        os.set_blocking(told, False)
-        signal.set_wakeup_fd(told)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
     server.ready = True
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
     faults.die("ready")
-    return _wait_for_the_end(server, asked)
+    return _wait_for_the_end(server, signalled)
 
 
 def _load(options: dict[str, str], faults: Faults) -> int:
@@ -137,15 +137,15 @@ def _load(options: dict[str, str], faults: Faults) -> int:
     return 1
 
 
-def _wait_for_the_end(server: HttpServer, asked: int) -> int:
+def _wait_for_the_end(server: HttpServer, signalled: int) -> int:
     """The first SIGTERM ends generation and waits for the clients to leave, the second ends all (b11434).
 
-    ``asked``: a pipe with a byte for each.
+    ``signalled``: a pipe with a byte for each.
     """
-    os.read(asked, 1)
+    os.read(signalled, 1)
     server.stopping.set()
     while server.open_requests:
-        if select.select([asked], [], [], 0.01)[0]:
+        if select.select([signalled], [], [], 0.01)[0]:
             os._exit(1)
     _say("I srv    operator(): operator(): cleaning up before exit...")
     os._exit(0)

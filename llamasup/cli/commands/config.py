@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, get_args
 
@@ -17,7 +18,7 @@ from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, plural
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
 from llamasup.models.names import is_pattern
-from llamasup.system.storage.folders import atomic_write, models_folder
+from llamasup.system.storage.folders import atomic_write, device_and_inode, models_folder
 from llamasup.system.storage.paths import expanded
 from llamasup.system.text import path_text, printable
 
@@ -193,9 +194,7 @@ def _existing(folders: Iterable[str]) -> tuple[str, ...]:
     """The existing folders as written; one spelling for each, if the file system ignores case."""
     found: dict[tuple[int, int], str] = {}
     for name in folders:
-        try:
-            status = Path(name).expanduser().stat()
-        except (OSError, RuntimeError):
-            continue
-        found.setdefault((status.st_dev, status.st_ino), name)
+        with suppress(RuntimeError):  # the folder of an unknown user
+            if (folder := device_and_inode(Path(name).expanduser(), follow=True)) is not None:
+                found.setdefault(folder, name)
     return tuple(found.values())

@@ -98,7 +98,7 @@ def takes_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 def format_arguments(
     options: Iterable[Option], values: Mapping[str, Any], always: Iterable[str] = ()
 ) -> list[str]:
-    """The arguments for ``values``: those that differ from their default, and those in ``always``."""
+    """The arguments for the ``values`` that differ from their default or are in ``always``."""
     arguments: list[str] = []
     for option in options:
         value = values[option.field]

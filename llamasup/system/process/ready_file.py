@@ -12,7 +12,7 @@ from typing import Any
 
 from llamasup.errors import FolderUnusable, UsageInvalid
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import atomic_write, file_id
+from llamasup.system.storage.folders import atomic_write, device_and_inode
 from llamasup.system.text import INVALID_JSON, json_text
 
 __all__ = ["ReadyFile", "remove_left_by", "remove_stale"]
@@ -37,12 +37,12 @@ class ReadyFile:
                 f"The folder {str(self.path.parent)!r} cannot be used: {error.strerror or error}.",
                 remedy="Make the folder writable, or choose another file.",
             ) from error
-        self._written = file_id(self.path)
+        self._written = device_and_inode(self.path)
 
     def remove(self) -> None:
         """Remove it, unless another run has replaced it."""
         written, self._written = self._written, None
-        if written is not None and file_id(self.path) == written:
+        if written is not None and device_and_inode(self.path) == written:
             with contextlib.suppress(OSError):
                 self.path.unlink()
 

@@ -24,7 +24,7 @@ __all__ = [
     "cache_folder",
     "claim",
     "claim_file",
-    "file_id",
+    "device_and_inode",
     "models_folder",
     "open_private",
     "private_folder",
@@ -79,8 +79,8 @@ def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
     return fd
 
 
-def file_id(path: str | Path, *, follow: bool = False) -> tuple[int, int] | None:
-    """Device and inode, which tell whether two paths are the same file; None if ``path`` cannot be read."""
+def device_and_inode(path: str | Path, *, follow: bool = False) -> tuple[int, int] | None:
+    """They tell whether two paths are the same file. None if ``path`` cannot be read."""
     try:
         status = os.stat(path, follow_symlinks=follow)  # noqa: PTH116 - str or Path
     except OSError:
