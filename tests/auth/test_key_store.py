@@ -57,13 +57,16 @@ def test_existing_file_keeps_its_mode_and_owner(path: Path) -> None:
 def test_failed_change_leaves_the_file_unchanged(path: Path) -> None:
     path.write_text("one\n")
     before = path.stat()
+    unchanged = (before.st_ino, before.st_mtime_ns, before.st_mode, before.st_uid, before.st_gid)
 
     def refuse(text: str | None) -> str:
         raise UsageInvalid("no")
 
     with pytest.raises(UsageInvalid):
         change_key_file(path, refuse)
-    assert path.stat() == before
+    after = path.stat()
+    assert path.read_text() == "one\n"
+    assert (after.st_ino, after.st_mtime_ns, after.st_mode, after.st_uid, after.st_gid) == unchanged
     assert list(path.parent.iterdir()) == [path]
 
 
