@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from llamasup.doctor.inspection import fits_here, model_as_json
 from llamasup.errors import ModelInvalid
 from llamasup.gguf import architectures
-from llamasup.gguf import header as gguf
+from llamasup.gguf import facts_from_header as gguf
 from llamasup.gguf.demo import demo_keys, demo_tensors
-from llamasup.gguf.header import ModelFacts, NeedMore, read_header
+from llamasup.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
