@@ -1,7 +1,7 @@
 """The queue of a model: requests wait for a generation that serves (S9, S10), or for a permit.
 
-``queue_order.py`` decides the order. The number of requests and their waits are bounded, and a client can leave
-at any time. Nothing here touches a connection: the listeners of the proxy do.
+``queue_order.py`` decides the order. The number of requests and their waits are bounded, and a client can
+leave at any time. Nothing here touches a connection: the listeners of the proxy do.
 """
 
 from __future__ import annotations
