@@ -22,9 +22,9 @@ with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.doctor.inspection import fits_here, model_as_json
     from llamasup.errors import ModelInvalid
     from llamasup.gguf import architectures
-    from llamasup.gguf.container import Container, NeedMore
     from llamasup.gguf.demo import demo_keys, demo_tensors
-    from llamasup.gguf.header import ModelFacts, facts_of, read_container, split_of
+    from llamasup.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
+    from llamasup.gguf.header import Container, NeedMore
     from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
     from llamasup.system.hardware.facts import Hardware
     from llamasup.testing import models

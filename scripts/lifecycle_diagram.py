@@ -23,8 +23,8 @@ from llamasup.llama_server.diagnosis import Diagnosis  # noqa: E402
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits  # noqa: E402
 from llamasup.supervision import states  # noqa: E402
 from llamasup.supervision.backoff import RestartPolicy  # noqa: E402
+from llamasup.supervision.state_machine import TABLE, advance  # noqa: E402
 from llamasup.supervision.states import Event, Instance, Policy, State  # noqa: E402
-from llamasup.supervision.table import TABLE, advance  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "design.md"

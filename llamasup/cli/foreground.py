@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llamasup.cli.output.console import ConsoleReporter
 from llamasup.cli.output.error_report import show_error
+from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.cli.output.nonblocking_writer import OutputWriter
 from llamasup.cli.output.rate_limit import ViewHandler
 from llamasup.cli.output.view import JsonView, Level, TextView, View

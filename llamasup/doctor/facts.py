@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llamasup.control.selection import RunningFact
 from llamasup.errors import LlamasupError
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind

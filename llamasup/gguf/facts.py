@@ -1,7 +1,8 @@
 """The facts of a model file, on which planning, memory and admission decide.
 
-:mod:`llamasup.gguf.header` reads them from the GGUF header. Key names in the comments are those of the
-header; ``{a}`` stands for the architecture's prefix. A chat template is searched for its features, never run.
+:mod:`llamasup.gguf.facts_from_header` reads them from the GGUF header. Key names in the comments are those of
+the header; ``{a}`` stands for the architecture's prefix. A chat template is searched for its features, never
+run.
 """
 
 from __future__ import annotations

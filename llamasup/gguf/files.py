@@ -21,7 +21,14 @@ from pathlib import Path
 
 from llamasup._version import __version__
 from llamasup.errors import ModelInvalid, ModelMissing
-from llamasup.gguf.header import Container, ModelFacts, NeedMore, facts_of, read_container, split_of
+from llamasup.gguf.facts_from_header import (
+    Container,
+    ModelFacts,
+    NeedMore,
+    facts_of,
+    read_container,
+    split_of,
+)
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.system.storage.paths import PathKind, path_kind
 

@@ -1,364 +1,325 @@
-"""Turns the keys and tensors of a GGUF header into :class:`ModelFacts`, as llama.cpp b11434 reads them.
+"""Reads the GGUF container: the first bytes of a file in, its keys and tensors out.
 
-:mod:`llamasup.gguf.container` reads the format.
+It reads versions 2 and 3 in either byte order. It skips long arrays, bounds counts and sizes, and checks
+every length, so that a damaged header costs an error, and not much memory or time (X12).
+Format: ggml/docs/gguf.md; the checks are those of gguf.cpp, llama.cpp b11434.
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections import Counter
-from collections.abc import Sequence
+import math
+import struct
+import zlib
+from dataclasses import dataclass
 
 from llamasup.errors import ModelInvalid
-from llamasup.gguf import architectures
-from llamasup.gguf.container import Container, NeedMore, Tensor, read_container
-from llamasup.gguf.facts import (
-    ChatTemplate,
-    Experts,
-    FimTokens,
-    Indexer,
-    ModelClass,
-    ModelFacts,
-    Split,
-    Vocabulary,
-    read_chat_template,
-)
-from llamasup.gguf.layers import (
-    attention_layers,
-    recurrent_layers,
-    recurrent_state,
-    sliding_layers,
-    sliding_window,
-)
-from llamasup.gguf.metadata import Keys
-from llamasup.gguf.types import FILE_TYPES
+from llamasup.gguf.cursor import DAMAGED, Cursor, Short
+from llamasup.gguf.not_gguf import describe
+from llamasup.gguf.types import REMOVED_TENSOR_TYPES, TENSOR_TYPES
 
-__all__ = [
-    "ChatTemplate",
-    "Container",
-    "ModelClass",
-    "ModelFacts",
-    "NeedMore",
-    "facts_of",
-    "read_container",
-    "read_header",
-    "split_of",
-]
+__all__ = ["MAX_HEADER_BYTES", "Array", "Container", "NeedMore", "Tensor", "Value", "read_container"]
 
-# LLAMA_MAX_LAYERS is 512; later builds may allow more. The bound protects against damaged headers.
-_MAX_LAYERS = 4_096
-_MAX_PARTS = 65_535  # split.count is a u16
-_POOLING = {0: "none", 1: "mean", 2: "cls", 3: "last", 4: "rank"}  # enum llama_pooling_type
-_GUESSED = 1024  # LLAMA_FTYPE_GUESSED, a flag
-_BLOCK = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,4})\.")
-_ROUTED_EXPERTS = re.compile(r"_(?:ch)?exps\.")
-# Tensors whose input has the width of the model: queries, keys and values, the first of the MLP.
-_READS_WIDTH = re.compile(r"blk\.\d+\.(?:attn_(?:q|k|v|qkv)|ffn_(?:gate|up))\.weight\.lora_a$")
-_MAX_BASES = 16  # a merge has a few
-_OUTPUT = ("output.", "output_norm.", "dec.output_norm.", "cls.", "dense_")
-# Neither models nor drafts: general.type, or general.architecture in older files.
-_NOT_MODELS = {
-    "imatrix": "an importance matrix, which llama-quantize reads",
-    "controlvector": "a control vector, which llama-server loads with a model (--control-vector)",
+# The largest vocabularies (260,000 tokens, 515,000 merges) make a header of 16 MiB. The bound keeps the
+# reader below 50 MB of memory.
+MAX_HEADER_BYTES = 32 * 1024 * 1024
+
+_MAX_KEY_BYTES = 65_535  # gguf.md
+_MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME is 64 with its NUL
+_MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
+_MAX_TENSOR_BYTES = 1 << 50
+_MAX_KEYS = 16_384
+_MAX_TENSORS = 16_384  # the largest models have 2,000; bounds memory as much as the header's size does
+_MAX_KEPT_ITEMS = 4_096  # arrays per layer are at most LLAMA_MAX_LAYERS (512) long
+_MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, one letter, type, smallest value
+_MIN_TENSOR_BYTES = (
+    8 + 1 + 4 + 8 + 4 + 8
+)  # length, one letter, count of dimensions, one of them, type, offset
+_FIRST_BYTES = 64 * 1024
+# id: (name, struct code), without strings (8) and arrays (9).
+_SCALARS = {
+    0: ("u8", "B"),
+    1: ("i8", "b"),
+    2: ("u16", "H"),
+    3: ("i16", "h"),
+    4: ("u32", "I"),
+    5: ("i32", "i"),
+    6: ("f32", "f"),
+    7: ("bool", "?"),
+    10: ("u64", "Q"),
+    11: ("i64", "q"),
+    12: ("f64", "d"),
 }
-_WITHOUT_LAYERS = (ModelClass.LORA, ModelClass.PROJECTOR, ModelClass.VOCAB)
+_STRING = 8
+_ARRAY = 9
+
+_VOCABULARY = "tokenizer.ggml.tokens"
+_UNSHARED_TOKENS = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID of llama.cpp
+# Sizes may differ by 128 (SPEC_VOCAB_MAX_SIZE_DIFFERENCE): of four multiples of 64 below, one is shared.
+_DIGEST_STEP = 64
+_DIGEST_STEPS = 4
 
 
-def read_header(header: bytes | bytearray | memoryview, file_bytes: int) -> ModelFacts | NeedMore:
-    """Facts from the first bytes of a model file of ``file_bytes``.
+@dataclass(frozen=True, slots=True)
+class NeedMore:
+    """The header is longer than the given bytes; call again with the first ``bytes_needed`` of the file."""
 
-    Raises ModelInvalid, naming the field and its offset, for what llama.cpp would not load.
+    bytes_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array: the number and type of its items, and the items if they are few numbers.
+
+    ``digests`` of a vocabulary: (count, CRC-32) of its first ``count`` tokens, without the first five, which
+    a draft model need not share. Two vocabularies of nearly the same size have one count in common.
     """
-    container = read_container(header, file_bytes)
-    return container if isinstance(container, NeedMore) else facts_of([container])
+
+    item_type: str
+    count: int
+    items: tuple[bool | int | float, ...] = ()
+    digests: tuple[tuple[int, int], ...] = ()
 
 
-def split_of(container: Container) -> Split:
-    """The number of this part, and of all parts (``split.no`` and ``split.count``, from llama-gguf-split)."""
-    keys = Keys(container)
-    count = keys.integer("split.count", 1, most=_MAX_PARTS) or 1
-    index = keys.integer("split.no", most=_MAX_PARTS)
-    if index >= count:
-        keys.refuse("split.no", f"is {index}, but there are only {count} parts")
-    return Split(index=index, count=count)
+Value = bool | int | float | str | Array
 
 
-def facts_of(parts: Sequence[Container]) -> ModelFacts:
-    """The facts of a model from the header of its file, or from the headers of all its files in order.
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    name: str
+    elements: int
+    type_name: str
+    size_bytes: int
+    lengths: tuple[int, ...] = ()  # of its dimensions, that of a row first
 
-    Only the first part of a split set has the model's keys; each part has its own tensors. The first part
-    alone gives facts whose sizes are that part's. Raises ModelInvalid.
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One file's header. ``offsets`` are where each key's value begins; sizes are bytes."""
+
+    values: dict[str, Value]
+    offsets: dict[str, int]
+    tensors: tuple[Tensor, ...]
+    version: int
+    big_endian: bool
+    header_bytes: int
+    file_bytes: int
+    expected_bytes: int
+
+
+def read_container(header: bytes | bytearray | memoryview, file_bytes: int) -> Container | NeedMore:
+    """Read the header of a file of ``file_bytes`` from its first bytes.
+
+    Raises ModelInvalid, with the field and its offset, for headers that llama.cpp would refuse too.
     """
-    first = parts[0]
-    split = split_of(first)
-    if split.index:
+    given = len(header)
+    if given < min(file_bytes, 24):
+        return NeedMore(min(file_bytes, _FIRST_BYTES))
+    if bytes(header[:4]) != b"GGUF":
+        message, remedy = describe(bytes(header[:512]), file_bytes)
+        raise ModelInvalid(message, remedy=remedy)
+    if file_bytes < 24:
         raise ModelInvalid(
-            f"this is part {split.index + 1} of a model in {split.count} files",
-            remedy="Give the first part (…-00001-of-…): llama-server finds the others by its name.",
+            f"the file has {file_bytes} bytes, and the shortest GGUF header has 24",
+            remedy=DAMAGED,
         )
-    architecture = _architecture(first)
-    tensors = [tensor for part in parts for tensor in part.tensors]
-    model_class = _model_class(first, architecture, tensors, split)
-    keys = Keys(first, _prefix(first, architecture))
-
-    optional = model_class in _WITHOUT_LAYERS
-    layers = keys.integer("{a}.block_count") if optional else keys.required("{a}.block_count")
-    if layers > _MAX_LAYERS:
-        keys.refuse("{a}.block_count", f"is {layers}, more than any model has ({_MAX_LAYERS})")
-    mtp_layers = keys.integer("{a}.nextn_predict_layers", most=layers)
-    embedding_length = (
-        keys.integer("{a}.embedding_length") if optional else keys.required("{a}.embedding_length")
-    )
-    nothing = (0,) * layers
-    head_counts = keys.per_layer("{a}.attention.head_count", layers, trailing=mtp_layers) or nothing
-    head_counts_kv = keys.per_layer("{a}.attention.head_count_kv", layers, trailing=mtp_layers) or head_counts
-    feed_forward = keys.per_layer("{a}.feed_forward_length", layers, trailing=mtp_layers) or nothing
-    key_length, value_length = _head_lengths(keys, embedding_length, head_counts, head_counts_kv)
-    recurrent = recurrent_layers(keys, architecture, head_counts_kv, feed_forward, layers - mtp_layers)
-    pooling = _pooling(keys)
-    causal = keys.flag("{a}.attention.causal")
-    by_layer, by_experts, input_bytes, output_bytes = _tensor_bytes(tensors, layers)
-    if mtp_layers and len(parts) == split.count and not any(by_layer[: layers - mtp_layers]):
-        model_class = ModelClass.DRAFT  # served alone, it ends b11434 with SIGSEGV
-
-    return ModelFacts(
-        architecture=architecture,
-        model_class=model_class,
-        name=keys.text("general.name") or None,
-        parameters=sum(tensor.elements for tensor in tensors),
-        quantization=_quantization(keys, tensors),
-        layers=layers,
-        context_length=keys.integer("{a}.context_length")
-        if optional
-        else keys.required("{a}.context_length"),
-        embedding_length=embedding_length,
-        feed_forward_lengths=feed_forward,
-        head_counts=head_counts,
-        head_counts_kv=head_counts_kv,
-        key_length=key_length,
-        value_length=value_length,
-        sliding_window=sliding_window(keys, architecture, layers),
-        vocab_size=keys.integer("{a}.vocab_size") or keys.array_length("tokenizer.ggml.tokens"),
-        chat_template=read_chat_template(
-            keys.text("tokenizer.chat_template") or "",
-            tool_template="tokenizer.chat_template.tool_use" in keys,
-        ),
-        pooling=pooling,
-        file_bytes=sum(part.file_bytes for part in parts),
-        expected_bytes=sum(part.expected_bytes for part in parts),
-        weights_bytes=sum(tensor.size_bytes for tensor in tensors),
-        sliding_layers=sliding_layers(keys, architecture, layers),
-        key_length_swa=keys.integer("{a}.attention.key_length_swa", key_length),
-        value_length_swa=keys.integer("{a}.attention.value_length_swa", value_length),
-        mla="{a}.attention.key_length_mla" in keys and "{a}.attention.value_length_mla" in keys,
-        indexer=Indexer(
-            key_length=keys.integer("{a}.attention.indexer.key_length"),
-            top_k=keys.integer("{a}.attention.indexer.top_k"),
-        )
-        if architecture in architectures.INDEXED
-        else Indexer(),
-        side_length=keys.integer(
-            "{a}.embedding_length_per_layer_input", architectures.SIDE_LENGTHS.get(architecture, 0)
-        ),
-        recurrent=recurrent_state(keys, architecture, embedding_length, max(head_counts, default=0))
-        if any(recurrent)
-        else None,
-        recurrent_layers=recurrent,
-        kv_layers=attention_layers(keys, architecture, head_counts_kv, recurrent, mtp_layers),
-        causal=causal is not False and architecture not in architectures.ENCODERS,
-        experts=Experts(
-            count=keys.integer("{a}.expert_count"),
-            used=keys.integer("{a}.expert_used_count"),
-            shared=keys.integer("{a}.expert_shared_count"),
-            feed_forward_length=keys.integer("{a}.expert_feed_forward_length", max(feed_forward, default=0)),
-        ),
-        projection_length=_projection_length(keys, tensors) if model_class is ModelClass.PROJECTOR else 0,
-        adapted_length=_adapted_length(tensors) if model_class is ModelClass.LORA else 0,
-        base_models=_base_models(keys) if model_class is ModelClass.LORA else (),
-        mtp_layers=mtp_layers,
-        vocabulary=_vocabulary(keys),
-        fim=_fim(keys),
-        split=split,
-        layer_bytes=by_layer,
-        expert_bytes=by_experts,
-        input_bytes=input_bytes,
-        output_bytes=output_bytes,
-        tied_output=bool(tensors) and all(tensor.name != "output.weight" for tensor in tensors),
-        version=first.version,
-        big_endian=first.big_endian,
-    )
-
-
-# --- what it is ----------------------------------------------------------------------------------
-
-
-def _architecture(container: Container) -> str:
-    keys = Keys(container)
-    name = keys.text("general.architecture") or ""
-    for kind in (keys.text("general.type"), name):
-        if kind in _NOT_MODELS:
-            raise ModelInvalid(f"not a model: {_NOT_MODELS[kind]}", remedy="Give the model's own .gguf file.")
-    if not name:
-        keys.refuse("general.architecture", "is missing or empty; keys begin at offset 24")
-    if name not in architectures.KNOWN:
-        near = difflib.get_close_matches(name[:64], architectures.KNOWN, n=1)
-        keys.refuse(
-            "general.architecture",
-            f"is {name[:64]!r}, which is unknown" + (f"; the nearest known is {near[0]!r}" if near else ""),
-            remedy="Update llamasup if your llama-server is newer; or check the source of the file.",
-        )
-    return name
-
-
-def _prefix(container: Container, architecture: str) -> str:
-    """The architecture's name, but a projector's keys are those of its vision or audio tower."""
-    if architecture != "clip":
-        return architecture
-    return "clip.vision" if "clip.vision.block_count" in container.values else "clip.audio"
-
-
-def _model_class(
-    container: Container, architecture: str, tensors: Sequence[Tensor], split: Split
-) -> ModelClass:
-    keys = Keys(container, architecture)
-    general_type = keys.text("general.type")
-    if general_type == "adapter" or "adapter.type" in keys:
-        return ModelClass.LORA
-    if general_type == "mmproj" or architecture == "clip":
-        return ModelClass.PROJECTOR
-    if not tensors and split.count == 1:
-        if not keys.array_length("tokenizer.ggml.tokens"):
+    try:
+        return _Reader(header, file_bytes).read()
+    except Short as short:
+        if given >= MAX_HEADER_BYTES:
             raise ModelInvalid(
-                "the file has neither tensors (the tensor count at offset 8 is 0) nor a vocabulary",
-                remedy="Download another file of this model.",
+                f"the header does not end within {MAX_HEADER_BYTES >> 20} MiB; no vocabulary needs more",
+                remedy=DAMAGED,
+            ) from None
+        # Four times as much, so that a header is parsed at most three times: 64 KiB, some MiB, all.
+        wanted = max(short.bytes_needed, 4 * given, _FIRST_BYTES)
+        return NeedMore(min(wanted, file_bytes, MAX_HEADER_BYTES))
+
+
+class _Reader:
+    """Reads keys and tensors in the order of the format, with one cursor."""
+
+    def __init__(self, header: bytes | bytearray | memoryview, file_bytes: int) -> None:
+        self._version, self._big_endian = _version(bytes(header[4:8]))
+        self._order = order = ">" if self._big_endian else "<"
+        self._at = Cursor(header, file_bytes, order, position=8)
+        # By number of dimensions: these, then the type and the offset.
+        self._shapes = tuple(struct.Struct(f"{order}{count}QIQ") for count in range(_MAX_DIMENSIONS + 1))
+        self._scalars = {
+            type_id: (name, struct.Struct(order + code)) for type_id, (name, code) in _SCALARS.items()
+        }
+
+    def read(self) -> Container:
+        tensor_count = self._at.count("the tensor count", _MIN_TENSOR_BYTES, _MAX_TENSORS)
+        key_count = self._at.count("the key count", _MIN_KEY_BYTES, _MAX_KEYS)
+        values, offsets = self._read_keys(key_count)
+        alignment = values.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            at = offsets["general.alignment"]
+            self._at.refuse("general.alignment", at, f"is {alignment!r}, not a power of two")
+        tensors, data_bytes, data_offset = self._read_tensors(tensor_count, alignment)
+        expected_bytes = data_offset + data_bytes if tensors else self._at.position
+        if expected_bytes > self._at.file_bytes:
+            raise ModelInvalid(
+                f"truncated: {self._at.file_bytes} of {expected_bytes} bytes, "
+                f"{100 * self._at.file_bytes / expected_bytes:.1f} %",
+                remedy="Finish the download (most tools resume it), or download the file again.",
             )
-        return ModelClass.VOCAB
-    if architecture in architectures.DRAFT_HEADS:
-        return ModelClass.DRAFT
-    if architecture in architectures.ENCODER_DECODERS:
-        return ModelClass.ENCODER_DECODER
-    pooling = _pooling(keys)
-    if pooling == "rank":
-        return ModelClass.RERANKER
-    if architecture in architectures.ENCODERS or pooling in ("mean", "cls", "last"):
-        return ModelClass.ENCODER
-    return ModelClass.DECODER
-
-
-def _pooling(keys: Keys) -> str | None:
-    number = keys.optional("{a}.pooling_type")
-    if number is None:
-        return None
-    if number not in _POOLING:
-        keys.refuse("{a}.pooling_type", f"is {number}, known are 0 to {max(_POOLING)}")
-    return _POOLING[number]
-
-
-def _quantization(keys: Keys, tensors: Sequence[Tensor]) -> str:
-    """The file's own word for it, else the type that most of its bytes have."""
-    if not tensors:
-        return ""
-    stated = keys.optional("general.file_type")
-    if stated is not None and stated & ~_GUESSED in FILE_TYPES:
-        return FILE_TYPES[stated & ~_GUESSED]
-    by_type: Counter[str] = Counter()
-    for tensor in tensors:
-        by_type[tensor.type_name] += tensor.size_bytes
-    return by_type.most_common(1)[0][0]
-
-
-# --- attention and vocabulary --------------------------------------------------------------------
-
-
-def _head_lengths(
-    keys: Keys, embedding_length: int, head_counts: tuple[int, ...], head_counts_kv: tuple[int, ...]
-) -> tuple[int, int]:
-    """Elements of one head's key and value; where they are not stated the heads share the width."""
-    for layer, (heads, heads_kv) in enumerate(zip(head_counts, head_counts_kv, strict=True)):
-        if heads and heads_kv and heads % heads_kv:
-            keys.refuse("{a}.attention.head_count_kv", f"is {heads_kv} for {heads} heads in layer {layer}")
-    heads = next(filter(None, head_counts), 0)
-    stated = "{a}.attention.key_length" in keys and "{a}.attention.value_length" in keys
-    if heads and embedding_length % heads and not stated:
-        keys.refuse(
-            "{a}.attention.head_count", f"is {heads}, which does not divide the width {embedding_length}"
+        return Container(
+            values=values,
+            offsets=offsets,
+            tensors=tensors,
+            version=self._version,
+            big_endian=self._big_endian,
+            header_bytes=self._at.position,
+            file_bytes=self._at.file_bytes,
+            expected_bytes=expected_bytes,
         )
-    shared = embedding_length // heads if heads else 0
-    return (
-        keys.integer("{a}.attention.key_length", shared),
-        keys.integer("{a}.attention.value_length", shared),
+
+    # --- keys ------------------------------------------------------------------------------------
+
+    def _read_keys(self, count: int) -> tuple[dict[str, Value], dict[str, int]]:
+        values: dict[str, Value] = {}
+        offsets: dict[str, int] = {}
+        for index in range(count):
+            at = self._at.position
+            key = self._at.string(f"the name of key {index}", _MAX_KEY_BYTES)
+            if not key:
+                self._at.refuse(f"the name of key {index}", at, "is empty")
+            if key in offsets:
+                self._at.refuse(f"key {key!r}", at, f"appears twice, first at offset {offsets[key]}")
+            type_id = self._at.u32(f"the type of {key!r}")
+            offsets[key] = self._at.position
+            if type_id == _STRING:
+                values[key] = self._at.string(key, self._at.file_bytes)
+            elif type_id == _ARRAY:
+                values[key] = self._array(key)
+            elif type_id in self._scalars:
+                packed = self._scalars[type_id][1]
+                at = self._at.position
+                self._at.advance(packed.size, key)
+                values[key] = packed.unpack_from(self._at.header, at)[0]
+            else:
+                self._at.refuse(key, offsets[key] - 4, f"has the unknown type {type_id}")
+        return values, offsets
+
+    def _array(self, key: str) -> Array:
+        at = self._at.position
+        item_type = self._at.u32(f"the item type of {key!r}")
+        count_at = self._at.position
+        count = self._at.u64(f"the length of {key!r}")
+        if item_type == _ARRAY:
+            self._at.refuse(key, at, "is an array of arrays, which llama.cpp does not read")
+        if item_type == _STRING:
+            self._at.check_count(key, count_at, count, 8)
+            if key == _VOCABULARY:
+                return Array("str", count, digests=self._skip_vocabulary(key, count))
+            self._at.skip_strings(key, count)
+            return Array("str", count)
+        if item_type not in self._scalars:
+            self._at.refuse(key, at, f"is an array of the unknown type {item_type}")
+        name, packed = self._scalars[item_type]
+        self._at.check_count(key, count_at, count, packed.size)
+        at = self._at.position
+        self._at.advance(count * packed.size, key)
+        if count > _MAX_KEPT_ITEMS:
+            return Array(name, count)
+        self._at.keep(key, at, 40 * count)
+        code = _SCALARS[item_type][1]
+        return Array(name, count, struct.unpack_from(f"{self._order}{count}{code}", self._at.header, at))
+
+    def _skip_vocabulary(self, key: str, count: int) -> tuple[tuple[int, int], ...]:
+        """Skip the tokens and compute their digests (4 ms for 150,000 tokens)."""
+        last = count - count % _DIGEST_STEP
+        ends = sorted({count, *(last - step * _DIGEST_STEP for step in range(_DIGEST_STEPS))})
+        done = min(_UNSHARED_TOKENS, count)
+        self._at.skip_strings(key, done, more=count - done)
+        digests = []
+        checksum = 0
+        for end in ends:
+            if end > done:
+                begin = self._at.position
+                self._at.skip_strings(key, end - done, more=count - end)
+                with memoryview(self._at.header) as header:
+                    checksum = zlib.crc32(header[begin : self._at.position], checksum)
+                digests.append((end, checksum))
+                done = end
+        return tuple(digests)
+
+    # --- tensors ---------------------------------------------------------------------------------
+
+    def _read_tensors(self, count: int, alignment: int) -> tuple[tuple[Tensor, ...], int, int]:
+        """The tensors, the bytes from the first one's begin to the last one's end, and where they begin."""
+        tensors: list[Tensor] = []
+        names: set[str] = set()
+        end = 0
+        for index in range(count):
+            at = self._at.position
+            name = self._at.string(f"the name of tensor {index}", _MAX_TENSOR_NAME_BYTES)
+            if not name or name in names:
+                self._at.refuse(
+                    f"the name of tensor {index}", at, f"is {name!r}, {'twice' if name else 'empty'}"
+                )
+            names.add(name)
+            tensor, offset = self._tensor(name)
+            # llama.cpp accepts only consecutive, padded tensors; this check also finds every wrong offset.
+            begin = _padded(end, alignment)
+            if offset != begin:
+                at = self._at.position - 8
+                self._at.refuse(f"the offset of tensor {name!r}", at, f"is {offset}, expected {begin}")
+            end = begin + tensor.size_bytes
+            tensors.append(tensor)
+        return tuple(tensors), end, _padded(self._at.position, alignment)
+
+    def _tensor(self, name: str) -> tuple[Tensor, int]:
+        """A tensor and its stated offset, read in one step, because models have hundreds of tensors."""
+        at = self._at.position
+        dimensions = self._at.u32(f"the number of dimensions of tensor {name!r}")
+        if dimensions > _MAX_DIMENSIONS:
+            self._at.refuse(f"the number of dimensions of tensor {name!r}", at, f"is {dimensions}, at most 4")
+        packed = self._shapes[dimensions]
+        at = self._at.position
+        self._at.advance(packed.size, f"the shape of tensor {name!r}")
+        *lengths, type_id, offset = packed.unpack_from(self._at.header, at)
+        kind = TENSOR_TYPES.get(type_id)
+        if kind is None:
+            removed = REMOVED_TENSOR_TYPES.get(type_id)
+            raise ModelInvalid(
+                f"the type of tensor {name!r} at offset {self._at.position - 12} is {type_id}, "
+                + (f"{removed}, which llama.cpp has removed" if removed else "an unknown quantisation"),
+                remedy="Use a file of the model with another quantisation.",
+            )
+        row = lengths[0] if lengths else 1
+        if row % kind.block_elements:
+            self._at.refuse(
+                f"the first dimension of tensor {name!r}",
+                at,
+                f"is {row}, not a multiple of the {kind.block_elements} that {kind.name} packs together",
+            )
+        elements = math.prod(lengths)
+        size_bytes = elements // kind.block_elements * kind.block_bytes
+        if size_bytes > _MAX_TENSOR_BYTES:
+            self._at.refuse(f"the size of tensor {name!r}", at, f"would be {size_bytes} bytes")
+        return Tensor(name, elements, kind.name, size_bytes, tuple(lengths)), offset
+
+
+def _version(field: bytes) -> tuple[int, bool]:
+    """Version and whether the file is big-endian; the version is small, so only one order makes sense."""
+    little, big = int.from_bytes(field, "little"), int.from_bytes(field, "big")
+    if little in (2, 3):
+        return little, False
+    if big in (2, 3):
+        return big, True
+    if 1 in (little, big):
+        raise ModelInvalid(
+            "the version at offset 4 is 1, which llama.cpp no longer reads (2023)",
+            remedy="Download a newer .gguf file of the model.",
+        )
+    version = min(little, big)
+    raise ModelInvalid(
+        f"the version at offset 4 is {version}, and llamasup reads only 2 and 3",
+        remedy="The file is damaged, or newer than this llamasup: download it again, or update llamasup.",
     )
 
 
-def _vocabulary(keys: Keys) -> Vocabulary:
-    return Vocabulary(
-        model=keys.text("tokenizer.ggml.model"),
-        pre=keys.text("tokenizer.ggml.pre"),
-        size=keys.array_length("tokenizer.ggml.tokens"),
-        bos=keys.optional("tokenizer.ggml.bos_token_id"),
-        eos=keys.optional("tokenizer.ggml.eos_token_id"),
-        add_bos=keys.flag("tokenizer.ggml.add_bos_token"),
-        add_eos=keys.flag("tokenizer.ggml.add_eos_token"),
-        digests=keys.array_digests("tokenizer.ggml.tokens"),
-    )
-
-
-def _fim(keys: Keys) -> FimTokens:
-    """The newer spelling first; converters wrote prefix, suffix and middle until October 2024."""
-
-    def token(newer: str, older: str) -> int | None:
-        found = keys.optional(f"tokenizer.ggml.{newer}_token_id")
-        return keys.optional(f"tokenizer.ggml.{older}_token_id") if found is None else found
-
-    return FimTokens(
-        prefix=token("fim_pre", "prefix"),
-        suffix=token("fim_suf", "suffix"),
-        middle=token("fim_mid", "middle"),
-    )
-
-
-def _projection_length(keys: Keys, tensors: Sequence[Tensor]) -> int:
-    """The length of the embeddings that a projector computes. 0 if uncertain.
-
-    Converters of 2023 and 2024 wrote the length of CLIP's own projection (768) instead, which is not used. So
-    the stated length counts only if a tensor of the projector has it.
-    """
-    stated = keys.integer("{a}.projection_dim")
-    used = any(tensor.name.startswith("mm.") and stated in tensor.lengths for tensor in tensors)
-    return stated if used else 0
-
-
-def _adapted_length(tensors: Sequence[Tensor]) -> int:
-    """The width of the layers that a LoRA adapter adapts: the input of its A matrices. 0 if they differ."""
-    widths = {tensor.lengths[0] for tensor in tensors if _READS_WIDTH.search(tensor.name) and tensor.lengths}
-    return widths.pop() if len(widths) == 1 else 0
-
-
-def _base_models(keys: Keys) -> tuple[str, ...]:
-    """The base models of an adapter, which convert_lora_to_gguf.py copies from its configuration."""
-    count = min(keys.integer("general.base_model.count"), _MAX_BASES)
-    names = (keys.text(f"general.base_model.{number}.name") for number in range(count))
-    return tuple(filter(None, names))
-
-
-# --- bytes ---------------------------------------------------------------------------------------
-
-
-def _tensor_bytes(
-    tensors: Sequence[Tensor], layers: int
-) -> tuple[tuple[int, ...], tuple[int, ...], int, int]:
-    """Bytes per layer, of which routed experts, before the layers, and after them."""
-    by_layer, by_experts = [0] * layers, [0] * layers
-    input_bytes = output_bytes = 0
-    for tensor in tensors:
-        block = _BLOCK.match(tensor.name)
-        if block and int(block[1]) < layers:
-            by_layer[int(block[1])] += tensor.size_bytes
-            if _ROUTED_EXPERTS.search(tensor.name):
-                by_experts[int(block[1])] += tensor.size_bytes
-        elif tensor.name.startswith(_OUTPUT):
-            output_bytes += tensor.size_bytes
-        else:
-            input_bytes += tensor.size_bytes
-    return tuple(by_layer), tuple(by_experts), input_bytes, output_bytes
+def _padded(size_bytes: int, alignment: int) -> int:
+    return -(-size_bytes // alignment) * alignment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.container import Array, Container, Value
+from llamasup.gguf.header import Array, Container, Value
 
 __all__ = ["Keys"]
 

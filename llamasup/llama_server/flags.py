@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.capabilities import Capabilities, Option
-from llamasup.llama_server.parsed_options import ParsedOptions, parse_options
+from llamasup.llama_server.help_text import Capabilities, Option
+from llamasup.llama_server.user_options import ParsedOptions, parse_options
 
 __all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
 

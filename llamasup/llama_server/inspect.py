@@ -17,7 +17,7 @@ from pathlib import Path
 from llamasup._version import __version__
 from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
 from llamasup.llama_server import runtime_errors
-from llamasup.llama_server.capabilities import (
+from llamasup.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
@@ -33,7 +33,7 @@ __all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_de
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
-# Increase it whenever a parser of capabilities.py changes: cached answers become invalid.
+# Increase it whenever a parser of help_text.py changes: cached answers become invalid.
 _PARSER_REVISION = 3
 
 _REINSTALL_EMBEDDED = (

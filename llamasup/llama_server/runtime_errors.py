@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from llamasup.errors import BrokenRuntime, RuntimeMissing
-from llamasup.llama_server.capabilities import Option
+from llamasup.llama_server.help_text import Option
 from llamasup.system.process.run_once import CommandResult
 
 __all__ = ["cannot_start", "check_file", "devices_failed", "unusable"]

@@ -1,4 +1,7 @@
-"""Names of models: valid ones (X10), the id of a file, and the search for a client's name."""
+"""Names of models: valid ones (X10), the id of a file, and the search for a client's name.
+
+Which model has a name: ``rules.py`` for names of the config, ``name_bindings.py`` for those of found files.
+"""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ from types import MappingProxyType
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.settings import Settings
 from llamasup.models.attachments import NO_SOURCES, Attachments
-from llamasup.models.bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
 from llamasup.models.found import FoundModel
+from llamasup.models.name_bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
 from llamasup.models.names import NameIndex, is_pattern, pattern
 from llamasup.models.rules import ModelRule, Problem, check_rules
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay

@@ -1,4 +1,4 @@
-"""Writes one line per finished request, in its own thread.
+"""Writes one line per finished request to ``--access-log``, in its own thread.
 
 The event loop only queues the record. A disk that is full or hangs loses lines, which are counted; requests
 never wait for it. ``access_record.py`` formats the line.

@@ -16,7 +16,7 @@ from datetime import date
 
 import msgspec
 
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelFacts
-from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import FreeMemory

@@ -6,8 +6,8 @@ from pathlib import PurePath
 
 from llamasup.errors import ModelInvalid, RuntimeMissing
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.memory.kv_cache import has_kv_cache
 
 __all__ = ["give_purpose", "refuse_unservable", "served_as"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.context import Context, decide_context

@@ -16,7 +16,7 @@ from llamasup.auth.key_limits import Keys
 from llamasup.http.address import ANY_HOST
 from llamasup.http.body_scan import MANY_JOBS, MAX_STEPS, BodyScan, may_hold_url, scanned
 from llamasup.http.heads import HeadRules, HttpError
-from llamasup.http.remote_media import refused_media
+from llamasup.http.media_policy import refused_media
 from llamasup.http.requested_model import FORMS_ONLY, BodyTooDeep, lists_of, read_body
 from llamasup.http.routes import CONTROL, Work
 from llamasup.proxy.request import Request

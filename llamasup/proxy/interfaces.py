@@ -20,7 +20,7 @@ from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
 from llamasup.proxy.upstream_pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 
 __all__ = ["Backend", "ClientConnection", "ModelList", "ProxyContext"]
 

@@ -15,7 +15,7 @@ from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.metrics import RequestRecord
-from llamasup.queueing.fair_queue import granted
+from llamasup.queueing.queue_order import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 

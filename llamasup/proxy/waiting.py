@@ -10,7 +10,7 @@ from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
+from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 
 __all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 

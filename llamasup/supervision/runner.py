@@ -1,4 +1,4 @@
-"""Runs one instance: feeds events to ``table.py`` and carries out the effects.
+"""Runs one instance: feeds events to ``state_machine.py`` and carries out the effects.
 
 The runner owns the tasks and the timer of all generations of the instance, and gives access to the current
 one. The child itself is in ``generation.py``, the requests to it are in ``probes.py``.
@@ -18,14 +18,14 @@ from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase
 from llamasup.models.redaction import redact_paths
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
-from llamasup.queueing.wait_queue import RequestQueue
 from llamasup.supervision import probes, states
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation, GenerationContext, begin
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
+from llamasup.supervision.state_machine import advance
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
-from llamasup.supervision.table import advance
 from llamasup.system.process.exit import Exit
 
 __all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]

@@ -1,4 +1,4 @@
-"""The values of the supervision table (``table.py``): states of an instance, events and effects."""
+"""The values of the supervision table (``state_machine.py``): states of an instance, events and effects."""
 
 from __future__ import annotations
 

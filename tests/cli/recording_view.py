@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from llamasup.cli.output.console import ConsoleReporter
+from llamasup.cli.output.event_lines import ConsoleReporter
 
 
 class RecordingView:

@@ -11,7 +11,7 @@ import pytest
 from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growths, model_as_json, projectors_of
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts import PURPOSES, Experts, ModelClass, ModelFacts, RecurrentState, is_served
-from llamasup.gguf.header import read_header
+from llamasup.gguf.facts_from_header import read_header
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.ladder import admit
 from llamasup.planning.projectors import pairings_of

@@ -21,7 +21,7 @@ from llamasup.doctor.facts import (
 from llamasup.doctor.report import as_json, run_checks
 from llamasup.doctor.runtime_checks import option_names
 from llamasup.errors import LlamasupError
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.system.hardware.devices import Device
 from llamasup.system.process.exit import StaleRun
 from tests.planning.plans import NEW, OLD, capabilities, machine

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from llamasup.doctor.inspection import fits_here, model_as_json
 from llamasup.errors import ModelInvalid
 from llamasup.gguf import architectures
-from llamasup.gguf import header as gguf
+from llamasup.gguf import facts_from_header as gguf
 from llamasup.gguf.demo import demo_keys, demo_tensors
-from llamasup.gguf.header import ModelFacts, NeedMore, read_header
+from llamasup.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
@@ -486,7 +486,7 @@ CORE = Path(gguf.__file__).parent
 LOOKED_FOR = sorted(
     {
         key
-        for source in ("header.py", "layers.py")
+        for source in ("facts_from_header.py", "layers.py")
         for key in re.findall(
             r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (CORE / source).read_text()
         )

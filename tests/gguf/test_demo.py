@@ -11,7 +11,7 @@ import pytest
 
 from llamasup.gguf.demo import CHAT_TEMPLATE, demo_keys, demo_model, demo_tensors, random_weights
 from llamasup.gguf.facts import ChatTemplate, read_chat_template
-from llamasup.gguf.header import ModelClass, ModelFacts, read_header
+from llamasup.gguf.facts_from_header import ModelClass, ModelFacts, read_header
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, write_gguf
 
 

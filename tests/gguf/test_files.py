@@ -18,8 +18,8 @@ import pytest
 
 from llamasup.errors import LlamasupError, ModelInvalid, ModelMissing
 from llamasup.gguf import files
+from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model, split_paths
-from llamasup.gguf.header import ModelClass, ModelFacts
 from llamasup.gguf.writer import I32, U16, write_gguf
 from llamasup.testing import models
 

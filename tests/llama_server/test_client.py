@@ -11,7 +11,7 @@ import httpx
 import pytest
 import respx
 
-from llamasup.gguf.header import ModelClass
+from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server import client
 from llamasup.llama_server.answers import ServerProgress

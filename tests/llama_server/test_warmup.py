@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from llamasup.gguf.header import ModelClass
+from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.llama_server.warmup import (
     no_response,
     response_problem,

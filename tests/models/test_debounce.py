@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.header import ModelFacts, read_header
+from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.models.debounce import Debounced, DebouncePolicy, debounce, debounce_by_age, initial_state
 from llamasup.models.found import FoundModel
 from llamasup.testing import models

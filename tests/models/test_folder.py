@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llamasup.errors import LlamasupError, ModelMissing
 from llamasup.gguf import files
-from llamasup.gguf.header import ModelClass, ModelFacts
+from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.models import folder as model_folder
 from llamasup.models.folder import ModelFolder, list_models, pseudo_devices
 from llamasup.testing import models

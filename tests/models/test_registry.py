@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.errors import ConfigInvalid, ModelInvalid, ModelMissing
-from llamasup.gguf.header import ModelFacts, read_header
+from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.models.found import FoundModel
 from llamasup.models.names import file_id, folded, why_not_a_name
 from llamasup.models.registry import ModelRule, Registry, Unknown, build

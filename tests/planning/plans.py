@@ -8,7 +8,7 @@ from typing import Any
 
 from llamasup.gguf.facts import ChatTemplate, ModelClass, ModelFacts
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.llama_server.capabilities import Capabilities, Option, parse_help
+from llamasup.llama_server.help_text import Capabilities, Option, parse_help
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.child_address import child_address_kind

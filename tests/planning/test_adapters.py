@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.header import ModelFacts, read_header
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.gguf.facts_from_header import ModelFacts, read_header
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.models.found import FoundModel
 from llamasup.models.registry import ModelRule, build
 from llamasup.models.spec import ModelOptions

@@ -9,10 +9,10 @@ import pytest
 
 from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
-from llamasup.gguf.header import read_header
+from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
-from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import read_extra
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.drafting import Drafter, shape_with_drafts
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llamasup.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import TcpAddress, UnixAddress
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.memory.kv_cache import CACHE_TYPES

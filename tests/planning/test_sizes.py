@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from tests.planning.plans import MIDDLE, NEW, OLD, capabilities, model, planned
 
 SLIDING = model(sliding_window=1024, sliding_layers=(True, False) * 16)

@@ -28,7 +28,7 @@ from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import QueueEntry
+from llamasup.queueing.request_queue import QueueEntry
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install

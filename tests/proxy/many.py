@@ -12,7 +12,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]

@@ -11,7 +11,7 @@ import pytest
 from llamasup.models.access import ResolvedModel
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.supervision.states import Policy
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.pool.replicas.test_replica_set import talk

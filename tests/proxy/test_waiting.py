@@ -14,7 +14,7 @@ from llamasup.models.access import ResolvedModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import GRACE_S, RequestQueue
+from llamasup.queueing.request_queue import GRACE_S, RequestQueue
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import (
     FAILED,

@@ -9,8 +9,8 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import GRACE_S, QueueEntry, RequestQueue
-from tests.queueing.test_wait_queue import LOADING, TIMEOUT_S, Clock, serving
+from llamasup.queueing.request_queue import GRACE_S, QueueEntry, RequestQueue
+from tests.queueing.test_request_queue import LOADING, TIMEOUT_S, Clock, serving
 
 
 class Model:

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from llamasup.errors import ModelInvalid
+from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.gguf.files import read_model
-from llamasup.gguf.header import ModelClass
 from llamasup.testing import models
 
 pytestmark = pytest.mark.real

@@ -20,7 +20,7 @@ import pytest
 from llamasup.gguf.facts import ModelFacts
 from llamasup.gguf.files import read_model
 from llamasup.http.address import UnixAddress
-from llamasup.llama_server.capabilities import Capabilities
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes

@@ -19,7 +19,7 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
 from llamasup.pool.rollout import remove, roll_out
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.supervision.runner import STOPPING
 
 __all__ = ["Catalog", "OnDemandFactory"]

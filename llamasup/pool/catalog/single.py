@@ -13,7 +13,7 @@ from llamasup.observability.metrics import InstanceGauges
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Lease, Unavailable
-from llamasup.queueing.wait_queue import RequestQueue
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.supervision.runner import InstanceRunner
 
 __all__ = ["Supervisor"]

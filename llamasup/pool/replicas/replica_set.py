@@ -12,8 +12,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.wait_estimate import retry_after_s
-from llamasup.queueing.wait_queue import QueueEntry, RequestQueue
 from llamasup.supervision.runner import NOT_RUNNING, InstanceRunner
 from llamasup.supervision.states import Policy
 

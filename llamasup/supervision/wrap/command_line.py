@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.capabilities import Capabilities
-from llamasup.llama_server.parsed_options import (
+from llamasup.llama_server.help_text import Capabilities
+from llamasup.llama_server.settings import names_of
+from llamasup.llama_server.user_options import (
     ParsedOption,
     ParsedOptions,
     options_in_config,
     options_in_environ,
     parse_options,
 )
-from llamasup.llama_server.settings import names_of
 
 __all__ = [
     "Tls",

@@ -16,17 +16,17 @@ from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageI
 from llamasup.gguf.facts import ModelClass
 from llamasup.gguf.files import read_model
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.llama_server.capabilities import (
+from llamasup.llama_server.client import Prober
+from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
     parse_help,
     parse_version,
 )
-from llamasup.llama_server.client import Prober
-from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.parsed_options import config_files_in, read_config
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.slots.policy import KeptSlots
+from llamasup.llama_server.user_options import config_files_in, read_config
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.wrap.command_line import (

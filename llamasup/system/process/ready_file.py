@@ -1,4 +1,7 @@
-"""The ready file (``--ready-file``): holds the address of a llamasup while it serves."""
+"""The ready file (``--ready-file``): holds the address of a llamasup while it serves.
+
+Its content is the event ``ready`` (``supervision/events.py``).
+"""
 
 from __future__ import annotations
 

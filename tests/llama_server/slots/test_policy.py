@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.answers import SlotAnswer, read_slot_answer
-from llamasup.llama_server.capabilities import Capabilities
 from llamasup.llama_server.flags import Reason
+from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.slots.policy import (
     SavedSet,
     SavedSlot,

@@ -14,7 +14,7 @@ from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
-from llamasup.queueing.wait_queue import QueueEntry
+from llamasup.queueing.request_queue import QueueEntry
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import TcpAddress, UnixAddress
-from llamasup.llama_server.capabilities import Capabilities, parse_help
+from llamasup.llama_server.help_text import Capabilities, parse_help
 from llamasup.supervision.wrap.command_line import (
     Tls,
     WrappedLine,

@@ -1,7 +1,7 @@
 """The queue of a model: requests wait for a generation that serves (S9, S10), or for a permit.
 
-``fair_queue`` decides the order. The number of requests and their waits are bounded, and a client can leave
-at any time. Nothing here touches a connection: the listeners of the proxy do.
+``queue_order.py`` decides the order. The number of requests and their waits are bounded, and a client can
+leave at any time. Nothing here touches a connection: the listeners of the proxy do.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
-from llamasup.queueing.fair_queue import FairQueue, Queued
+from llamasup.queueing.queue_order import FairQueue, Queued
 from llamasup.queueing.rejections import busy_queue_full, load_queue_full, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 

@@ -54,7 +54,7 @@ class _Line(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Unbounded; it has at most one line for each item."""
+    """Unbounded (``request_queue.py`` bounds it); it has at most one line for each item."""
 
     __slots__ = ("_count", "_lines", "_owed", "_passed", "_turn")
 

@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from llamasup.errors import ModelInvalid
-from llamasup.gguf.container import Container
 from llamasup.gguf.facts import Experts, FimTokens, Indexer, RecurrentState, Vocabulary
-from llamasup.gguf.header import ModelClass, ModelFacts, NeedMore, facts_of, read_container, read_header
+from llamasup.gguf.facts_from_header import (
+    ModelClass,
+    ModelFacts,
+    NeedMore,
+    facts_of,
+    read_container,
+    read_header,
+)
+from llamasup.gguf.header import Container
 from llamasup.testing.architectures import ARCHITECTURES, tiny_model
 
 WIDTH = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.http.remote_media import refused_media
+from llamasup.http.media_policy import refused_media
 
 ALLOWED = ("good.example", "10.0.0.5:8000", "[fd00::1]")
 

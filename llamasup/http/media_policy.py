@@ -1,4 +1,4 @@
-"""Which URLs in a body llama-server may fetch (X7).
+"""Which URLs in a body llama-server may fetch (X7); ``body_scan.py`` finds them.
 
 llama-server (b11434) takes every string that begins with ``http`` for a URL, and parses it by its own rules:
 the text before an ``@``, anywhere in the URL, is a user, so it fetches ``http://good.example/@bad.example/``

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
+from llamasup.supervision import state_machine
 from llamasup.supervision import states as lc
-from llamasup.supervision import table
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
+from llamasup.supervision.state_machine import TABLE, InvalidTransition, advance
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
-from llamasup.supervision.table import TABLE, InvalidTransition, advance
 
 POLICY = Policy()
 CRASH = Diagnosis("killed", "killed from outside", "", (), False, 75)
@@ -567,7 +567,7 @@ class AnyLife(RuleBasedStateMachine):
         self.orders: set[tuple[type, int]] = set()
 
     def feed(self, event: Event) -> None:
-        stale = table._is_stale(self.instance, event)
+        stale = state_machine._is_stale(self.instance, event)
         if not stale and type(event) not in TABLE[self.instance.state]:
             return  # impossible in the runner, such as WarmupSucceeded before WarmUp
         self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)

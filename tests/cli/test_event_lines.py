@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from llamasup.cli.output.console import ConsoleReporter
+from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.errors import ConfigInvalid, ModelInvalid
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes

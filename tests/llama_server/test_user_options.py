@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.llama_server.capabilities import Capabilities, parse_help
-from llamasup.llama_server.parsed_options import (
+from llamasup.llama_server.help_text import Capabilities, parse_help
+from llamasup.llama_server.user_options import (
     ParsedOption,
     ParsedOptions,
     config_files_in,

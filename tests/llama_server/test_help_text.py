@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.llama_server.capabilities import (
+from llamasup.llama_server.help_text import (
     Capabilities,
     Option,
     looks_like_llama_server,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.capabilities import Capabilities, Option
+from llamasup.llama_server.help_text import Capabilities, Option
 
 __all__ = [
     "ParsedOption",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llamasup.http.heads import Priority
-from llamasup.queueing.fair_queue import PASSES, FairQueue, Queued, granted
+from llamasup.queueing.queue_order import PASSES, FairQueue, Queued, granted
 
 HIGH, NORMAL, LOW = Priority
 
