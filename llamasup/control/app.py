@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from llamasup.control.interface import ControlTarget
     from llamasup.control.routes import Application
-    from llamasup.observability.metrics import Metrics
+    from llamasup.observability.counters import Metrics
 
 __all__ = ["ControlServer"]
 

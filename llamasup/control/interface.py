@@ -11,7 +11,7 @@ from llamasup.errors import Stopping
 from llamasup.models.diff import Changes
 
 if TYPE_CHECKING:
-    from llamasup.observability.metrics import InstanceGauges
+    from llamasup.observability.counters import InstanceGauges
     from llamasup.supervision.events import Bus
 
 __all__ = ["ControlTarget", "ServiceOwner", "refuse_if_stopping", "shown", "shut_down"]

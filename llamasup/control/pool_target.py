@@ -12,7 +12,7 @@ from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, 
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
-from llamasup.observability.metrics import InstanceGauges
+from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
 from llamasup.pool.eviction_policy import Phase

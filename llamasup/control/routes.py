@@ -20,7 +20,7 @@ from llamasup.control.interface import ControlTarget
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
 from llamasup.errors import LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
-from llamasup.observability.metrics import Metrics
+from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.system.hardware.nvml import vram_by_process
 from llamasup.system.process.log_tail import MAX_LINES

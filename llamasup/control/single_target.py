@@ -10,7 +10,7 @@ from typing import Any
 from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.errors import Conflict, ModelUnknown
 from llamasup.models.diff import Changes
-from llamasup.observability.metrics import InstanceGauges
+from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.single import Supervisor
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
-from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities, parse_help
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings

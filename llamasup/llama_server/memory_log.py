@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from llamasup.llama_server.flags import CommandLine
+from llamasup.llama_server.argv_builder import CommandLine
 from llamasup.llama_server.help_text import Capabilities
 
 __all__ = ["HOST", "ServerSizes", "give_size_log", "read_sizes"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.settings import Settings
 
 __all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]

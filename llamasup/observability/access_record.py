@@ -11,7 +11,7 @@ from datetime import datetime
 
 import msgspec
 
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 
 __all__ = ["SlowLog", "access_line", "admit_slow", "shortened", "shown_path", "waiting_time_s"]
 

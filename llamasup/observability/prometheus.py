@@ -1,6 +1,6 @@
 """The text of /metrics: llamasup's metrics, and those of each llama-server with a ``model`` label.
 
-The Prometheus library formats the numbers of ``metrics.py`` for each scrape. The format is Prometheus text
+The Prometheus library formats the numbers of ``counters.py`` for each scrape. The format is Prometheus text
 (0.0.4), whatever ``Accept`` says: OpenMetrics requires counters to end in ``_total``, and not all of
 llama-server's do.
 """
@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from llamasup._version import __version__
-from llamasup.observability.metrics import Histogram, InstanceGauges, Metrics, ModelMetrics
+from llamasup.observability.counters import Histogram, InstanceGauges, Metrics, ModelMetrics
 from llamasup.supervision.states import State
 
 __all__ = ["CONTENT_TYPE", "exposition", "own_families"]

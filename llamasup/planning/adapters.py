@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.types import name_words
-from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.settings import Settings
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.flags import CommandLine
+from llamasup.llama_server.argv_builder import CommandLine
 from llamasup.llama_server.help_text import Capabilities
 
 __all__ = ["child_address_kind", "give_address", "needs_key_file"]

@@ -18,7 +18,7 @@ from llamasup.downloads.reference import is_reference, parse_ref
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model
-from llamasup.llama_server.flags import read_extra, with_absolute_paths
+from llamasup.llama_server.argv_builder import read_extra, with_absolute_paths
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.llama_server.settings import Settings, names_of
 from llamasup.planning.drafting import extra_draft_path

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelFacts
-from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.llama_server.settings import Settings

@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.flags import CommandLine, Reason, read_extra
+from llamasup.llama_server.argv_builder import CommandLine, Reason, read_extra
 from llamasup.llama_server.help_text import Capabilities, names_commit
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits

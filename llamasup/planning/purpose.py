@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from llamasup.errors import ModelInvalid, RuntimeMissing
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.flags import CommandLine, ExtraArgs
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.memory.kv_cache import has_kv_cache
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llamasup.errors import DoesNotFit
-from llamasup.planning.memory.estimate import MemoryEstimate, Part
+from llamasup.planning.memory.estimate import MemoryEstimate, memory_rows
 from llamasup.planning.plan import LaunchPlan
 from llamasup.system.text import memory_text
 
-__all__ = ["memory_rows", "refusal"]
+__all__ = ["refusal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,25 +89,6 @@ def _remedy(preferred: LaunchPlan, fitting: LaunchPlan, extra: Sequence[str], sy
 
 def _sizes(plan: LaunchPlan) -> str:
     return f"{plan.parallel} × {plan.ctx_size_of_slot} tokens of context, KV cache {plan.kv_type}"
-
-
-def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:
-    """The memory table: every part, the sum, and the free memory."""
-    split = memory.free.devices > 0
-    rows = [(part.name, _placed(part, split=split)) for part in memory.parts]
-    rows.append(("needed", _sum(memory.host_bytes, memory.device_bytes, split=split)))
-    rows.append(("free", _sum(memory.free.host_bytes, memory.free.device_bytes, split=split)))
-    return tuple(rows)
-
-
-def _placed(part: Part, *, split: bool) -> str:
-    return _sum(part.host_bytes, part.device_bytes, split=split)
-
-
-def _sum(host_bytes: int, device_bytes: int, *, split: bool) -> str:
-    if not split:
-        return memory_text(host_bytes + device_bytes)
-    return f"{memory_text(host_bytes)} host, {memory_text(device_bytes)} device"
 
 
 def _settings(preferred: LaunchPlan, fitting: LaunchPlan, syntax: _Syntax) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.flags import ExtraArgs
+from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
 from llamasup.llama_server.settings import Settings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
-from llamasup.llama_server.flags import CommandLine, ExtraArgs, asked_with
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate

@@ -1,4 +1,4 @@
-"""Loads and unloads many models in the available memory, as ``policy.decide`` orders.
+"""Loads and unloads many models in the available memory, as ``eviction_policy.decide`` orders.
 
 The pool owns all models, their processes and the only timer. After each event it passes a snapshot to the
 policy and carries out the actions (``reconcile``).

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
 from llamasup.models.access import ResolvedModel
-from llamasup.observability.metrics import Metrics, RequestRecord
+from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.request import Request

@@ -15,7 +15,7 @@ from typing import Any
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.quota import cost_of
 from llamasup.http.heads import HttpError
-from llamasup.observability.metrics import Metrics, RequestRecord
+from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies

@@ -14,7 +14,7 @@ from llamasup.http.context_end import ContextEnd
 from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.queueing.queue_order import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]

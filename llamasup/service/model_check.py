@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
-from llamasup.llama_server.flags import read_extra
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.cheapest_set import devices

@@ -24,7 +24,7 @@ from llamasup.supervision.events import (
 )
 from llamasup.supervision.states import State
 from tests.cli.recording_view import RecordingView, reporter_to
-from tests.observability.test_metrics import DONE
+from tests.observability.test_counters import DONE
 
 
 def line_of(**changes: Any) -> tuple[str, str, str, dict[str, Any]]:

@@ -23,7 +23,7 @@ from llamasup.cli.output.rate_limit import (
 )
 from llamasup.supervision.events import Stopped
 from tests.cli.recording_view import RecordingView, reporter_to
-from tests.observability.test_metrics import DONE
+from tests.observability.test_counters import DONE
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ import httpx
 from llamasup.control.app import ControlServer
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
-from llamasup.observability.metrics import InstanceGauges, Metrics
+from llamasup.observability.counters import InstanceGauges, Metrics
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamasup.http.routes import route_of
-from llamasup.observability.metrics import InstanceGauges, Metrics, RequestRecord
+from llamasup.observability.counters import InstanceGauges, Metrics, RequestRecord
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.supervision.states import State
 

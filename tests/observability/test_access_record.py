@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
-from tests.observability.test_metrics import DONE
+from tests.observability.test_counters import DONE
 
 ENDED = datetime(2026, 11, 21, 3, 2, 1, 999_400, UTC)
 

@@ -11,7 +11,7 @@ from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
-from llamasup.llama_server.flags import read_extra
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.drafting import Drafter, shape_with_drafts
 from llamasup.planning.memory.kv_cache import ContextShape

@@ -10,7 +10,7 @@ from llamasup.errors import ProjectorMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf
-from llamasup.llama_server.flags import read_extra
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
 from tests.planning.plans import GIB, NEW, bert, capabilities, from_help, model, planned, reason, value
 

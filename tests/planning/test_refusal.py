@@ -12,8 +12,9 @@ import pytest
 from llamasup.errors import DoesNotFit
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.ladder import admit
+from llamasup.planning.memory.estimate import memory_rows
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.refusal import memory_rows, refusal
+from llamasup.planning.refusal import refusal
 from llamasup.system.text import memory_text
 from tests.planning.plans import GIB, GPU, NEW, capabilities, ladder, machine, needed_bytes, planned
 

@@ -21,7 +21,7 @@ import uvloop
 
 from llamasup.http.address import UnixAddress
 from llamasup.models.access import ResolvedModel
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext

@@ -13,7 +13,7 @@ import pytest
 from llamasup.auth.key_source import KeyFile
 from llamasup.http.chunks import Dechunker
 from llamasup.http.context_end import ContextWindow
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Unavailable

@@ -22,7 +22,7 @@ import pytest
 
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server.settings import Settings
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
 from llamasup.pool.catalog.single import Supervisor

@@ -15,7 +15,7 @@ from pathlib import Path
 import h11
 
 from llamasup.http.address import UnixAddress
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.proxy import Proxy, ProxyConfig
 from llamasup.queueing.endpoint import Endpoint
 from tests.proxy.rig import OneModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import h11
 
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from tests.security.circuit import Outcome
 
 __all__ = ["misread"]

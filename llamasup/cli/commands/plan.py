@@ -22,7 +22,7 @@ from llamasup.cli.output.view import View, while_waiting
 from llamasup.system.text import json_text, memory_text, printable
 
 if TYPE_CHECKING:
-    from llamasup.llama_server.flags import Reason
+    from llamasup.llama_server.argv_builder import Reason
     from llamasup.planning.facts import Launch
     from llamasup.planning.ladder import Admission
     from llamasup.planning.plan import LaunchPlan
@@ -96,7 +96,7 @@ def _reasons_table(reasons: Sequence[Reason], columns: int | None) -> str:
 
 
 def _memory(plan: LaunchPlan) -> str:
-    from llamasup.planning.refusal import memory_rows
+    from llamasup.planning.memory.estimate import memory_rows
 
     memory = plan.memory
     source = "measured at an earlier load" if memory.measured else "estimated"

@@ -13,7 +13,7 @@ from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.service.run import Service

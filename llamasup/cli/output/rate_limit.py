@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 
 from llamasup.cli.output.view import Level, View
-from llamasup.observability.metrics import RequestRecord
+from llamasup.observability.counters import RequestRecord
 
 __all__ = [
     "BURST",

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llamasup.gguf.facts import ModelClass
-from llamasup.llama_server.flags import CommandLine, Reason
+from llamasup.llama_server.argv_builder import CommandLine, Reason
 from llamasup.llama_server.settings import Settings
 
 __all__ = [

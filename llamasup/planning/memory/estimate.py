@@ -11,8 +11,18 @@ from typing import Literal, NamedTuple
 
 from llamasup.gguf.facts import ModelFacts
 from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes_per_layer
+from llamasup.system.text import memory_text
 
-__all__ = ["ESTIMATED", "Correction", "FreeMemory", "Load", "MemoryEstimate", "Part", "estimate"]
+__all__ = [
+    "ESTIMATED",
+    "Correction",
+    "FreeMemory",
+    "Load",
+    "MemoryEstimate",
+    "Part",
+    "estimate",
+    "memory_rows",
+]
 
 # What --fit leaves free on each device (--fit-target, b11434).
 _DEVICE_MARGIN_BYTES = 1 << 30
@@ -156,6 +166,25 @@ class MemoryEstimate:
         if size_bytes <= 0:
             return self
         return replace(self, parts=(*self.parts, Part("prompt cache", "prompt cache", size_bytes)))
+
+
+def memory_rows(memory: MemoryEstimate) -> tuple[tuple[str, str], ...]:
+    """The memory table: every part, the sum, and the free memory."""
+    split = memory.free.devices > 0
+    rows = [(part.name, _placed(part, split=split)) for part in memory.parts]
+    rows.append(("needed", _sum(memory.host_bytes, memory.device_bytes, split=split)))
+    rows.append(("free", _sum(memory.free.host_bytes, memory.free.device_bytes, split=split)))
+    return tuple(rows)
+
+
+def _placed(part: Part, *, split: bool) -> str:
+    return _sum(part.host_bytes, part.device_bytes, split=split)
+
+
+def _sum(host_bytes: int, device_bytes: int, *, split: bool) -> str:
+    if not split:
+        return memory_text(host_bytes + device_bytes)
+    return f"{memory_text(host_bytes)} host, {memory_text(device_bytes)} device"
 
 
 def estimate(

@@ -9,7 +9,7 @@ from typing import Any
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.models.access import ResolvedModel
-from llamasup.observability.metrics import InstanceGauges
+from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Lease, Unavailable

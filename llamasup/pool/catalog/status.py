@@ -11,7 +11,7 @@ from llamasup._version import __version__
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.llama_server.client import Prober
-from llamasup.observability.metrics import InstanceGauges
+from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.state import nearest, state_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State

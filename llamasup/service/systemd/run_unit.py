@@ -10,7 +10,7 @@ from typing import Any
 from llamasup.auth.key_source import KeyFile
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.http.address import addresses
-from llamasup.llama_server.flags import with_absolute_paths
+from llamasup.llama_server.argv_builder import with_absolute_paths
 from llamasup.llama_server.settings import Settings
 from llamasup.planning.facts import DEMO, Launch, prepare
 from llamasup.service.systemd.installation import (

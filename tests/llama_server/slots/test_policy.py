@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.answers import SlotAnswer, read_slot_answer
-from llamasup.llama_server.flags import Reason
+from llamasup.llama_server.argv_builder import Reason
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.slots.policy import (
     SavedSet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.flags import with_absolute_paths
+from llamasup.llama_server.argv_builder import with_absolute_paths
 from tests.planning.plans import MIDDLE, NEW, OLD, capabilities
 
 

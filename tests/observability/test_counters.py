@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from llamasup.observability.metrics import Histogram, Metrics, RequestRecord
+from llamasup.observability.counters import Histogram, Metrics, RequestRecord
 
 DONE = RequestRecord(
     request_id="r",
