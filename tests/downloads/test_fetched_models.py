@@ -230,14 +230,14 @@ async def test_other_models_change_and_use_idle_memory_during_a_download(
         assert not it["b"].is_outdated
         assert hub.called_off == []
 
-        idle = it.ask("b")  # used later than a
-        await idle.served_by()
-        idle.finish()
+        busy = it.ask("b")  # so that a goes, however long the two loads took
+        await busy.served_by()
         request = it.ask("c")
         await request.served_by()
         assert ("a", "memory", "c") in it.unloads()
         await it.until(lambda: hub.called_off == [REF])  # what is not loaded is not changed, but loaded anew
         request.finish()
+        busy.finish()
         hub.may.set()
         await it.load("a")
         assert not it["a"].is_outdated

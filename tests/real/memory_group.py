@@ -3,30 +3,57 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 __all__ = ["in_group", "memory_group"]
 
+_BALLAST_BYTES = 128 << 20
+_BALLAST = """
+import sys
+taken = b"x" * int(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
 
 @contextmanager
 def memory_group() -> Iterator[Path | None]:
-    """A group without a limit yet; None where none can be made."""
+    """A group without a limit yet; None where none can be made.
+
+    The memory of a killed process counts until the kernel has freed it. If llamasup needs a page meanwhile,
+    the kernel kills a second process of the group (Linux 6.18, on a busy machine 0.1 s after the first). The
+    ballast is larger than llamasup, so it is the second.
+    """
     group = next(filter(None, map(_made_group, _group_folders())), None)
+    if group is None:
+        yield None
+        return
+    command = [*_entering(group), sys.executable, "-c", _BALLAST, str(_BALLAST_BYTES)]
+    ballast = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        assert ballast.stdout is not None
+        assert ballast.stdout.readline() == b"ready\n"
         yield group
     finally:
-        if group is not None:
-            with suppress(OSError):
-                group.rmdir()
+        ballast.kill()
+        ballast.communicate()
+        with suppress(OSError):
+            group.rmdir()
 
 
 def in_group(group: Path, limit_bytes: int) -> list[str]:
-    """Sets the limit of the group, and returns a program that runs another in it."""
+    """Sets the limit of the group without its ballast. Returns a program that runs another in the group."""
     limit = _limit_file(group)
     assert limit is not None
-    limit.write_text(str(limit_bytes))
+    limit.write_text(str(limit_bytes + _BALLAST_BYTES))
+    return _entering(group)
+
+
+def _entering(group: Path) -> list[str]:
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
 
 

@@ -325,9 +325,10 @@ async def test_load_slower_than_the_watch_is_not_restarted(tmp_path: Path, name:
             pid = model["pid"]
             assert not request.done()
             assert name in (model["id"], *model["aliases"], "org/tiny-GGUF")
-            assert model["state"] == "loading"
+            assert model["state"] in ("starting", "loading")
             assert model["queued"] == 1
-            assert [each["state"] for each in events if each["event"] == "state"] == ["starting", "loading"]
+            states = [each["state"] for each in events if each["event"] == "state"]
+            assert states == ["starting", "loading"][: len(states)]
             assert not any(each["event"] == "unload" for each in events)
             assert pid is not None
             assert psutil.pid_exists(pid)

@@ -61,6 +61,7 @@ class Machine:
 
     def __init__(self, work: Path, pid: int) -> None:
         self.work = work
+        self._namespace = _link(Path(f"/proc/{pid}/ns/pid"))
         self._enter = ["nsenter", "-t", str(pid), "--pid", "--mount", "--uts", "--ipc", "--cgroup", "--"]
 
     def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -97,11 +98,12 @@ class Machine:
             time.sleep(_TICK_S)
 
     def pids(self, unit: str) -> list[psutil.Process]:
-        """The processes of a service, as seen from outside."""
+        """The processes of a service, as seen from outside. Another test run may have a unit of this name."""
         return [
             process
             for process in psutil.process_iter()
             if f"/system.slice/{unit}" in _text(Path(f"/proc/{process.pid}/cgroup"))
+            and _link(Path(f"/proc/{process.pid}/ns/pid")) == self._namespace
         ]
 
     def main(self, unit: str) -> psutil.Process:
@@ -181,5 +183,12 @@ def _matches(seen: str, wanted: str) -> bool:
 def _text(path: Path) -> str:
     try:
         return path.read_text()
+    except OSError:
+        return ""
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
     except OSError:
         return ""
