@@ -18,4 +18,4 @@ def eventually(
     deadline_s = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline_s, f"{what} did not come within {PATIENCE_S} s"
-        time.sleep(0.002)
+        time.sleep(every_s)

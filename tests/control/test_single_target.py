@@ -80,10 +80,8 @@ def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, 
             loaded = await control.load("tiny")
             assert (loaded["state"], loaded["generation"]) == ("ready", 2)
             assert (await it.complete()).status_code == 200
-            assert await control.load("tiny") == {
-                **loaded,
-                "memory": (await control.status())["models"][0]["memory"],
-            }
+            again = await control.load("tiny")
+            assert {**again, "memory": loaded["memory"]} == loaded  # its memory changes from look to look
             assert requests == ["unload", "load"]
 
     run(visit)

@@ -20,8 +20,12 @@ from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.testing.fake_server import install
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
+
+SOON = httpx.Timeout(PATIENCE_S, read=0.3)
+"""For an answer that never comes."""
 
 
 @dataclass
@@ -291,24 +295,26 @@ def test_wedged_its_health_is_fine_and_its_counters_stand(tmp_path: Path, fault:
     async def scenario() -> None:
         async with fake(tmp_path, fault) as server:
             with pytest.raises(httpx.ReadTimeout):
-                await server.http.post("/completion", json={}, timeout=0.3)
+                await server.http.post("/completion", json={}, timeout=SOON)
             assert (await server.http.get("/health")).status_code == 200
-            decoded = 0 if fault == "wedge" else 2
-            assert f"llamacpp:n_decode_total {decoded}\n" in (await server.http.get("/metrics")).text
+            expected = f"llamacpp:n_decode_total {0 if fault == 'wedge' else 2}\n"
+            async with asyncio.timeout(PATIENCE_S):
+                while expected not in (await server.http.get("/metrics")).text:
+                    pass
 
     asyncio.run(scenario())
 
 
 def test_its_health_can_be_garbage_silence_or_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
-        for fault, raised in (
-            ("health=garbage", httpx.RemoteProtocolError),
-            ("health=never", httpx.ReadTimeout),
-            ("bind=no_accept", httpx.ReadTimeout),
+        for fault, raised, timeout in (
+            ("health=garbage", httpx.RemoteProtocolError, httpx.Timeout(PATIENCE_S)),
+            ("health=never", httpx.ReadTimeout, SOON),
+            ("bind=no_accept", httpx.ReadTimeout, SOON),
         ):
             async with fake(tmp_path, fault) as server:
                 with pytest.raises(raised):
-                    await server.http.get("/health", timeout=0.3)
+                    await server.http.get("/health", timeout=timeout)
             (tmp_path / "s.sock").unlink()
         async with fake(tmp_path, "health=500", "status=503") as server:
             assert (await server.http.get("/health")).status_code == 500
