@@ -434,6 +434,7 @@ def test_the_configuration_opens_a_closed_path(make_rig: MakeRig) -> None:
 SMALL = ProxyConfig(limits=Limits(body_bytes=1000, head_bytes=2000, headers=10, sweep_s=0.02))
 
 
+@pytest.mark.slow
 @pytest.mark.check("X8", "passes")
 def test_a_body_of_32_mib_passes(rig: Rig) -> None:
     body = b"x" * (32 << 20)

@@ -18,6 +18,7 @@ def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_diagram_in_docs_matches_table() -> None:
     done = draw("--check")
     assert done.returncode == 0, done.stderr
