@@ -99,7 +99,7 @@ def test_next_queued_request_gets_the_permit_when_the_slot_is_idle(
         assert occupant.is_there
 
 
-def test_without_a_stream_the_slot_is_free_long_before_the_last_token(running: Llamasup) -> None:
+def test_slot_of_abandoned_plain_request_is_freed_before_the_last_token(running: Llamasup) -> None:
     asks_and_leaves(running, 1, n_predict=20_000)
     before = gauge(running, "llamacpp:tokens_predicted_total")
     deadline = time.monotonic() + PATIENCE_S

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 
 
-def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
+def test_adapter_beside_its_model_serves_requests_that_name_it(
     tmp_path: Path, runtime: str
 ) -> None:
     for folder, adapters in (

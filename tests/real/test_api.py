@@ -65,7 +65,7 @@ async def in_flight(server: llamasup.AsyncServer) -> None:
 
 @pytest.mark.parametrize("room", ["for two", "for one"])
 @in_loop
-async def test_a_switch_loses_none_that_run_and_none_that_wait(
+async def test_switch_loses_neither_running_nor_queued_requests(
     room: str, runtime: str, tiny_model: Path, other: Path
 ) -> None:
     """Beside the old one, and after it."""
@@ -84,7 +84,7 @@ async def test_a_switch_loses_none_that_run_and_none_that_wait(
 
 
 @in_loop
-async def test_what_cannot_be_loaded_is_refused_and_nothing_is_touched(
+async def test_switch_to_unusable_model_is_refused_and_changes_nothing(
     runtime: str, tiny_model: Path, other: Path, tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken.gguf"
@@ -112,7 +112,7 @@ async def test_what_cannot_be_loaded_is_refused_and_nothing_is_touched(
 
 @pytest.mark.parametrize("room", ["for two", "for one"])
 @in_loop
-async def test_where_llama_server_fails_with_the_new_one_the_old_one_serves_again(
+async def test_old_model_serves_again_if_llama_server_fails_with_the_new_one(
     room: str, runtime: str, tiny_model: Path, other: Path, tmp_path: Path
 ) -> None:
     config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
@@ -130,7 +130,7 @@ async def test_where_llama_server_fails_with_the_new_one_the_old_one_serves_agai
 
 
 @in_loop
-async def test_one_that_failed_is_no_word_on_the_next(
+async def test_failed_switch_does_not_affect_later_switches(
     runtime: str, tiny_model: Path, other: Path, tmp_path: Path
 ) -> None:
     adapter = tmp_path / "adapter.gguf"
@@ -148,7 +148,7 @@ async def test_one_that_failed_is_no_word_on_the_next(
 
 
 @in_loop
-async def test_a_file_that_another_model_has_is_served_by_one_process_for_both(
+async def test_two_models_with_one_file_share_one_process(
     runtime: str, tiny_model: Path, other: Path
 ) -> None:
     models = {"a": ModelEntry(path=str(tiny_model)), "b": ModelEntry(path=str(other), preload=True)}
@@ -165,7 +165,7 @@ async def test_a_file_that_another_model_has_is_served_by_one_process_for_both(
 
 
 @in_loop
-async def test_one_that_is_not_loaded_is_switched_and_stays_so(
+async def test_switch_of_unloaded_model_does_not_load_it(
     runtime: str, tiny_model: Path, other: Path, tmp_path: Path
 ) -> None:
     async with serving(tiny_model, runtime, preload=False) as server:
@@ -178,7 +178,7 @@ async def test_one_that_is_not_loaded_is_switched_and_stays_so(
 
 
 @in_loop
-async def test_one_that_is_being_loaded_is_switched_before_it_serves(
+async def test_model_can_be_switched_during_its_load(
     runtime: str, tiny_model: Path, other: Path
 ) -> None:
     async with serving(tiny_model, runtime, preload=False) as server, asyncio.TaskGroup() as tasks:
@@ -195,7 +195,7 @@ async def test_one_that_is_being_loaded_is_switched_before_it_serves(
 
 
 @in_loop
-async def test_several_at_once_are_done_in_their_turn(runtime: str, tiny_model: Path, other: Path) -> None:
+async def test_concurrent_switches_run_one_after_the_other(runtime: str, tiny_model: Path, other: Path) -> None:
     async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(statuses(server, LONG, 6))
         await in_flight(server)
@@ -206,7 +206,7 @@ async def test_several_at_once_are_done_in_their_turn(runtime: str, tiny_model: 
 
 
 @in_loop
-async def test_a_cancelled_one_is_taken_back(runtime: str, tiny_model: Path, other: Path) -> None:
+async def test_cancelled_switch_is_rolled_back(runtime: str, tiny_model: Path, other: Path) -> None:
     async with serving(tiny_model, runtime) as server, asyncio.TaskGroup() as tasks:
         asked = tasks.create_task(statuses(server, LONG, 4))
         await in_flight(server)
@@ -223,7 +223,7 @@ async def test_a_cancelled_one_is_taken_back(runtime: str, tiny_model: Path, oth
         assert await statuses(server, SHORT, 1) == [200]
 
 
-def test_the_twin_in_a_thread_switches_too(runtime: str, tiny_model: Path, other: Path) -> None:
+def test_synchronous_server_can_switch_models(runtime: str, tiny_model: Path, other: Path) -> None:
     with llamasup.serve(tiny_model, runtime=runtime, ctx_size=512) as server:
         server.switch(other, ctx_size=1024)
         assert server.status()["models"][0]["ctx_size"] == 1024

@@ -14,7 +14,7 @@ from tests.e2e.driver import PATIENCE_S, llamasup
 pytestmark = pytest.mark.real
 
 
-def test_a_key_of_one_request_at_a_time_holds_one_half_sent_body(
+def test_key_with_one_concurrent_request_holds_only_one_half_sent_body(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"

@@ -67,7 +67,7 @@ def close(one: Sequence[float], other: Sequence[float]) -> bool:
     return math.dist(one, other) < 1e-3
 
 
-def test_one_text_several_and_long_ones_are_embedded(server: Llamasup, pooling: str) -> None:
+def test_single_multiple_and_long_texts_are_embedded(server: Llamasup, pooling: str) -> None:
     (one,) = embeddings(server, "hello world")
     several = embeddings(server, ["hello world", "cat", "dog", "cat", "a", "b"])
     # Longer than a micro-batch by default (512) where the model can read as much; else all that it can.
@@ -90,7 +90,7 @@ def test_input_longer_than_the_context_is_refused_and_others_are_served(server: 
     assert len(embeddings(server, "cat")) == 1
 
 
-def test_the_pooling_is_the_models_own(pooling: str, encoder: Path, llama_server: str) -> None:
+def test_default_pooling_is_that_of_the_model_file(pooling: str, encoder: Path, llama_server: str) -> None:
     given = {}
     for kind in ("", "mean", "cls", "last"):
         extra_args = ("--", "--pooling", kind) if kind else ()
@@ -132,7 +132,7 @@ def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
 # --- encoder and decoder -------------------------------------------------------------------------
 
 
-def test_an_encoder_decoder_gets_one_slot_and_answers(runtime: str, tmp_path: Path) -> None:
+def test_encoder_decoder_gets_one_slot_and_answers(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "t5.gguf"
     path.write_bytes(tiny_of("t5"))
     with llamasup(path, "--runtime", runtime) as running:

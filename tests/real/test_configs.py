@@ -71,7 +71,7 @@ def test_every_config_serves_its_models(name: str, environ: dict[str, str]) -> N
     assert all(answer.json()["usage"]["completion_tokens"] for answer in answers.values())
 
 
-def test_single_answers_to_its_alias(environ: dict[str, str]) -> None:
+def test_single_config_answers_to_its_alias(environ: dict[str, str]) -> None:
     with (
         serve(CONFIGS / "single.yaml", environ, "--events", "jsonl") as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
@@ -97,7 +97,7 @@ def test_sidecar_ends_with_the_program_that_started_it(environ: dict[str, str]) 
         assert running.end() == 0
 
 
-def test_devices_that_are_not_there_are_named(environ: dict[str, str]) -> None:
+def test_config_check_names_missing_devices(environ: dict[str, str]) -> None:
     checked = run_to_end("config", "check", str(CONFIGS / "two-gpus.yaml"), env=environ)
 
     assert checked.returncode == 78

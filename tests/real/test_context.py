@@ -58,7 +58,7 @@ async def window_of(it: Serving) -> ContextWindow:
             await asyncio.sleep(0.005)
 
 
-def test_too_small_a_context_is_seen_in_every_api_streamed_and_not(runtime: str, tiny_model: Path) -> None:
+def test_full_context_is_detected_in_every_api_plain_and_streamed(runtime: str, tiny_model: Path) -> None:
     async def scenario() -> None:
         settings = Settings(ctx_size=N_CTX, parallel=2)
         async with serving(tiny_model, runtime=runtime, settings=settings) as it:
@@ -92,7 +92,7 @@ def test_too_small_a_context_is_seen_in_every_api_streamed_and_not(runtime: str,
     asyncio.run(scenario())
 
 
-def test_an_answer_that_drafts_is_cut_a_little_earlier_and_seen_all_the_same(
+def test_full_context_is_detected_with_a_draft_model(
     runtime: str, tiny_model: Path
 ) -> None:
     async def scenario() -> None:

@@ -13,7 +13,7 @@ from tests.real.remains import folders_of
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-def test_sixty_servers_killed_mid_stream_leave_no_more_behind_than_ten(
+def test_sixty_crash_cycles_hold_no_more_resources_than_ten(
     runtime: str,
     tiny_model: Path,
     own_folders: Path,
@@ -29,7 +29,7 @@ def test_sixty_servers_killed_mid_stream_leave_no_more_behind_than_ten(
     assert leaks(held) == []
 
 
-def test_a_leak_is_a_leak() -> None:
+def test_leaks_are_reported() -> None:
     before = Held(10, descriptors=9, threads=3, tasks=1, children=0, files=1, rss_bytes=40_000_000)
     after = Held(20, descriptors=10, threads=3, tasks=1, children=0, files=1, rss_bytes=50_000_000)
     assert leaks([before, after]) == ["descriptors: 9 before, 10 after", "RSS: 10000000 bytes more"]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.real
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 
 
-def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str, tiny_model: Path) -> None:
+def test_endless_answer_ends_at_the_request_timeout_and_frees_its_slot(runtime: str, tiny_model: Path) -> None:
     # A context that is not full before the time is up.
     options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1", "--ctx-size", "65536")
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:

@@ -105,7 +105,7 @@ def streamed(client: httpx.Client) -> str:
     return "".join(pieces)
 
 
-def test_the_demo_model_chats_in_words_up_to_max_tokens_and_the_same_each_time(
+def test_demo_model_answers_max_tokens_words_deterministically(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     with serve(tiny_model) as client:
@@ -125,7 +125,7 @@ def test_the_demo_model_chats_in_words_up_to_max_tokens_and_the_same_each_time(
         assert warm["usage"]["completion_tokens"] == 200
 
 
-def test_the_demo_model_runs_with_a_quantised_kv_cache_and_as_its_own_draft(
+def test_demo_model_runs_with_quantized_kv_cache_and_as_its_own_draft(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     quantised = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on")
@@ -136,7 +136,7 @@ def test_the_demo_model_runs_with_a_quantised_kv_cache_and_as_its_own_draft(
     assert timings["draft_n_accepted"] > timings["draft_n"] / 2 > 0
 
 
-def test_the_context_length_that_was_read_is_the_one_that_the_server_reports(
+def test_facts_read_from_the_file_equal_those_that_the_server_reports(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     facts = read_model(tiny_model)
@@ -167,19 +167,19 @@ def test_lora_adapter_changes_the_answer(serve: Callable[..., Any], tiny_model: 
         assert said(chat(client)) != without
 
 
-def test_the_other_vocabulary_chats_too(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_model_with_the_other_vocabulary_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve(saved(tmp_path, models.other_vocabulary())) as client:
         assert said(chat(client)).startswith(" other")
 
 
-def test_a_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
     path = models.write_large_decoder(tmp_path / "large.gguf", 40_000_000)
     with serve(path) as client:
         assert chat(client, ignore_eos=True)["usage"]["completion_tokens"] == HELLO["max_tokens"]
 
 
 @pytest.mark.parametrize("pooling_type", [1, 2], ids=["mean", "cls"])
-def test_the_tiny_encoder_answers_embeddings(
+def test_tiny_encoder_returns_embeddings(
     pooling_type: int, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = saved(tmp_path, models.tiny_encoder(pooling_type))
@@ -191,7 +191,7 @@ def test_the_tiny_encoder_answers_embeddings(
     assert vectors[0] != pytest.approx(vectors[1], abs=1e-3)
 
 
-def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_tiny_reranker_ranks_documents(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve(saved(tmp_path, models.tiny_reranker()), "--rerank") as client:
         body = {"query": "cat", "documents": ["dog", "hello world", "dog"]}
         results = client.post("/v1/rerank", json=body).json()["results"]
@@ -210,7 +210,7 @@ def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> N
     ],
     ids=["vocabulary only", "projector", "lora", "big-endian"],
 )
-def test_files_recognised_as_no_models_are_refused_by_the_server_too(
+def test_llama_server_also_refuses_files_classified_as_no_models(
     make: Callable[[], bytes],
     model_class: ModelClass,
     says: str,
@@ -264,7 +264,7 @@ def truncate(content: bytearray) -> None:
     [moved_tensor, unknown_type, twice, key_twice, unknown_architecture, truncate],
     ids=lambda change: change.__name__.replace("_", " "),
 )
-def test_damage_that_is_refused_here_is_refused_by_the_server(
+def test_llama_server_also_refuses_damaged_files_that_llamasup_refuses(
     change: Callable[[bytearray], None], serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = saved(tmp_path, damaged(change))

@@ -29,14 +29,14 @@ def refused(
     assert new_children() == []
 
 
-def test_a_tensor_that_is_not_there(runtime: str, tmp_path: Path) -> None:
+def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
     """A header that reads well; only the server knows which tensors its architecture needs."""
     path = tmp_path / "tensor.gguf"
     path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
     refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
 
 
-def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> None:
+def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) -> None:
     """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails on any machine."""
 
     def limit() -> None:
@@ -51,7 +51,7 @@ def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> N
     )
 
 
-def test_a_value_that_the_server_refuses(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_value_refused_by_the_server_is_diagnosed(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
     refused(
         2,

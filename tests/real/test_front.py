@@ -25,7 +25,7 @@ MOOD: dict[str, Any] = {
 }
 
 
-def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
+def test_tls_serves_chats_and_streams_and_a_disconnect_frees_the_slot(
     runtime: str, tiny_model: Path, certificate: tuple[str, str]
 ) -> None:
     chain, key = certificate
@@ -55,7 +55,7 @@ def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
         assert running.stop() == 0
 
 
-def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
+def test_expired_certificate_is_reported_at_start_and_by_doctor(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     certificate = Certificate(tmp_path)
@@ -85,7 +85,7 @@ def slot(http: httpx.Client) -> dict[str, Any]:
     return dict(only)
 
 
-def test_the_demo_model_answers_by_a_schema(runtime: str) -> None:
+def test_demo_model_answers_by_a_schema(runtime: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "mood", "strict": True, "schema": MOOD}}
     with llamasup("demo", "--runtime", runtime) as running:
         request = CHAT | {"response_format": schema, "max_tokens": 200}

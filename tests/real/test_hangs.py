@@ -45,7 +45,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
+def test_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
         async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
             await it.reaches(State.READY, 1)
@@ -85,7 +85,7 @@ async def prefill(it: Serving) -> None:
     assert timings["prompt_ms"] > 1000 * (LITTLE.prefill_stall_s + LITTLE.token_timeout_s)
 
 
-def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
+def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
     async def test() -> None:
         async with serving(
             large_model,
@@ -100,7 +100,7 @@ def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
     run(test)
 
 
-def test_a_process_that_does_nothing_for_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
+def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
     """The same prefill under a watch for which no process ever works: it is its CPU time that saves it."""
     blind = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
 
@@ -120,7 +120,7 @@ def test_a_process_that_does_nothing_for_a_prompt_is_a_hang(llama_server: str, l
     run(test)
 
 
-def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
+def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
     """A token takes far less than the stall that is allowed, the whole stream far longer."""
 
     async def test() -> None:

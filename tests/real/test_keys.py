@@ -26,7 +26,7 @@ CANDIDATES = [
 ]
 
 
-def test_a_plain_file_opens_to_whom_llama_server_opens_it(
+def test_plain_key_file_admits_the_same_keys_as_in_llama_server(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -59,7 +59,7 @@ def test_a_plain_file_opens_to_whom_llama_server_opens_it(
 
 
 @pytest.mark.check("X4", "no answer of a real server shows a folder to an inference key")
-def test_an_inference_key_sees_no_paths_and_changes_no_adapter(
+def test_inference_key_sees_no_paths_and_changes_no_adapter(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path, adapter = tmp_path / "keys", tmp_path / "adapter.gguf"
@@ -88,7 +88,7 @@ def test_an_inference_key_sees_no_paths_and_changes_no_adapter(
 
 
 @pytest.mark.check("X8", "404 for each spelling that llama-server would accept, and 429 beyond the limit")
-def test_a_real_server_gets_no_odd_spelling_of_an_inference_path(
+def test_odd_spellings_of_inference_paths_do_not_reach_a_real_server(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -123,7 +123,7 @@ def test_a_real_server_gets_no_odd_spelling_of_an_inference_path(
         assert running.stop() == 0
 
 
-def test_tokens_per_minute_are_those_that_the_server_counts(
+def test_token_limits_use_the_counts_of_the_server(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"

@@ -34,7 +34,7 @@ def only_folder(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("when", ["idle", "streaming"])
-def test_a_llamasup_that_is_killed_takes_its_server_with_it(
+def test_server_ends_when_llamasup_is_killed(
     when: str, runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime) as running:
@@ -52,7 +52,7 @@ def test_a_llamasup_that_is_killed_takes_its_server_with_it(
     print(f"{when}: gone after {took_s:.3f} s")
 
 
-def test_a_server_behind_a_script_goes_too(
+def test_server_behind_a_script_ends_when_llamasup_is_killed(
     llama_server: str, tiny_model: Path, own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel's signal reaches the script alone; this is what the guardian is for."""
@@ -74,7 +74,7 @@ def test_a_server_behind_a_script_goes_too(
 
 @pytest.mark.parametrize("how", ["stdin", "pid"])
 @pytest.mark.parametrize("when", ["idle", "streaming"])
-def test_a_parent_that_is_killed_takes_llamasup_and_its_server_with_it(
+def test_llamasup_and_its_server_end_when_the_parent_is_killed(
     how: str, when: str, runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     parent = (

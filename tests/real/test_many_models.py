@@ -93,7 +93,7 @@ def timed_load(server: llamasup.Server, name: str) -> float:
     return time.monotonic() - began_s
 
 
-def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
+def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
     runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with llamasup.serve(config=config_of(tmp_path, 1 << 40), runtime=runtime) as server:
@@ -146,7 +146,7 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
     assert sum(loads.values()) <= min(2.5 * sum(said.loads.values()), changes / 2)
 
 
-def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
+def test_repeated_crashes_of_one_model_do_not_affect_the_others(
     runtime: str, tmp_path: Path
 ) -> None:
     """S17. The others are answered by the very processes that they had before."""

@@ -164,7 +164,7 @@ def test_context_takes_the_estimated_memory_in_every_shape(
     [lean(2048, 1), lean(8192, 1, 2048), lean(8192, 4, unified=True), lean(4096, 1, flash_attn=False)],
     ids=["one slot", "large micro-batches", "slots that share their cells", "without flash attention"],
 )
-def test_an_encoder_decoder_with_one_sequence_at_a_time(
+def test_encoder_decoder_with_one_sequence_takes_the_estimated_memory(
     shape: ContextShape, load: Load, files: Callable[[str], Path]
 ) -> None:
     """Its bias by position has no room for slots of their own: llama-server aborts there (b11434)."""
@@ -176,7 +176,7 @@ def test_an_encoder_decoder_with_one_sequence_at_a_time(
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_an_encoder_keeps_nothing(parallel: int, load: Load, tmp_path: Path) -> None:
+def test_encoder_takes_the_estimated_memory_without_a_kv_cache(parallel: int, load: Load, tmp_path: Path) -> None:
     path = tmp_path / "bert.gguf"
     path.write_bytes(models.tiny_encoder())
     shape = lean(512 * parallel, parallel)
@@ -186,7 +186,7 @@ def test_an_encoder_keeps_nothing(parallel: int, load: Load, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("architecture", "rollback"), [("glm4moe", 0), ("qwen35", 3)], ids=["attention", "recurrence"]
 )
-def test_prediction_of_further_tokens_takes_a_context_of_its_own_and_snapshots(
+def test_mtp_drafting_takes_its_own_context_and_snapshots(
     architecture: str, rollback: int, load: Load, files: Callable[[str], Path]
 ) -> None:
     path = files(architecture)
@@ -198,7 +198,7 @@ def test_prediction_of_further_tokens_takes_a_context_of_its_own_and_snapshots(
     assert logged.sizes.compute_bytes <= 2 * compute_bytes(model, shape) <= 4 * logged.sizes.compute_bytes
 
 
-def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callable[[str], Path]) -> None:
+def test_draft_model_takes_a_context_of_the_size_of_the_target_context(load: Load, files: Callable[[str], Path]) -> None:
     target, draft = files("gemma3"), files("llama")
     shape = lean(8192, 2)
     logged = load(target, *flags_of(shape), "--spec-type", "draft-simple", "--spec-draft-model", str(draft))
@@ -270,7 +270,7 @@ WIDE = {
 @pytest.mark.one_runtime
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", WIDE)
-def test_the_same_holds_for_models_as_wide_as_real_ones(
+def test_models_as_wide_as_real_ones_take_the_estimated_memory(
     architecture: str, load: Load, tmp_path: Path
 ) -> None:
     path = write_hollow(tmp_path / "wide.gguf", architecture, WIDE[architecture])
@@ -280,7 +280,7 @@ def test_the_same_holds_for_models_as_wide_as_real_ones(
 
 
 @pytest.mark.slow
-def test_a_decoder_that_embeds_has_room_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
+def test_embedding_decoder_takes_memory_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
     """More than twice what the same model computes with when it generates."""
     path = write_hollow(tmp_path / "wide.gguf", "llama", WIDE["llama"])
     shape = lean(4096, 1)

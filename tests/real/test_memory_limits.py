@@ -86,7 +86,7 @@ def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
 
 
 @pytest.mark.one_runtime
-def test_plan_without_user_settings_is_made_to_fit(
+def test_plan_without_user_settings_is_reduced_until_it_fits(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
@@ -100,7 +100,7 @@ def test_plan_without_user_settings_is_made_to_fit(
         assert running.stop() == 0
 
 
-def test_with_the_check_switched_off_the_ladder_finds_a_plan_that_runs(
+def test_fallback_steps_find_a_working_plan_without_the_memory_check(
     runtime: str, fat_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
@@ -125,7 +125,7 @@ def group() -> Iterator[Path]:
 
 
 @pytest.mark.one_runtime
-def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_model: Path, group: Path) -> None:
+def test_memory_cgroup_limits_plans_as_machine_memory_does(runtime: str, fat_model: Path, group: Path) -> None:
     prefix = in_group(group, 1000 * MIB)
     asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)
     refused = run_to_end("run", str(fat_model), "--port", "0", *asked, prefix=prefix)
@@ -133,7 +133,7 @@ def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_mode
     assert "does not fit" in refused.stderr
 
 
-def test_the_kernels_out_of_memory_killer_is_recognised_and_answered_by_a_smaller_plan(
+def test_smaller_plan_starts_after_the_kernel_oom_killer(
     runtime: str, fat_model: Path, group: Path
 ) -> None:
     prefix = in_group(group, 1000 * MIB)

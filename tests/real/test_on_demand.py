@@ -47,7 +47,7 @@ def downloads_of(hub: Hub) -> int:
     return sum(request.path.endswith(".gguf") and request.range != "bytes=0-0" for request in hub.asked)
 
 
-def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_all(
+def test_model_of_the_config_is_downloaded_once_at_its_first_request(
     hub: Hub, runtime: str, tmp_path: Path
 ) -> None:
     config = config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF", ctx_size=512))
@@ -75,7 +75,7 @@ def test_facts_of_a_model_are_shown_after_its_download(hub: Hub, llama_server: s
         assert told() == ("decoder", "decoder", len(demo_model()))
 
 
-def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
+def test_requested_repository_is_downloaded_only_if_the_config_allows_it(
     hub: Hub, llama_server: str, tmp_path: Path
 ) -> None:
     with llamasup.serve(config=config_of(hub, tmp_path), runtime=llama_server) as server:

@@ -100,7 +100,7 @@ class Response:
     ],
     ids=lambda request_: request_.partition(b" HTTP")[0].decode(),
 )
-def test_an_answer_is_the_same_straight_and_through_the_proxy(
+def test_answers_are_the_same_directly_and_through_the_proxy(
     front: Rig, server: str, request_: bytes
 ) -> None:
     wire = straight(server)
@@ -122,7 +122,7 @@ def test_an_answer_is_the_same_straight_and_through_the_proxy(
         (b"/v1/responses", b'{"input":"some words","max_output_tokens":8,"temperature":0}'),
     ],
 )
-def test_the_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: bytes, stream: bytes) -> None:
+def test_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: bytes, stream: bytes) -> None:
     Response(front.connect(), post(path, body[:-1] + b',"stream":' + stream + b"}"))
     record = front.record()
     counts = TokenCounts(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
@@ -131,7 +131,7 @@ def test_the_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: 
     assert counts.prompt, counts
 
 
-def test_a_client_that_leaves_frees_the_slot(front: Rig, server: str) -> None:
+def test_disconnect_of_a_client_frees_the_slot(front: Rig, server: str) -> None:
     client = front.connect()
     client.send(post(b"/completion", b'{"prompt":"a","stream":true,"ignore_eos":true,"n_predict":60000}'))
     client.until(b"data: ")

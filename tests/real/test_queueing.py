@@ -105,7 +105,7 @@ def at_work(running: Llamasup) -> int:
     return sum(slot["is_processing"] for slot in slots)
 
 
-def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
+def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
@@ -144,7 +144,7 @@ def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
     assert ended == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
 
 
-def test_by_default_a_model_gets_as_much_at_a_time_as_it_has_slots(
+def test_model_gets_as_many_concurrent_requests_as_slots_by_default(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor
 ) -> None:
     with (
@@ -193,7 +193,7 @@ def client_of(kept: Rig) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address_of(kept)}/v1", api_key="none", max_retries=0)
 
 
-def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept: Rig) -> None:
+def test_openai_client_skips_the_comments_of_a_queued_stream(kept: Rig) -> None:
     with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
         stream = client.chat.completions.create(
             model="tiny",
@@ -228,7 +228,7 @@ def test_openai_client_raises_errors_of_llama_server_after_comments(kept: Rig) -
     assert (records[1].outcome, records[1].status) == ("error_event", 200)
 
 
-def test_the_openai_client_raises_why_a_wait_was_in_vain(kept: Rig) -> None:
+def test_openai_client_raises_the_failure_that_ended_its_wait(kept: Rig) -> None:
     with Occupant(address_of(kept)), client_of(kept) as client:
         stream = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
         make_unavailable(kept, FAILED)

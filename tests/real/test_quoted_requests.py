@@ -74,7 +74,7 @@ def shown(running: Llamasup) -> str:
 
 
 @pytest.mark.check("X13", "no message, event, status or error quotes a request or depends on its text")
-def test_requests_in_the_servers_log_are_neither_quoted_nor_trusted(
+def test_messages_neither_quote_nor_trust_requests_in_the_server_log(
     runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime, "--keep-trying", "--ctx-size", "512") as running:

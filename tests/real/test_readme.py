@@ -46,7 +46,7 @@ def demo(path_with_llamasup: None) -> Iterator[Llamasup]:
         assert (running.end() if running.process.poll() is not None else running.stop()) == 0, running.said
 
 
-def test_the_tour_begins_with_the_demo() -> None:
+def test_tour_begins_with_the_demo() -> None:
     assert blocks("sh")[0].strip() == FIRST
     assert len(SHELL) == 3
     assert len(SERVING) == 1
@@ -76,7 +76,7 @@ def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
     assert '"error"' not in done.stdout
 
 
-def test_the_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:
+def test_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:
     (block,) = blocks("python")
     port = demo.wait_for("ready")["port"]
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_the_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path
     assert len(done.stdout.split()) > 5
 
 
-def test_a_parent_program_reads_one_line_and_stops_it_with_sigterm(
+def test_parent_program_reads_the_ready_event_and_stops_with_sigterm(
     path_with_llamasup: None, tmp_path: Path
 ) -> None:
     (block,) = SERVING
@@ -110,7 +110,7 @@ def typed(block: str) -> list[str]:
     return block.replace("\\\n", "").replace("$ ", "").strip().splitlines()
 
 
-def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
+def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
     path_with_llamasup: None, tmp_path: Path, tiny_model: Path
 ) -> None:
     (block,) = (found_block for found_block in blocks("console") if "llamasup serve" in found_block)
@@ -139,7 +139,7 @@ def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
     assert table.splitlines()[1].split()[:2] == [name, "ready"]
 
 
-def test_a_key_is_made_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
+def test_key_new_creates_a_key_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
     (block,) = (found_block for found_block in blocks("console") if "key new" in found_block)
     made = typed(block)[0].split()
     done = subprocess.run(made, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=True)

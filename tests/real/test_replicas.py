@@ -120,7 +120,7 @@ def prompt_tokens(records: Sequence[RequestRecord]) -> list[int]:
     return [record.tokens_prompt or 0 for record in records]
 
 
-def test_every_turn_of_a_conversation_finds_its_cache_while_the_load_spreads(
+def test_conversations_find_their_cache_while_the_load_spreads(
     runtime: str, tiny_model: Path
 ) -> None:
     async def test() -> None:
@@ -146,7 +146,7 @@ def test_every_turn_of_a_conversation_finds_its_cache_while_the_load_spreads(
     asyncio.run(test())
 
 
-def test_the_same_conversations_at_the_other_process_find_little(runtime: str, tiny_model: Path) -> None:
+def test_conversation_finds_little_cache_in_the_other_process(runtime: str, tiny_model: Path) -> None:
     """What affinity is worth: without it every other turn would begin from nothing."""
 
     async def test() -> None:
@@ -250,7 +250,7 @@ def threads_of(words: Sequence[str]) -> int:
     return int(words[words.index("--threads") + 1])
 
 
-def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
+def test_serve_divides_the_cores_and_a_killed_replica_costs_no_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"

@@ -62,7 +62,7 @@ ALIKE = {
 
 @pytest.mark.check("X9", "a real server answers exactly the requests that were sent, and no smuggled one")
 @pytest.mark.parametrize("raw", ALIKE.values(), ids=ALIKE)
-def test_a_request_in_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
+def test_request_inside_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
     wire = connect(server)
     wire.send(tokenize(SMUGGLED))
     _, expected = wire.message()
@@ -76,7 +76,7 @@ def test_a_request_in_a_body_is_never_answered(server: Llamasup, raw: bytes) -> 
 
 
 @pytest.mark.check("X9", "one refusal, then the end: what follows reaches no real server either")
-def test_broken_framing_gets_one_answer_and_the_server_goes_on(server: Llamasup) -> None:
+def test_broken_framing_gets_one_answer_and_the_server_keeps_serving(server: Llamasup) -> None:
     for how, raw in REFUSED.items():
         wire = connect(server)
         wire.send(raw + SMUGGLED.encode() + tokenize("next"))
@@ -151,7 +151,7 @@ def test_routes_that_llama_server_opens_stay_closed_with_strict(
 
 
 @pytest.mark.check("X5", "no TCP port, a socket in a folder of mode 0700, and no key in its command line")
-def test_a_real_child_can_be_reached_by_its_owner_alone(server: Llamasup) -> None:
+def test_only_its_owner_can_reach_a_real_child(server: Llamasup) -> None:
     path = Path(child_socket(server))
     assert path.parent.stat().st_mode & 0o777 == 0o700
     for child in server.children():
@@ -170,7 +170,7 @@ class Emptiness(BaseHTTPRequestHandler):
 
 
 @pytest.mark.check("X9", "100 answers of a real server are correct, each after such a 204")
-def test_a_204_that_announces_a_body_corrupts_no_later_answer(
+def test_204_that_announces_a_body_corrupts_no_later_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     if runtime == "embedded":
@@ -202,7 +202,7 @@ def test_a_204_that_announces_a_body_corrupts_no_later_answer(
 @pytest.mark.check(
     "X8", "a client with a key is served in spite of 1,200 connections, silent or with half a head"
 )
-def test_connections_without_a_key_cannot_keep_out_a_client_of_the_same_address(
+def test_connections_without_a_key_do_not_lock_out_other_clients(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)

@@ -107,7 +107,7 @@ def run(test: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("changes", [{}, {"profile": "throughput"}], ids=["own slots", "shared cells"])
-def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
+def test_second_turn_after_a_swap_reuses_the_first_and_answers_the_same(
     changes: dict[str, Any], runtime: str, model: Path, slots: Folder
 ) -> None:
     settings = Settings(keep_slots=True, parallel=2, ctx_size=1024, **changes)
@@ -133,7 +133,7 @@ def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
 
 
 @pytest.mark.one_runtime
-def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, slots: Folder) -> None:
+def test_restart_keeps_slots_unless_keep_slots_is_off(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             seconds = await talk(it)
@@ -239,7 +239,7 @@ def _deadly(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("spoil", [_refused, _deadly])
-def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answer(
+def test_slot_that_crashes_the_server_costs_one_restart_and_no_answer(
     spoil: Callable[[bytes], bytes], runtime: str, model: Path, slots: Folder
 ) -> None:
     """What no checksum shows: a build that writes what it cannot read. One says no, the other ends it."""
@@ -262,7 +262,7 @@ def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answe
 
 
 @pytest.mark.one_runtime
-def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slots: Folder) -> None:
+def test_saved_slots_stay_within_the_disk_limit(runtime: str, model: Path, slots: Folder) -> None:
     """Room for one set and a half: each new one drops the one before. A bound below one slot keeps none."""
 
     async def one(bound: int, **settings: Any) -> Serving:
@@ -286,7 +286,7 @@ def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slot
 
 
 @pytest.mark.one_runtime
-def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts_without(
+def test_server_killed_while_saving_slots_stops_and_restores_none(
     runtime: str, model: Path, slots: Folder
 ) -> None:
     async def test() -> None:
@@ -306,7 +306,7 @@ def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts
 
 
 @pytest.mark.one_runtime
-def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, slots: Folder) -> None:
+def test_second_stop_does_not_wait_for_slots_to_be_saved(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as it:
             await talk(it)
@@ -321,7 +321,7 @@ def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, s
 
 
 @pytest.mark.one_runtime
-def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: Folder) -> None:
+def test_clients_can_neither_save_nor_restore_slots(runtime: str, model: Path, slots: Folder) -> None:
     """X7: also where llama-server itself would do it."""
 
     async def test() -> None:
@@ -336,7 +336,7 @@ def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: 
 
 
 @pytest.mark.parametrize("architecture", ["mamba2", "falcon-h1", "qwen35"])
-def test_a_recurrent_model_goes_on_where_it_was(
+def test_recurrent_model_continues_from_its_saved_state(
     architecture: str, runtime: str, tmp_path: Path, slots: Folder
 ) -> None:
     """Without its checkpoints (b11434) only where the next turn begins with all that was said before."""
@@ -362,7 +362,7 @@ def test_a_recurrent_model_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
+def test_evicted_model_continues_its_conversations_after_the_reload(
     keep: bool, runtime: str, tiny_model: Path, slots: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("s")  # short: sockets lie below it

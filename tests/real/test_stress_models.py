@@ -16,7 +16,7 @@ DURATION_S = 30.0
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_answer_is_right_whatever_is_done_to_the_models(runtime: str, own_folders: Path) -> None:
+def test_all_answers_are_correct_under_random_changes_and_faults(runtime: str, own_folders: Path) -> None:
     seed = secrets.randbelow(1_000_000)
     print(f"seed {seed}")
     report = stress(runtime, own_folders, duration_s=DURATION_S, seed=seed)

@@ -107,7 +107,7 @@ def owes(running: Llamasup, key: str) -> int:
 
 @pytest.mark.check("X8", "the number that llama-server reports, or at least the number that it generated")
 @pytest.mark.parametrize("case", CASES)
-def test_a_key_pays_for_every_token_of_every_item(server: Llamasup, case: str) -> None:
+def test_key_is_charged_for_every_token_of_every_item(server: Llamasup, case: str) -> None:
     path, body, cost, told = CASES[case]
     key = f"case-{list(CASES).index(case)}"
     theirs, ours = generated(server)
@@ -122,7 +122,7 @@ def test_a_key_pays_for_every_token_of_every_item(server: Llamasup, case: str) -
         assert now[0] - theirs == now[1] - ours >= cost
 
 
-def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> None:
+def test_abandoned_streams_and_answers_are_charged(server: Llamasup) -> None:
     body = {"messages": CHAT["messages"], "max_tokens": 8000, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
     events = 0
@@ -154,7 +154,7 @@ def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> Non
 
 
 @pytest.mark.one_runtime
-def test_embeddings_of_any_size_are_paid_for(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_embeddings_of_any_size_are_charged(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("open\none name=a tpm=60\ntwo name=b tpm=60\n")
     path.chmod(0o600)

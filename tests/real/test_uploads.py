@@ -71,7 +71,7 @@ def peak_bytes(running: Llamasup) -> int:
     return int(found[1]) * 1024
 
 
-def test_twenty_megabytes_arrive_whole_and_are_never_all_here(server: Llamasup) -> None:
+def test_twenty_megabytes_arrive_whole_without_being_held_in_memory(server: Llamasup) -> None:
     body = with_an_image(20 * MIB)
     straight = Straight(server)
     expected = ask(straight, "/apply-template", body)
@@ -88,7 +88,7 @@ def test_twenty_megabytes_arrive_whole_and_are_never_all_here(server: Llamasup) 
     assert peak_bytes(server) - before < len(body) / 2
 
 
-def test_a_prompt_of_megabytes_is_tokenized_as_it_would_be_without_llamasup(server: Llamasup) -> None:
+def test_prompt_of_megabytes_is_tokenized_as_without_llamasup(server: Llamasup) -> None:
     words = random.Random(2).choices(["some", "words", "and", "their", "like", "\u00fc", "x"], k=400_000)
     body = json.dumps({"content": " ".join(words)}).encode()
     straight = Straight(server)

@@ -82,7 +82,7 @@ def test_requested_projector_replaces_the_one_in_the_folder(
             assert running.stop() == 0
 
 
-def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_where_it_lies_beside(
+def test_requested_projector_of_wrong_width_is_refused_and_a_found_one_ignored(
     runtime: str, folder: Path, tiny_model: Path
 ) -> None:
     wrong = folder / "mmproj-F16.gguf"
@@ -99,7 +99,7 @@ def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_
         assert running.stop() == 0
 
 
-def test_between_two_models_the_name_decides(llama_server: str, folder: Path) -> None:
+def test_projector_beside_two_models_is_matched_by_its_name(llama_server: str, folder: Path) -> None:
     (folder / "other-F32.gguf").write_bytes(models.other_vocabulary())
     planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", llama_server)
     assert "mmproj-F16.gguf may belong to this model or to other-F32.gguf" in planned.stdout
@@ -131,7 +131,7 @@ def test_encoder_embeds_images(runtime: str, folder: Path) -> None:
 
 
 @pytest.mark.one_runtime
-def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: str, folder: Path) -> None:
+def test_projector_for_a_reranker_is_refused(runtime: str, folder: Path) -> None:
     (folder / "reranker.gguf").write_bytes(models.tiny_reranker())
     arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
@@ -200,7 +200,7 @@ def bodies_with(url: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.check("X7", "400 remote_media without a connection to the host; allowed hosts are fetched")
-def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, folder: Path) -> None:
+def test_media_urls_are_fetched_only_from_allowed_hosts(runtime: str, folder: Path) -> None:
     statuses: dict[str, list[int]] = {}
     fetched: dict[str, int] = {}
     for allowed in ("", "other.example", "any", "the listener's"):
@@ -248,7 +248,7 @@ def test_config_sets_which_media_urls_serve_passes_on(
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_wrap_lets_urls_through_unless_it_is_strict(llama_server: str, folder: Path, strict: bool) -> None:
+def test_wrap_passes_media_urls_unless_strict(llama_server: str, folder: Path, strict: bool) -> None:
     words = (llama_server, "-m", str(folder / "tiny-F32.gguf"), "--mmproj", str(folder / "mmproj-F16.gguf"))
     options = ("--strict",) if strict else ()
     with (

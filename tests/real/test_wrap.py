@@ -102,7 +102,7 @@ def open_with_prefix(pair_of: Callable[..., Pair]) -> Pair:
     return pair_of("--api-prefix", "/llm/x", "--embedding", "--pooling", "mean")
 
 
-def test_whatever_a_client_of_a_server_with_keys_asks_the_answers_are_the_same(with_keys: Pair) -> None:
+def test_answers_to_clients_with_keys_are_the_same(with_keys: Pair) -> None:
     with_keys.compare(
         Ask("GET", "/health"),
         Ask("GET", "/v1/health"),
@@ -128,7 +128,7 @@ def test_whatever_a_client_of_a_server_with_keys_asks_the_answers_are_the_same(w
     )
 
 
-def test_keys_paths_methods_and_bodies_that_are_wrong_are_refused_in_the_same_words(with_keys: Pair) -> None:
+def test_invalid_keys_paths_methods_and_bodies_get_the_same_errors(with_keys: Pair) -> None:
     with_keys.compare(
         Ask("GET", "/props"),
         Ask("GET", "/props", headers={"Authorization": "Bearer wrong"}),
@@ -174,7 +174,7 @@ def test_web_pages_get_the_cors_headers_of_llama_server(with_keys: Pair) -> None
     )
 
 
-def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -> None:
+def test_prefix_embeddings_and_web_interface_work_the_same(open_with_prefix: Pair) -> None:
     open_with_prefix.compare(
         Ask("GET", "/llm/x/health"),
         Ask("GET", "/health"),
@@ -189,7 +189,7 @@ def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -
 
 
 @pytest.mark.one_runtime
-def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
+def test_static_files_and_ranges_are_served_the_same(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<p>a page of the user's own</p>")
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 4096)
     pair_of("--path", str(tmp_path)).compare(
@@ -205,7 +205,7 @@ def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_pat
     )
 
 
-def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
+def test_tools_and_cors_proxy_stay_open_if_flags_open_them(
     pair_of: Callable[..., Pair], runtime: str
 ) -> None:
     if runtime == "embedded":
@@ -221,7 +221,7 @@ def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
 
 
 @pytest.mark.one_runtime
-def test_several_hosts_and_a_unix_socket_are_all_listened_on(
+def test_wrap_listens_on_several_hosts_and_a_unix_socket(
     runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     port, path = free_port(), tmp_path / "front.sock"
@@ -240,7 +240,7 @@ def test_several_hosts_and_a_unix_socket_are_all_listened_on(
 
 
 @pytest.mark.one_runtime
-def test_a_host_that_is_a_socket_is_the_only_place(
+def test_wrap_listens_only_on_the_socket_given_as_host(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "only.sock"
@@ -252,7 +252,7 @@ def test_a_host_that_is_a_socket_is_the_only_place(
         assert running.stop() == 0
 
 
-def test_everything_but_the_address_reaches_the_child_as_it_was(
+def test_everything_but_the_address_reaches_the_child_unchanged(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Relative paths mean the user's folder; variables go on; the words keep their order."""
@@ -278,7 +278,7 @@ def test_everything_but_the_address_reaches_the_child_as_it_was(
     }
 
 
-def test_a_config_file_counts_where_the_build_reads_it(
+def test_llama_cpp_config_file_is_applied_if_the_build_reads_it(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """llama.cpp/config.ini (#26118): its address and TLS are taken over, the rest is read by the child."""
@@ -325,7 +325,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.one_runtime
-def test_tls_is_served_by_the_front(
+def test_wrap_serves_tls_itself(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     key, certificate = self_signed(tmp_path)
@@ -357,7 +357,7 @@ def test_request_during_the_restart_after_a_crash_is_served(
         assert running.stop() == 0
 
 
-def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
+def test_sigterm_finishes_the_stream_in_flight_and_exits_with_0(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()
@@ -394,7 +394,7 @@ def test_invalid_command_line_ends_like_llama_server_itself(
     assert said in through.stderr
 
 
-def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[str, str]) -> None:
+def test_version_request_is_answered_by_llama_server(program: list[str], env: dict[str, str]) -> None:
     bare = subprocess.run([*program, "--version"], env=env, capture_output=True, text=True, check=False)
     through = run_to_end("wrap", "--", *program, "--version", env=env)
     assert (through.returncode, through.stdout, through.stderr) == (0, bare.stdout, bare.stderr)
@@ -427,7 +427,7 @@ def test_strict_refuses_requests_that_llama_server_accepts(
     assert "no API key" in outside.stderr
 
 
-def test_a_router_is_wrapped_as_it_is(
+def test_router_is_wrapped_unchanged(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Only the binary has router mode. Its models are processes of their own, and go with it."""
@@ -456,7 +456,7 @@ def test_a_router_is_wrapped_as_it_is(
 
 
 @pytest.mark.check("X13", "at most a few lines a second, then a count")
-def test_requests_that_llama_server_refuses_do_not_flood_standard_error(
+def test_refused_requests_do_not_flood_standard_error(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     command = [*program, "-m", str(tiny_model), "--port", str(port := free_port()), "--api-key", "key-b"]
