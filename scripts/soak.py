@@ -49,11 +49,11 @@ def main() -> int:
     heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
     text = "\n".join((heading, "", *report.table()))
     print(text)
-    for violation in report.off:
+    for violation in report.violations:
         print(f"OFF: {violation}")
-    if given.docs and not report.off:
+    if given.docs and not report.violations:
         write_between(given.docs, MARKS, text)
-    return 1 if report.off else 0
+    return 1 if report.violations else 0
 
 
 def arguments() -> argparse.Namespace:

@@ -49,9 +49,9 @@ def main() -> int:
         sections.append("\n".join((heading, "", *report.table())))
         reports.append(report)
         print(sections[-1], flush=True)
-        for violation in report.off:
+        for violation in report.violations:
             print(f"OFF: {violation}")
-    failed = any(report.off for report in reports)
+    failed = any(report.violations for report in reports)
     if given.docs and not failed:
         write_between(given.docs, MARKS, "\n\n".join(sections))
     return 1 if failed else 0

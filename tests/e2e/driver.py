@@ -113,7 +113,7 @@ class Llamasup:
         self.process = process
         self.events: list[Mapping[str, Any]] = []
         self.stderr: list[str] = []
-        self._news: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._unread: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._threads = [
             threading.Thread(target=self._read_events, daemon=True),
             threading.Thread(target=self._read_stderr, daemon=True),
@@ -130,7 +130,7 @@ class Llamasup:
         return str(self.wait_for("ready")["url"])
 
     @property
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """Everything on standard error so far."""
         return "".join(self.stderr)
 
@@ -152,15 +152,15 @@ class Llamasup:
 
     def all_events(self) -> Sequence[Mapping[str, Any]]:
         """Everything that it reported until its end."""
-        while (event := self._news.get(timeout=PATIENCE_S)) is not None:
+        while (event := self._unread.get(timeout=PATIENCE_S)) is not None:
             self.events.append(event)
-        self._news.put(None)
+        self._unread.put(None)
         return self.events
 
     def children(self) -> list[psutil.Process]:
         return children_of(self.pid)
 
-    def ask(self, signal_number: signal.Signals) -> None:
+    def send_signal(self, signal_number: signal.Signals) -> None:
         self.process.send_signal(signal_number)
 
     def end(self) -> int:
@@ -171,7 +171,7 @@ class Llamasup:
         return code
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        self.ask(signal_number)
+        self.send_signal(signal_number)
         return self.end()
 
     def _next(self, matches: Callable[[Mapping[str, Any]], bool], what: str) -> Mapping[str, Any]:
@@ -180,12 +180,14 @@ class Llamasup:
                 return event
         while True:
             try:
-                event_or_end = self._news.get(timeout=PATIENCE_S)
+                event_or_end = self._unread.get(timeout=PATIENCE_S)
             except queue.Empty:
-                raise AssertionError(f"no {what} within {PATIENCE_S} s; {self.events}\n{self.said}") from None
+                raise AssertionError(
+                    f"no {what} within {PATIENCE_S} s; {self.events}\n{self.stderr_text}"
+                ) from None
             if event_or_end is None:
-                self._news.put(None)
-                raise AssertionError(f"ended without {what}; {self.events}\n{self.said}")
+                self._unread.put(None)
+                raise AssertionError(f"ended without {what}; {self.events}\n{self.stderr_text}")
             self.events.append(event_or_end)
             if matches(event_or_end):
                 return event_or_end
@@ -193,8 +195,8 @@ class Llamasup:
     def _read_events(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._news.put(json.loads(line))
-        self._news.put(None)
+            self._unread.put(json.loads(line))
+        self._unread.put(None)
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None

@@ -105,7 +105,7 @@ def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
         assert running.stop() == 0
     log = path.read_text()
     assert len(log.splitlines()) == 11, log
-    for text in (log, running.said):
+    for text in (log, running.stderr_text):
         assert "SECRET" not in text
         assert made not in text
     assert "/no%0asuch/path" in log
@@ -170,8 +170,8 @@ def test_a_full_disk_costs_lines_and_no_request(
         assert running.stop() == 0
     written = lines_of(path)
     assert len(written) + dropped >= 30
-    assert running.said.count("the access log is no longer written") == 1
-    assert str(path) in running.said
+    assert running.stderr_text.count("the access log is no longer written") == 1
+    assert str(path) in running.stderr_text
 
 
 def dropped_lines(client: httpx.Client) -> int:

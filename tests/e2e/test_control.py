@@ -125,7 +125,7 @@ def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) ->
     assert json.loads(reloaded.stdout) == shown(Changes(changed=("tiny",)))
     running.wait_for("state", state="ready", generation=4)
     for what in ("unload", "load", "restart", "reload"):
-        assert f"llamasup {what}: " in running.said
+        assert f"llamasup {what}: " in running.stderr_text
 
 
 def test_a_load_that_fails_ends_the_command_as_it_ends_the_service(
@@ -151,7 +151,7 @@ def test_stop_is_reported_and_waited_for(running: Llamasup) -> None:
     assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
     assert running.end() == 0
     assert not [child for child in children if is_alive(child)]
-    assert "llamasup stop: stopping." in running.said
+    assert "llamasup stop: stopping." in running.stderr_text
 
 
 def test_a_stop_of_one_that_runs_under_wrap(tiny_model: Path, fake_server: Callable[..., str]) -> None:
@@ -264,7 +264,7 @@ def test_over_tcp_a_key_with_the_right_is_needed(
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
         assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "llamasup has exited")
         assert running.end() == 0
-        assert "for-ops" not in running.said + stopped.stdout + stopped.stderr
+        assert "for-ops" not in running.stderr_text + stopped.stdout + stopped.stderr
 
 
 def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
@@ -342,7 +342,7 @@ def test_a_command_that_waits_is_let_go_by_ctrl_c(tiny_model: Path, fake_server:
         running.wait_for("state", state="loading")
         process = subprocess.Popen(command("load"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + PATIENCE_S
-        while "llamasup load" not in running.said:
+        while "llamasup load" not in running.stderr_text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

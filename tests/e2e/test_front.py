@@ -35,7 +35,7 @@ def test_with_a_certificate_it_serves_https_and_says_so(
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(url.replace("https", "http") + "/livez")
         assert running.stop() == 0
-    assert "Traceback" not in running.said
+    assert "Traceback" not in running.stderr_text
 
 
 def test_on_a_unix_socket_it_is_reached_by_its_path_and_leaves_no_file(
@@ -92,7 +92,7 @@ def test_with_few_descriptors_idle_connections_close_and_all_clients_are_served(
         for sock in crowd:
             sock.close()
         assert running.stop() == 0
-    assert "Traceback" not in running.said
+    assert "Traceback" not in running.stderr_text
 
 
 def test_the_limit_of_descriptors_is_raised_for_the_service_and_not_for_its_child(

@@ -200,4 +200,4 @@ def test_keep_trying_outlives_a_crash_loop_and_a_stop_ends_it_well(
         assert refused.status_code == 503
         assert 200 < int(refused.headers["retry-after"]) <= 302  # the next try, and its load
         assert running.stop() == 0
-    assert "Restarting in 5" in running.said
+    assert "Restarting in 5" in running.stderr_text

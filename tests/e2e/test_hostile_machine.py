@@ -30,7 +30,7 @@ def asked(running: Llamasup) -> int:
 
 
 def warnings(running: Llamasup) -> list[str]:
-    records = [json.loads(line) for line in running.said.splitlines()]
+    records = [json.loads(line) for line in running.stderr_text.splitlines()]
     return [record["message"] for record in records if record["level"] == "warning"]
 
 
@@ -166,7 +166,7 @@ def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighb
                 neighbour.wait_for("ready")
                 assert asked(running) == 200
                 assert neighbour.stop() == 0
-                assert "Cleaned up after" not in neighbour.said
+                assert "Cleaned up after" not in neighbour.stderr_text
         exits = [event for event in running.events if event["event"] == "exit"]
         assert [event["cause"] for event in exits] == ["killed", "killed"]
         jump(3 * DAY_S)
@@ -200,7 +200,7 @@ def test_fork_of_an_exited_child_ends_before_the_next_start(
         running.wait_for("state", state="starting", generation=2)
         numbers = started.read_text().split()
         assert not _lives(int(numbers[0]))
-        running.ask(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         running.end()
         for number in started.read_text().split():
             assert not _lives(int(number))

@@ -28,8 +28,8 @@ def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
             (2, [{"setting": "--ctx-size", "before": "8192", "after": "2048"}]),
         ]
         assert running.stop() == 0
-    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.said
-    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
+    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.stderr_text
+    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.stderr_text
 
 
 def test_successful_plan_is_remembered_and_explained_at_the_next_start(
@@ -48,7 +48,10 @@ def test_successful_plan_is_remembered_and_explained_at_the_next_start(
         running.wait_for("ready")
         assert steps(running) == []
         assert running.stop() == 0
-    assert "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20" in running.said
+    assert (
+        "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20"
+        in running.stderr_text
+    )
 
 
 def test_settings_of_the_user_are_not_reduced(tiny_model: Path, fake_server: Callable[..., str]) -> None:
@@ -67,7 +70,7 @@ def test_three_steps_and_no_more(tiny_model: Path, fake_server: Callable[..., st
         running.wait_for("state", state="failed")
         assert running.end() == 71
     assert 1 < len(steps(running)) <= 3
-    assert "out of memory" in running.said or "too small" in running.said
+    assert "out of memory" in running.stderr_text or "too small" in running.stderr_text
 
 
 def test_a_crash_of_the_packed_cache_is_answered_by_f16(

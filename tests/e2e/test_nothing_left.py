@@ -88,7 +88,7 @@ def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
         assert len(children) == 3  # the script, the server, and the sleeper in a session of its own
         folder = run_folder(own_folders, running)
         guardian = guardian_of(folder)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         took_s = seconds_until_gone(children)
         await_removed(folder)
@@ -104,7 +104,7 @@ def test_a_kill_during_the_load_leaves_nothing_either(
         running.wait_for("state", state="loading")
         children = running.children()
         folder = run_folder(own_folders, running)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         seconds_until_gone(children)
         await_removed(folder)
@@ -136,7 +136,7 @@ def killed_with_its_guardian(
         guardian = guardian_of(folder)
         guardian.kill()
         seconds_until_gone([guardian])
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
     seconds_until_gone([child for child in children if child.name() == "wrapper"])  # PR_SET_PDEATHSIG
     survivors = [child for child in children if is_alive(child)]
@@ -170,7 +170,7 @@ def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
             assert len(sibling.children()) == 3
             assert run_folder(own_folders, sibling).is_dir()
             assert running.stop() == 0
-            (line,) = [line for line in running.said.splitlines() if "Cleaned up after" in line]
+            (line,) = [line for line in running.stderr_text.splitlines() if "Cleaned up after" in line]
         assert str(folder) in line
         assert str(ready_file) in line
         # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
@@ -209,7 +209,9 @@ def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
         assert is_served(one)
         assert is_served(two)
         assert one.stop() == two.stop() == 0
-        told = [line for line in (one.said + two.said).splitlines() if "Cleaned up after" in line]
+        told = [
+            line for line in (one.stderr_text + two.stderr_text).splitlines() if "Cleaned up after" in line
+        ]
         assert len(told) == 1
 
 
@@ -344,10 +346,10 @@ def test_a_parent_that_is_killed_takes_everything_with_it(
                     < 0
                 ):
                     pass
-            running.ask(signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
             took_s = seconds_until_gone(family)
         running.end()
         assert list((own_folders / "run" / "llamasup").iterdir()) == []
         reason = "Standard input ended" if how == "stdin" else "The parent ended"
-        assert f"{reason}: stopping." in running.said
+        assert f"{reason}: stopping." in running.stderr_text
         print(f"{how}, {when}: everything was gone after {took_s:.3f} s")

@@ -113,14 +113,14 @@ def test_sighup_of_a_service_restarts_the_model_and_says_so(
     environment = manager.environment()
     with llamasup(tiny_model, "--runtime", fake_server(), env=environment) as running:
         manager.until("READY=1")
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         said = manager.until("READY=1")
         assert said[0] == "RELOADING=1"
         assert said[1].removeprefix("MONOTONIC_USEC=").isdecimal()
         assert running.wait_for("state", state="ready", generation=2)
         assert httpx.get(f"{running.url}/health").status_code == 200
         assert running.stop() == 0
-    assert "SIGHUP: restarting the model." in running.said
+    assert "SIGHUP: restarting the model." in running.stderr_text
 
 
 def test_crash_is_reported_in_the_status_and_the_service_stays_up(
@@ -179,14 +179,14 @@ def test_many_models_are_one_service_that_stays_up(
         assert "READY=1" not in said
 
         config.write_text("models: {a: {}}\nunknown: 1\n")
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         said = manager.until("STATUS=serving")
         assert said[0] == "RELOADING=1"
         assert said[-2] == "READY=1"
         assert said[-1].startswith(f"{serving}; config rejected: {config} has 1 error.")
         assert f"{config}:2: unknown: unknown key" in said[-1]
         config.write_text("models_dir: models\nmodels: {a: {}, b: {drain_timeout: 10m}}\n")
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         assert manager.until("STATUS=serving")[-2:] == ["READY=1", serving]
         assert running.stop() == 0
     # As long as the longest of them may take.

@@ -66,7 +66,7 @@ class OnTerminal:
             command(*arguments), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True
         )
         os.close(theirs)
-        self.said = ""
+        self.stderr_text = ""
         self._news = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -75,14 +75,14 @@ class OnTerminal:
         try:
             while chunk := os.read(self._ours, 65_536):
                 with self._news:
-                    self.said += chunk.decode()
+                    self.stderr_text += chunk.decode()
                     self._news.notify()
         except OSError:  # EIO: the other end is gone
             pass
 
     def wait_for(self, pattern: str) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: re.search(pattern, self.said), PATIENCE_S), self.said
+            assert self._news.wait_for(lambda: re.search(pattern, self.stderr_text), PATIENCE_S), self.said
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -189,8 +189,8 @@ def test_a_bar_on_a_terminal_with_speed_and_time_left(hub: Hub) -> None:
     code, stdout = running.end()
     assert code == 0
     assert stdout.endswith(f"{NAME}\n")
-    assert "━" in running.said
-    assert "llamasup run" in running.said
+    assert "━" in running.stderr_text
+    assert "llamasup run" in running.stderr_text
 
 
 def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, folder: Path) -> None:
@@ -201,8 +201,8 @@ def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, fo
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130
-    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.said)
-    assert "Traceback" not in running.said
+    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.stderr_text)
+    assert "Traceback" not in running.stderr_text
     left = sorted(path.name for path in (folder / "org/tiny-GGUF").iterdir())
     assert left == [f"{NAME}.part", f"{NAME}.part.json"]
     hub.released.set()
@@ -257,7 +257,7 @@ def test_run_downloads_a_missing_model_and_sends_no_request_for_a_present_one(
                 assert answer.status == 200
             assert running.stop() == 0
         assert bool(hub.asked) is expected
-        assert ("Downloaded" in running.said) is expected
+        assert ("Downloaded" in running.stderr_text) is expected
 
 
 def test_a_stop_while_run_downloads_ends_it_as_any_other_stop(
@@ -267,8 +267,8 @@ def test_a_stop_while_run_downloads_ends_it_as_any_other_stop(
     with llamasup("org/tiny-GGUF", "--runtime", fake_server()) as running:
         hub.held.wait(PATIENCE_S)
         assert running.stop() == 0
-    assert "Stopped" in running.said
-    assert "Traceback" not in running.said
+    assert "Stopped" in running.stderr_text
+    assert "Traceback" not in running.stderr_text
     assert not (folder / "org/tiny-GGUF" / NAME).exists()
 
 
@@ -281,7 +281,7 @@ def test_a_url_may_be_longer_than_any_path(hub: Hub, fake_server: Callable[..., 
     with llamasup(url, "--runtime", fake_server()) as running:
         assert running.wait_for("ready")["models"] == ["m"]
         assert running.stop() == 0
-    assert "sss" not in running.said
+    assert "sss" not in running.stderr_text
 
 
 def test_commands_that_only_read_a_model_say_how_to_download_it(hub: Hub) -> None:

@@ -125,7 +125,7 @@ def seen_of(running: Llamasup, folder: Path) -> bytes:
     lines = [" ".join(each.cmdline()).encode() for each in (psutil.Process(running.pid), *running.children())]
     kept = everything_in(folder)
     assert running.stop() == 0
-    return running.said.encode() + kept + everything_in(folder) + b"\n".join(lines)
+    return running.stderr_text.encode() + kept + everything_in(folder) + b"\n".join(lines)
 
 
 @pytest.mark.check("X13", "at the highest log level, no line and no file holds them")

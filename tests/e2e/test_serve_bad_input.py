@@ -241,7 +241,7 @@ def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
         assert ask(client, "alpha").status_code == 200
         try:
             folder.chmod(0)
-            until(lambda: "may not be read" in running.said)
+            until(lambda: "may not be read" in running.stderr_text)
             os.kill(running.pid, signal.SIGHUP)
             assert run_to_end("reload").returncode == 0
             assert listed(client) == ["alpha"]
@@ -254,7 +254,7 @@ def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
             folder.chmod(0o755)
         (inner / "gamma.gguf").write_bytes(tiny_model.read_bytes())
         until(lambda: "gamma" in listed(client))
-        assert "Traceback" not in running.said
+        assert "Traceback" not in running.stderr_text
 
 
 @needs_setpriv
@@ -287,11 +287,11 @@ def test_half_a_copy_of_a_model_takes_it_out_of_nobodys_hands(
         copy.parent.mkdir()
         copy.write_bytes(tiny_model.read_bytes()[:2000])
         assert run_to_end("reload").returncode == 0
-        assert str(copy) not in running.said
+        assert str(copy) not in running.stderr_text
         assert ask(client, "alpha").status_code == 200
         os.utime(copy, (1, 1))
         assert run_to_end("reload").returncode == 0
-        until(lambda: str(copy) in running.said)
+        until(lambda: str(copy) in running.stderr_text)
         assert ask(client, "alpha").status_code == 200
         assert listed(client) == ["alpha", "beta"]
 
@@ -335,7 +335,7 @@ def test_a_folder_of_the_config_may_come_later(config: Path, folder: Path) -> No
     away = folder.rename(folder.with_name("away"))
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert listed(client) == []
-        assert f"{folder}: there is no such folder" in running.said
+        assert f"{folder}: there is no such folder" in running.stderr_text
         away.rename(folder)
         assert run_to_end("reload").returncode == 0
         assert ask(client, "alpha").status_code == 200

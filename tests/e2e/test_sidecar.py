@@ -68,7 +68,7 @@ def test_any_free_port_events_on_stdout_and_a_stop_at_the_end_of_stdin(
         end_stdin(running)
         assert running.end() == 0
         assert running.wait_for("stopped") == {"event": "stopped", "protocol": 1}
-        assert "Standard input ended: stopping." in running.said
+        assert "Standard input ended: stopping." in running.stderr_text
         seconds_until_gone(children)
     assert list((own_folders / "run" / "llamasup").iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_with_a_parents_number_stdin_may_be_dev_null(tiny_model: Path, fake_serv
             running.wait_for("ready")
             parent.kill()
             assert running.end() == 0
-            assert "The parent ended: stopping." in running.said
+            assert "The parent ended: stopping." in running.stderr_text
 
 
 def test_zombie_parent_counts_as_ended(tiny_model: Path, fake_server: ServerMaker) -> None:
@@ -235,7 +235,10 @@ def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
         ):
             end_stdin(running)
             assert running.end() == 0
-    assert "Standard input ended: stopping. 1 request in flight may finish within 1.0 s.\n" in running.said
+    assert (
+        "Standard input ended: stopping. 1 request in flight may finish within 1.0 s.\n"
+        in running.stderr_text
+    )
 
 
 def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
@@ -247,9 +250,9 @@ def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
         with httpx.Client(timeout=PATIENCE_S) as client:
             request = client.build_request("POST", f"{url}/completion", json={"prompt": "x", "stream": True})
             response = client.send(request, stream=True)
-            running.ask(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
             running.wait_for("state", state="draining")
             end_stdin(running)
             assert running.end() == 0
             response.close()
-        assert running.said.count("stopping.") == 1
+        assert running.stderr_text.count("stopping.") == 1

@@ -119,7 +119,7 @@ def test_a_server_that_keeps_crashing_is_given_up_with_75(
     assert waits[-1] is None
     for wait, middle in zip(waits[:-1], (0.5, 1, 2, 4, 8), strict=True):
         assert wait == pytest.approx(middle, rel=0.2)
-    assert "Gave up after 6 crashes" in running.said
+    assert "Gave up after 6 crashes" in running.stderr_text
 
 
 def _drain(running: object) -> list[dict[str, object]]:
@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_is_served_again_by_the_next_generation(
         assert httpx.post(f"{url}/completion", json={"prompt": "x"}).status_code == 200
         assert 'llamasup_restarts_total{cause="killed",model="tiny"} 1.0' in httpx.get(f"{url}/metrics").text
         assert running.stop() == 0
-        assert "is ready again" in running.said
+        assert "is ready again" in running.stderr_text
 
 
 def test_a_stream_that_dies_with_its_server_never_looks_complete(
@@ -172,16 +172,16 @@ def test_a_request_is_one_line_for_people_and_holds_no_prompt(
         body = {"prompt": "my secret", "n_predict": 4}
         httpx.post(f"{running.url}/completion?also=secret", json=body)
         assert running.stop() == 0
-        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        (line,) = [line for line in running.stderr_text.splitlines() if line.startswith("POST")]
         assert re.fullmatch(r"POST  /completion  200  \d+\+4 tokens(  [\d.]+ tok/s)?  [\d.]+ m?s", line)
-        assert "secret" not in running.said
+        assert "secret" not in running.stderr_text
 
 
 def test_json_logs_are_one_object_a_line(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json") as running:
         httpx.post(f"{running.url}/completion", json={"prompt": "x", "n_predict": 4})
         assert running.stop() == 0
-        records = [json.loads(line) for line in running.said.splitlines()]
+        records = [json.loads(line) for line in running.stderr_text.splitlines()]
     by_event = {record["event"]: record for record in records}
     assert {"ready", "request", "stop", "stopped"} <= set(by_event)
     assert by_event["request"]["status"] == 200
@@ -205,7 +205,7 @@ def test_the_key_opens_the_door_and_reaches_no_log_and_no_command_line(
         (child,) = running.children()
         assert not [word for word in child.cmdline() if "s3cret" in word]
         assert running.stop() == 0
-        assert "s3cret" not in running.said
+        assert "s3cret" not in running.stderr_text
 
 
 def test_the_childs_environment_holds_nothing_of_ours(
@@ -230,4 +230,4 @@ def test_a_server_that_asks_for_a_key_of_its_own_is_not_started_again_and_again(
         failed = running.wait_for("exit")
         assert running.end() == 69
     assert (failed["cause"], failed["restart_in_s"]) == ("locked_out", None)
-    assert "config.ini" in running.said
+    assert "config.ini" in running.stderr_text

@@ -86,7 +86,7 @@ def test_a_stream_in_flight_may_finish(
         reader = stream(running.url, pieces, outcome)
         eventually(lambda: pieces, "no first piece")
         children = running.children()
-        running.ask(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         running.wait_for("state", state="draining")
         late = httpx.post(f"{running.url}/completion", json={"prompt": "late"})
         assert late.status_code == 503
@@ -123,10 +123,10 @@ def test_a_second_ctrl_c_does_not_wait(
         stream(running.url, pieces, [])
         eventually(lambda: pieces, "no first piece")
         children = running.children()
-        running.ask(signal.SIGINT)
+        running.send_signal(signal.SIGINT)
         running.wait_for("state", state="draining")
         assert running.stop(signal.SIGINT) == 0
-        assert "stopping now" in running.said
+        assert "stopping now" in running.stderr_text
         assert_nothing_left(children, own_folders)
 
 
@@ -160,7 +160,7 @@ def test_no_child_survives_a_sigkill_of_llamasup(
         running.wait_for("ready")
         children = running.children()
         (folder,) = (own_folders / "run" / "llamasup").iterdir()
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         seconds_until_gone(children)
         await_removed(folder)

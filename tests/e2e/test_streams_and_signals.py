@@ -125,10 +125,10 @@ def test_a_hangup_that_the_parent_ignores_stays_ignored(
 
     with llamasup(tiny_model, "--runtime", fake_server(), preexec_fn=nohup) as running:
         url = running.url
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         assert httpx.get(f"{url}/health").status_code == 200
         assert running.stop() == 0
-        assert "SIGHUP" not in running.said
+        assert "SIGHUP" not in running.stderr_text
 
 
 def test_a_ready_file_in_no_folder_is_refused_before_the_start(
@@ -137,8 +137,8 @@ def test_a_ready_file_in_no_folder_is_refused_before_the_start(
     nowhere = str(tmp_path / "none" / "r.json")
     with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", nowhere) as running:
         assert running.end() == 2
-        assert nowhere in running.said
-        assert "starting" not in running.said
+        assert nowhere in running.stderr_text
+        assert "starting" not in running.stderr_text
 
 
 def test_no_log_line_breaks_the_json(
@@ -148,7 +148,7 @@ def test_no_log_line_breaks_the_json(
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json") as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        records = [json.loads(line) for line in running.said.splitlines()]
+        records = [json.loads(line) for line in running.stderr_text.splitlines()]
     (warning,) = [record for record in records if record["event"] == "log"]
     assert warning["level"] == "warning"
     assert "output is not kept" in warning["message"]

@@ -70,7 +70,7 @@ def test_options_of_llamasup_end_where_the_command_begins(
         assert httpx.get(f"{running.url}/props").status_code == 401
         key = {"Authorization": "Bearer k"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
-        assert "k" not in running.said.split()
+        assert "k" not in running.stderr_text.split()
         states = [event["state"] for event in running.events if event["event"] == "state"]
         assert "warming" not in states
         assert running.stop() == 0
@@ -167,7 +167,7 @@ def test_the_ready_file_and_the_event_name_a_unix_socket(
         with httpx.Client(transport=transport, base_url="http://localhost") as client:
             assert client.get("/health").status_code == 200
         assert running.stop() == 0
-        assert f"is ready at {path} after" in running.said
+        assert f"is ready at {path} after" in running.stderr_text
     assert not path.exists()
     assert not ready_file.exists()
 
@@ -241,11 +241,11 @@ def test_the_log_of_llama_server_is_where_people_look_for_it(
     with wrapped(*words) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        assert " I srv  llama_server: model loaded\n" in running.said
+        assert " I srv  llama_server: model loaded\n" in running.stderr_text
     with wrapped(*words, options=("--server-log", "file")) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        assert "llama_server:" not in running.said
+        assert "llama_server:" not in running.stderr_text
     ended = run_to_end("wrap", "--server-log", "nowhere", "--", *words)
     assert (ended.returncode, "'nowhere' is not stderr or file" in ended.stderr) == (2, True)
 
@@ -259,5 +259,5 @@ def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
         key = {"Authorization": "Bearer hidden"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
         assert running.stop() == 0
-        assert "requires an API key that llamasup does not know" in running.said
-        assert "hidden" not in running.said
+        assert "requires an API key that llamasup does not know" in running.stderr_text
+        assert "hidden" not in running.stderr_text

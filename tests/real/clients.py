@@ -32,7 +32,7 @@ _NOT_COMPARED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One request. ``numbers``: the answer is full of numbers that depend on what was asked before."""
 
     method: str
@@ -46,7 +46,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Response:
     status: int
     headers: frozenset[tuple[str, str]]
     body: str
@@ -63,19 +63,19 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def see(connection: http.client.HTTPConnection, ask: Ask) -> Seen:
-    body = ask.body if isinstance(ask.body, bytes | None) else json.dumps(ask.body).encode()
+def response_to(connection: http.client.HTTPConnection, request: Request) -> Response:
+    body = request.body if isinstance(request.body, bytes | None) else json.dumps(request.body).encode()
     try:
-        connection.request(ask.method, ask.path, body=body, headers=dict(ask.headers))
+        connection.request(request.method, request.path, body=body, headers=dict(request.headers))
         answer = connection.getresponse()
         text = answer.read().decode()
     finally:
         connection.close()
     headers = {(name.lower(), value) for name, value in answer.getheaders()}
     text = _VARIES.sub("_", text)
-    if ask.numbers:
+    if request.numbers:
         text = re.sub(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
-    return Seen(
+    return Response(
         answer.status,
         frozenset((name, value) for name, value in headers if name not in _NOT_COMPARED),
         text,
@@ -96,18 +96,18 @@ def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.P
     assert process.stderr is not None
     stderr = process.stderr
     ready = threading.Event()
-    said: list[str] = []
+    log: list[str] = []
 
     def drain() -> None:
         for line in stderr:
-            said.append(line)
+            log.append(line)
             if "listening on" in line:
                 ready.set()
 
     reader = threading.Thread(target=drain)
     reader.start()
     try:
-        assert ready.wait(PATIENCE_S), said
+        assert ready.wait(PATIENCE_S), log
         yield process
     finally:
         process.kill()

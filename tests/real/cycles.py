@@ -24,7 +24,7 @@ from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 
-__all__ = ["Held", "crash_cycles", "leaks"]
+__all__ = ["ResourceUsage", "crash_cycles", "leaked_resources"]
 
 AT_ONCE = RestartPolicy(first_delay_s=0.0, longest_delay_s=0.0, window_s=1.0, most_crashes=1_000_000)
 # The allocator's own ups and downs; 1,000 cycles that leaked no more than an event each would be above it.
@@ -32,7 +32,7 @@ MAX_GROWTH_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ResourceUsage:
     """What this process has at a moment at which nothing is served."""
 
     cycles: int
@@ -45,31 +45,33 @@ class Held:
     rss_bytes: int
 
 
-def leaks(held: Sequence[Held]) -> Sequence[str]:
+def leaked_resources(usages: Sequence[ResourceUsage]) -> Sequence[str]:
     """What there is more of at the end than after the first service, if anything."""
-    first, last = held[0], held[-1]
+    first, last = usages[0], usages[-1]
     counted = ("descriptors", "threads", "tasks", "children", "files")
-    found = [
+    growth = [
         f"{name}: {getattr(first, name)} before, {getattr(last, name)} after"
         for name in counted
         if getattr(last, name) > getattr(first, name)
     ]
     grown_bytes = last.rss_bytes - first.rss_bytes
-    return found + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MAX_GROWTH_BYTES)
+    return growth + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MAX_GROWTH_BYTES)
 
 
-def crash_cycles(runtime: str, model: Path, home: Path, *, services: int, crashes: int) -> Sequence[Held]:
+def crash_cycles(
+    runtime: str, model: Path, home: Path, *, services: int, crashes: int
+) -> Sequence[ResourceUsage]:
     """Start, ``crashes`` times a server killed in the middle of a stream, stop; ``services`` times over.
 
     Returns what was held after each service, the first of which has loaded what is loaded once.
     """
-    held = []
+    usages = []
     for number in range(1, services + 1):
         # A loop for each: its pool of threads grows by need, up to a bound, and goes with it.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             tasks = loop.run(_one_service(runtime, model, crashes))
-        held.append(_held(home, number * crashes, tasks))
-    return held
+        usages.append(_resource_usage(home, number * crashes, tasks))
+    return usages
 
 
 async def _one_service(runtime: str, model: Path, crashes: int) -> int:
@@ -111,11 +113,11 @@ async def _cut_stream(port: int, pid: int | None) -> None:
     await writer.wait_closed()
 
 
-def _held(home: Path, cycles: int, tasks: int) -> Held:
+def _resource_usage(home: Path, cycles: int, tasks: int) -> ResourceUsage:
     seconds_until_gone(home)  # the guardian goes a moment after us
     gc.collect()
     process = psutil.Process()
-    return Held(
+    return ResourceUsage(
         cycles,
         descriptors=process.num_fds(),
         threads=threading.active_count(),

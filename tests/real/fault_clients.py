@@ -47,7 +47,7 @@ class Client(threading.Thread):
         self._body = body
         self._received = bytearray()
         self._whole = False
-        self._flows = threading.Event()
+        self._body_began = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -57,21 +57,21 @@ class Client(threading.Thread):
                 self.status = response.status_code
                 for piece in response.iter_raw():
                     self._received += piece
-                    self._flows.set()
+                    self._body_began.set()
             self._whole = True
         except httpx.HTTPError as error:
             self.error = repr(error)
         finally:
             self.ended_s = time.monotonic()
-            self._flows.set()
+            self._body_began.set()
 
-    def flows(self) -> bool:
+    def wait_for_body(self) -> bool:
         """Wait until a byte of the body has come (True), or it has ended without (False)."""
-        assert self._flows.wait(PATIENCE_S)
+        assert self._body_began.wait(PATIENCE_S)
         return bool(self._received) and not self.ended_s
 
     @property
-    def had_a_byte(self) -> bool:
+    def has_response(self) -> bool:
         return self.status is not None
 
     def ending(self) -> Ending:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import httpx
 import psutil
 
-from tests.real.fault_bench import PATIENCE_S, Bench, Patient, patient
+from tests.real.fault_testbed import PATIENCE_S, FaultRun, Testbed, fault_run
 
 __all__ = ["flooded_over_quiet"]
 
@@ -33,23 +33,23 @@ while True:
 """
 
 
-def flooded_over_quiet(bench: Bench, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
+def flooded_over_quiet(testbed: Testbed, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
     """Median seconds of a small request with a quiet log and with a flooded one, in turn."""
-    wrapper = bench.place() / "llama-server"
+    wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--model*) {shlex.join([sys.executable, "-c", _FLOOD])} & ;; esac\n'
-        f'exec {bench.executable} "$@"\n'
+        f'exec {testbed.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
-    with patient(bench, bench.tiny, "--parallel", "1", runtime=str(wrapper)) as it:
-        it.ready()
-        flood = next(child for child in it.running.children() if _FLOOD in child.cmdline())
-        with httpx.Client(base_url=it.url, timeout=PATIENCE_S) as client:
+    with fault_run(testbed, testbed.tiny, "--parallel", "1", runtime=str(wrapper)) as run:
+        run.wait_until_ready()
+        flood = next(child for child in run.running.children() if _FLOOD in child.cmdline())
+        with httpx.Client(base_url=run.url, timeout=PATIENCE_S) as client:
             _median_s(client, requests)  # what is done once
             seen = [_round(client, flood, requests) for _ in range(rounds)]
-        assert _flooded_lines(it) > 1_000
-        assert it.stopped() == ()
+        assert _flooded_lines(run) > 1_000
+        assert run.stop() == ()
     return seen
 
 
@@ -70,7 +70,7 @@ def _median_s(client: httpx.Client, requests: int) -> float:
     return statistics.median(taken_s)
 
 
-def _flooded_lines(it: Patient) -> int:
+def _flooded_lines(run: FaultRun) -> int:
     """Of the flood itself; requests are logged as well."""
-    logs = (path.read_bytes() for path in (it.home / "state").rglob("*.log*"))
+    logs = (path.read_bytes() for path in (run.home / "state").rglob("*.log*"))
     return sum(log.count(b"z" * 79) for log in logs)

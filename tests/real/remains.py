@@ -62,7 +62,7 @@ def seconds_until_gone(home: Path) -> float:
     return time.monotonic() - began
 
 
-def _below(folder: Path) -> list[str]:
+def _paths_below(folder: Path) -> list[str]:
     """As it is, also while it goes: a glob ends with an error at what is gone when it comes there."""
     return [
         str(Path(above, name)) for above, folders, files in os.walk(folder) for name in (*folders, *files)
@@ -75,7 +75,7 @@ def remains_of(home: Path, ready_file: Path) -> Remains:
     while (processes := processes_of(home)) and time.monotonic() < deadline_s:
         time.sleep(0.005)
     left = [f"process {pid}" for pid in processes]
-    left += _below(home / "run" / "llamasup")
+    left += _paths_below(home / "run" / "llamasup")
     left += [str(path) for path in (home / "tmp").iterdir()]
     left += [str(path) for path in home.glob("**/*.part")]
     return (*left, str(ready_file)) if ready_file.exists() else tuple(left)

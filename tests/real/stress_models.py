@@ -21,7 +21,7 @@ from llamasup.config.config_keys import ModelEntry
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
 
-__all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "learn", "settings_of"]
+__all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]
 
 MODELS = tuple(f"m{number}" for number in range(8))
 VERSIONS = 3
@@ -29,7 +29,7 @@ KNOWN_WORDS = 120
 """So many words of each answer are known. Of a longer answer the rest is checked by the vocabulary alone."""
 # Where the best two words are closer than this (in logits), another batch may lead to the second.
 MIN_MARGIN = 0.005
-_LEARNERS = 3
+_PARALLEL_RECORDINGS = 3
 _LETTERS = ascii_lowercase[:6]  # few words: the best one is far ahead of the next
 
 
@@ -77,20 +77,18 @@ class Answers:
     def __init__(self, known: Mapping[tuple[Version, Prompt], Sequence[str]]) -> None:
         self._known = known
         versions = {version for version, _ in known}
-        self._speaker = {word: version for version in versions for word in version.words}
+        self._author = {word: version for version in versions for word in version.words}
 
-    def speaker(self, text: str) -> Version | None:
+    def author(self, text: str) -> Version | None:
         """Whose words these are. None: nobody's, or those of several."""
-        found = {self._speaker.get(word) for word in text.split()}
+        found = {self._author.get(word) for word in text.split()}
         return found.pop() if len(found) == 1 else None
 
     def begins_as(self, text: str, version: Version, prompt: Prompt) -> bool:
         """Whether this version begins its answer so."""
         words = text.split()
         known = self._known[version, prompt][: len(words)]
-        return words[: len(known)] == list(known) and all(
-            self._speaker.get(word) == version for word in words
-        )
+        return words[: len(known)] == list(known) and all(self._author.get(word) == version for word in words)
 
     def is_right(self, text: str, version: Version, prompt: Prompt, tokens: int) -> bool:
         """Whether it is the whole answer. A token is a word."""
@@ -103,7 +101,7 @@ def settings_of(model: str) -> dict[str, Any]:
     return {"ctx_size": ctx_size, "parallel": 2, "threads": 1, "gpu_layers": 0}
 
 
-def learn(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
+def record_answers(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
     """The answers, and the memory in bytes that each model needs. Files of all versions are in ``folder``."""
     versions = [Version(model, number) for model in MODELS for number in range(VERSIONS)]
     entries = {}
@@ -111,17 +109,17 @@ def learn(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
         path = folder / f"{version}.gguf"
         path.write_bytes(version.content())
         entries[str(version)] = ModelEntry(path=str(path), **settings_of(version.model))
-    config = Config(models=entries, max_loaded=_LEARNERS, swap_after_s=0.1)
+    config = Config(models=entries, max_loaded=_PARALLEL_RECORDINGS, swap_after_s=0.1)
     needs: dict[str, int] = {}
     with (
         llamasup.serve(config=config, runtime=runtime) as server,
-        ThreadPoolExecutor(_LEARNERS) as learners,
+        ThreadPoolExecutor(_PARALLEL_RECORDINGS) as recorders,
     ):
 
         def answers_of(version: Version) -> dict[tuple[Version, Prompt], Sequence[str]]:
             return {(version, prompt): _ask(server.client, version, prompt) for prompt in PROMPTS}
 
-        known = {key: words for found in learners.map(answers_of, versions) for key, words in found.items()}
+        known = {key: words for found in recorders.map(answers_of, versions) for key, words in found.items()}
         for status in server.status()["models"]:
             model = status["id"].partition("v")[0]
             needs[model] = max(needs.get(model, 0), status["needs_bytes"]["ram"])

@@ -91,13 +91,13 @@ def test_input_longer_than_the_context_is_refused_and_others_are_served(server: 
 
 
 def test_default_pooling_is_that_of_the_model_file(pooling: str, encoder: Path, llama_server: str) -> None:
-    given = {}
+    vectors = {}
     for kind in ("", "mean", "cls", "last"):
         extra_args = ("--", "--pooling", kind) if kind else ()
         with llamasup(encoder, "--runtime", llama_server, *extra_args) as running:
-            (given[kind],) = embeddings(running, "hello big world")
+            (vectors[kind],) = embeddings(running, "hello big world")
             assert running.stop() == 0
-    assert [kind for kind in ("mean", "cls", "last") if close(given[kind], given[""])] == [pooling]
+    assert [kind for kind in ("mean", "cls", "last") if close(vectors[kind], vectors[""])] == [pooling]
 
 
 # --- reranker ------------------------------------------------------------------------------------
@@ -171,13 +171,13 @@ NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 @pytest.mark.parametrize("kind", NOT_SERVED)
 def test_file_that_is_no_model_is_refused_with_its_use(kind: str, llama_server: str, tmp_path: Path) -> None:
-    make, says, remedy = NOT_SERVED[kind]
+    make, message, remedy = NOT_SERVED[kind]
     path = tmp_path / f"{kind}.gguf"
     path.write_bytes(make())
     ended = run_to_end("run", str(path), "--port", "0", "--runtime", llama_server)
     print(ended.stderr)
     assert ended.returncode == 65
-    assert says in ended.stderr
+    assert message in ended.stderr
     assert remedy in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -100,8 +100,8 @@ def test_control_client_and_parent_program_see_the_same_restart_events(running: 
         assert states[:2] == [("draining", 1), ("stopping", 1)]
         assert states[-2:] == [("warming", 2), ("ready", 2)]
         running.wait_for("state", state="ready", generation=2)
-        told = [(e["state"], e["generation"]) for e in running.events if e["event"] == "state"]
-        assert told[-len(states) :] == states
+        published = [(e["state"], e["generation"]) for e in running.events if e["event"] == "state"]
+        assert published[-len(states) :] == states
         with pytest.raises(ModelUnknown):
             client.load("nosuch")
         client.shutdown()
@@ -159,9 +159,11 @@ def test_two_llamasups_with_equal_model_names_write_separate_logs(runtime: str, 
     """Each server writes the folder of its own socket; no log has that of the other."""
     words = ("--runtime", runtime)
     with llamasup(tiny_model, *words) as first, llamasup(tiny_model, *words) as second:
-        for each in (first, second):
-            each.wait_for("ready")
-        logs = [run_to_end("logs", "--pid", str(each.pid), "tiny").stdout for each in (first, second)]
+        for supervisor in (first, second):
+            supervisor.wait_for("ready")
+        logs = [
+            run_to_end("logs", "--pid", str(supervisor.pid), "tiny").stdout for supervisor in (first, second)
+        ]
         for log, own, other in zip(logs, (first, second), (second, first), strict=True):
             assert f"/{own.pid}-" in log, log
             assert f"/{other.pid}-" not in log, log

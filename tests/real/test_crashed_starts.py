@@ -80,4 +80,4 @@ def test_crashes_while_the_file_is_read_change_no_later_plan(
     with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-    assert "--flash-attn" not in running.said
+    assert "--flash-attn" not in running.stderr_text

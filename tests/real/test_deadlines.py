@@ -15,17 +15,19 @@ pytestmark = pytest.mark.real
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 
 
-def test_endless_answer_ends_at_the_request_timeout_and_frees_its_slot(runtime: str, tiny_model: Path) -> None:
+def test_endless_answer_ends_at_the_request_timeout_and_frees_its_slot(
+    runtime: str, tiny_model: Path
+) -> None:
     # A context that is not full before the time is up.
     options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1", "--ctx-size", "65536")
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         with http.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as streamed:
-            said = b""
+            received = b""
             with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: nothing takes it for whole
                 for piece in streamed.iter_raw():
-                    said += piece
-        assert b'data: {"error":{' in said[-500:]
-        assert b'"cause":"request_timeout"' in said[-500:]
+                    received += piece
+        assert b'data: {"error":{' in received[-500:]
+        assert b'"cause":"request_timeout"' in received[-500:]
 
         deadline = time.monotonic() + PATIENCE_S
         while any(slot["is_processing"] for slot in http.get("/slots").json()):

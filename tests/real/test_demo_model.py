@@ -90,7 +90,7 @@ def chat(client: httpx.Client, **changes: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def said(answer: dict[str, Any]) -> str:
+def text_of(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
@@ -110,17 +110,17 @@ def test_demo_model_answers_max_tokens_words_deterministically(
 ) -> None:
     with serve(tiny_model) as client:
         first, second = chat(client), chat(client)
-        assert said(first) == said(second)
+        assert text_of(first) == text_of(second)
         assert first["usage"]["completion_tokens"] == HELLO["max_tokens"]
         assert first["choices"][0]["finish_reason"] == "length"
-        words = said(first).split()
+        words = text_of(first).split()
         assert len(words) == HELLO["max_tokens"]
         assert all(word.isascii() and word.isalpha() for word in words)
         assert len(set(words)) > 6
 
-        assert streamed(client) == said(first)
+        assert streamed(client) == text_of(first)
         other = chat(client, messages=[{"role": "user", "content": "What is the capital of France?"}])
-        assert said(other) != said(first)
+        assert text_of(other) != text_of(first)
         warm = chat(client, temperature=1.0, seed=7, max_tokens=200)
         assert warm["usage"]["completion_tokens"] == 200
 
@@ -154,22 +154,22 @@ def test_split_model_answers_like_the_single_file(
 ) -> None:
     parts = models.write_split_decoder(tmp_path)
     with serve(tiny_model) as client:
-        whole = said(chat(client))
+        whole = text_of(chat(client))
     with serve(parts[0]) as client:
-        assert said(chat(client)) == whole
+        assert text_of(chat(client)) == whole
 
 
 def test_lora_adapter_changes_the_answer(serve: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
     adapter = saved(tmp_path, models.tiny_lora())
     with serve(tiny_model) as client:
-        without = said(chat(client))
+        without = text_of(chat(client))
     with serve(tiny_model, "--lora", str(adapter)) as client:
-        assert said(chat(client)) != without
+        assert text_of(chat(client)) != without
 
 
 def test_model_with_the_other_vocabulary_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve(saved(tmp_path, models.other_vocabulary())) as client:
-        assert said(chat(client)).startswith(" other")
+        assert text_of(chat(client)).startswith(" other")
 
 
 def test_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:

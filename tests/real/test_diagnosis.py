@@ -17,7 +17,7 @@ pytestmark = pytest.mark.real
 GIB = 1 << 30
 
 
-def refused(
+def check_refused(
     code: int, says: tuple[str, ...], runtime: str, *arguments: str, limit: Callable[[], None] | None = None
 ) -> None:
     new_children = NewChildren()
@@ -33,7 +33,7 @@ def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
     """A header that reads well; only the server knows which tensors its architecture needs."""
     path = tmp_path / "tensor.gguf"
     path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
-    refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
+    check_refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
 
 
 def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) -> None:
@@ -42,7 +42,7 @@ def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) ->
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))
 
-    refused(
+    check_refused(
         71,
         ("ran out of memory",),
         *(runtime, str(tiny_model), "--ctx-size", "1000000", "--parallel", "8", "--kv-type", "f16"),
@@ -53,7 +53,7 @@ def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) ->
 
 def test_value_refused_by_the_server_is_diagnosed(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
-    refused(
+    check_refused(
         2,
         ("--grammar-file", nowhere),
         *(runtime, str(tiny_model), "--", "--grammar-file", nowhere),

@@ -28,7 +28,7 @@ STORY: dict[str, Any] = {
 REFUSED = "the target and draft vocabs are not compatible"
 
 
-def drafted(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
+def draft_timings(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
     """The timings of a completion that llamasup serves."""
     with llamasup(model, "--runtime", runtime, *arguments) as running:
         answer = httpx.post(f"{running.url}/completion", json=STORY, timeout=60).json()
@@ -74,16 +74,16 @@ def log_of_start(llama_server: str, *arguments: str) -> str:
         text=True,
     )
     assert child.stderr is not None
-    said = []
+    lines = []
     try:
         for line in child.stderr:  # ends when the child does
-            said.append(line)
+            lines.append(line)
             if "listening on http" in line:
                 break
     finally:
         child.kill()
         child.communicate()
-    return "".join(said)
+    return "".join(lines)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -139,20 +139,20 @@ def test_draft_mismatch_ends_run_before_the_start(
 @pytest.mark.parametrize("flag", ["--spec-draft-model", "--model-draft"])
 def test_draft_model_passed_after_double_dash_is_used(flag: str, runtime: str, tiny_model: Path) -> None:
     """b11434 loads it and does not use it unless told the type (#25345), which llamasup adds."""
-    assert drafted(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
+    assert draft_timings(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
 
 
 def test_model_with_mtp_layers_drafts_for_itself(runtime: str, tmp_path: Path) -> None:
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
-    assert drafted(model, runtime)["draft_n"] > 0
+    assert draft_timings(model, runtime)["draft_n"] > 0
 
 
 def test_other_architectures_with_mtp_layers_draft_for_themselves(llama_server: str, tmp_path: Path) -> None:
     for name in ("qwen35", "glm4moe"):
         model = tmp_path / f"{name}.gguf"
         model.write_bytes(tiny_of(name))
-        assert drafted(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
+        assert draft_timings(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
 
 
 def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
@@ -173,16 +173,14 @@ def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path
     assert plan["memory"]["kv_bytes"] / (1 << 20) == pytest.approx(sum(sizes), rel=0.1)
 
 
-def test_llama_server_fit_measures_the_context_of_mtp_layers(
-    llama_server: str, tmp_path: Path
-) -> None:
+def test_llama_server_fit_measures_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
     """It did not always (#28172)."""
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     measured = "getting device memory data for the extra model"
-    chatty = ("-m", str(model), "--verbosity", "5")
-    assert measured in log_of_start(llama_server, *chatty, "--spec-type", "draft-mtp")
-    assert measured not in log_of_start(llama_server, *chatty)
+    verbose = ("-m", str(model), "--verbosity", "5")
+    assert measured in log_of_start(llama_server, *verbose, "--spec-type", "draft-mtp")
+    assert measured not in log_of_start(llama_server, *verbose)
 
 
 # --- heads ---------------------------------------------------------------------------------------
@@ -194,7 +192,7 @@ def test_mtp_head_file_drafts_for_its_model_but_is_not_served_alone(
     model, head = tmp_path / "self.gguf", tmp_path / "mtp-self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     head.write_bytes(speculative.mtp_head())
-    assert drafted(model, runtime, "--draft-model", str(head))["draft_n"] > 0
+    assert draft_timings(model, runtime, "--draft-model", str(head))["draft_n"] > 0
 
     alone = run_to_end("run", str(head), "--port", "0", "--runtime", runtime)
     assert alone.returncode == 65

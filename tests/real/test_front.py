@@ -35,14 +35,14 @@ def test_tls_serves_chats_and_streams_and_a_disconnect_frees_the_slot(
         trusted = ssl.create_default_context(cafile=chain)
         with httpx.Client(base_url=running.url, verify=trusted, timeout=PATIENCE_S) as http:
             answer = http.post("/v1/chat/completions", json=CHAT).json()
-            said = answer["choices"][0]["message"]["content"]
+            text = answer["choices"][0]["message"]["content"]
             assert answer["usage"]["completion_tokens"] == CHAT["max_tokens"]
 
             with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
                 lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
             assert lines.pop() == "[DONE]"
             deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
-            assert "".join(delta.get("content") or "" for delta in deltas) == said
+            assert "".join(delta.get("content") or "" for delta in deltas) == text
 
             with http.stream("POST", "/completion", json=ENDLESS) as stream:
                 pieces = stream.iter_raw()  # a generator that goes closes its stream
@@ -71,8 +71,8 @@ def test_expired_certificate_is_reported_at_start_and_by_doctor(
         certificate.roll_out("second")
         assert httpx.get(f"{running.url}/livez", verify=certificate.trusting()).status_code == 200
         assert running.stop() == 0
-    assert running.said.count("expired on") == 1
-    assert "Traceback" not in running.said
+    assert running.stderr_text.count("expired on") == 1
+    assert "Traceback" not in running.stderr_text
     certificate.expire()
     done = run_to_end("doctor", "--json", "--port", "0", "--tls-cert", str(certificate.chain))
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
@@ -93,7 +93,7 @@ def test_demo_model_answers_by_a_schema(runtime: str) -> None:
         assert answer.status_code == 200, answer.text
         choice = answer.json()["choices"][0]
         assert choice["finish_reason"] == "stop"
-        said = json.loads(choice["message"]["content"])
-        assert said["mood"] in MOOD["properties"]["mood"]["enum"]
-        assert isinstance(said["sure"], bool)
+        answered = json.loads(choice["message"]["content"])
+        assert answered["mood"] in MOOD["properties"]["mood"]["enum"]
+        assert isinstance(answered["sure"], bool)
         assert running.stop() == 0

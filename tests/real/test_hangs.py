@@ -30,7 +30,7 @@ QUICK = LivenessPolicy(
 )
 # A process that works for a prompt gets little of a core where many others work as well, and nothing for half
 # a second at a time (seen at a load of 9 on two cores).
-LITTLE = replace(QUICK, health_timeout_s=PATIENCE_S, prefill_stall_s=2.0, busy_cores=0.005)
+BUSY_MACHINE = replace(QUICK, health_timeout_s=PATIENCE_S, prefill_stall_s=2.0, busy_cores=0.005)
 ONE_THREAD = 1  # as slow on many cores; and two would wait for each other on a busy machine
 PROMPT = "hello world " * 170  # some 2,000 tokens of the demo vocabulary: one batch
 
@@ -47,13 +47,13 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            assert (await it.complete()).status_code == 200
-            first = it.pid
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            assert (await server.complete()).status_code == 200
+            first = server.pid
             os.kill(first, signal.SIGSTOP)
-            answer = await it.complete()
-            exited = await it.exit_of(1)
+            answer = await server.complete()
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
             assert "the process is stopped" in exited.diagnosis.message
             assert exited.exit is None  # it did not end by itself
@@ -67,22 +67,22 @@ def test_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, ti
 
 def test_stopped_idle_server_is_replaced_before_the_next_request(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            os.kill(it.pid, signal.SIGSTOP)
-            await it.reaches(State.READY, 2)
-            assert (await it.complete()).status_code == 200
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            os.kill(server.pid, signal.SIGSTOP)
+            await server.reaches(State.READY, 2)
+            assert (await server.complete()).status_code == 200
 
     run(test)
 
 
-async def prefill(it: Serving) -> None:
+async def prefill(server: Serving) -> None:
     """A prompt that is one batch of 2,048 tokens, during which the server shows no progress at all."""
-    answer = await it.complete(prompt=PROMPT, cache_prompt=False)
-    assert answer.status_code == 200, it.notices
+    answer = await server.complete(prompt=PROMPT, cache_prompt=False)
+    assert answer.status_code == 200, server.notices
     timings = answer.json()["timings"]
     print(f"{timings['prompt_n']} tokens in {timings['prompt_ms'] / 1000:.1f} s")
-    assert timings["prompt_ms"] > 1000 * (LITTLE.prefill_stall_s + LITTLE.token_timeout_s)
+    assert timings["prompt_ms"] > 1000 * (BUSY_MACHINE.prefill_stall_s + BUSY_MACHINE.token_timeout_s)
 
 
 def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
@@ -90,32 +90,32 @@ def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
         async with serving(
             large_model,
             runtime=runtime,
-            liveness=LITTLE,
+            liveness=BUSY_MACHINE,
             settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            await prefill(it)
-            assert it.runner.instance.generation == 1
+        ) as server:
+            await server.reaches(State.READY, 1)
+            await prefill(server)
+            assert server.runner.instance.generation == 1
 
     run(test)
 
 
 def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
     """The same prefill under a watch for which no process ever works: it is its CPU time that saves it."""
-    blind = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
+    no_busy_process = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
 
     async def test() -> None:
         async with serving(
             large_model,
             runtime=llama_server,
-            liveness=blind,
+            liveness=no_busy_process,
             settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            asked = asyncio.create_task(it.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
-            exited = await it.exit_of(1)
+        ) as server:
+            await server.reaches(State.READY, 1)
+            request = asyncio.create_task(server.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
-            asked.cancel()
+            request.cancel()
 
     run(test)
 
@@ -129,10 +129,10 @@ def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> No
             runtime=runtime,
             liveness=replace(QUICK, health_timeout_s=PATIENCE_S),
             settings=Settings(ctx_size=2048, parallel=2, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            plain = asyncio.create_task(it.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
-            async with it.client.stream(
+        ) as server:
+            await server.reaches(State.READY, 1)
+            plain = asyncio.create_task(server.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
+            async with server.client.stream(
                 "POST",
                 "/completion",
                 json={"prompt": "Once", "n_predict": 100, "ignore_eos": True, "stream": True},
@@ -140,6 +140,6 @@ def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> No
                 text = (await stream.aread()).decode()
             assert '"tokens_predicted":100,' in text
             assert (await plain).json()["tokens_predicted"] == 100
-            assert it.runner.instance.generation == 1
+            assert server.runner.instance.generation == 1
 
     run(test)

@@ -43,9 +43,9 @@ def test_server_ends_when_llamasup_is_killed(
         folder = only_folder(own_folders)
         if when == "streaming":
             with streaming(url):
-                running.ask(signal.SIGKILL)
+                running.send_signal(signal.SIGKILL)
         else:
-            running.ask(signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
         took_s = seconds_until_gone(children)
         running.end()
         await_removed(folder)
@@ -65,7 +65,7 @@ def test_server_behind_a_script_ends_when_llamasup_is_killed(
         children = running.children()
         assert len(children) == 2
         folder = only_folder(own_folders)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         took_s = seconds_until_gone(children)
         running.end()
         await_removed(folder)
@@ -103,5 +103,5 @@ def test_llamasup_and_its_server_end_when_the_parent_is_killed(
 
 
 def _kill(running: Llamasup, family: list[psutil.Process]) -> float:
-    running.ask(signal.SIGKILL)
+    running.send_signal(signal.SIGKILL)
     return seconds_until_gone(family)

@@ -33,7 +33,7 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 
-CLIENTS, EACH = 8, 25
+CLIENTS, REQUESTS_PER_CLIENT = 8, 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +105,14 @@ def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
 
     config = config_of(tmp_path, budget)
     with llamasup.serve(config=config, runtime=runtime) as server, ThreadPoolExecutor(CLIENTS) as clients:
-        told: list[Any] = []
-        reading = threading.Thread(target=lambda: told.extend(server.events()))
+        events: list[Any] = []
+        reading = threading.Thread(target=lambda: events.extend(server.events()))
         reading.start()
 
         def client(number: int) -> list[Request]:
             chance = random.Random(number)
             requests = []
-            for _ in range(EACH):
+            for _ in range(REQUESTS_PER_CLIENT):
                 # Most of the work is for two of them, as it mostly is.
                 (name,) = chance.choices(tuple(KINDS), weights=(10, 1, 8, 1))
                 found, request = ask(server.client, name)
@@ -125,30 +125,30 @@ def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
         server.stop()
         reading.join(PATIENCE_S)
 
-    loads = Counter(event["model"] for event in told if event.get("state") == "ready")
-    left = Counter(event["reason"] for event in told if event["event"] == "unload")
-    assert len(requests) == CLIENTS * EACH
+    loads = Counter(event["model"] for event in events if event.get("state") == "ready")
+    unloads = Counter(event["reason"] for event in events if event["event"] == "unload")
+    assert len(requests) == CLIENTS * REQUESTS_PER_CLIENT
     assert len(resident) <= 2
     began_s = min(one_request.arrived_s for one_request in requests)
     trace = [
         Request(one_request.model, one_request.arrived_s - began_s, one_request.service_s)
         for one_request in requests
     ]
-    world = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
-    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s))
+    models_simulated = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
+    simulated = replay(
+        models_simulated, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s)
+    )
     with capsys.disabled():
-        print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
-        print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
+        print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(unloads)};", end=" ")
+        print(f"by the simulation {sum(simulated.loads.values())} {dict(simulated.loads)}")
     # The requests of the simulation arrive at the measured times, whatever it answers when, and its loads
     # take as long as the first ones did. So it is no bound: a busy machine needed 1.64 times as many loads.
     trace.sort(key=lambda request: request.arrived_s)
     changes = sum(request.model != following.model for request, following in pairwise(trace))
-    assert sum(loads.values()) <= min(2.5 * sum(said.loads.values()), changes / 2)
+    assert sum(loads.values()) <= min(2.5 * sum(simulated.loads.values()), changes / 2)
 
 
-def test_repeated_crashes_of_one_model_do_not_affect_the_others(
-    runtime: str, tmp_path: Path
-) -> None:
+def test_repeated_crashes_of_one_model_do_not_affect_the_others(runtime: str, tmp_path: Path) -> None:
     """S17. The others are answered by the very processes that they had before."""
     config = config_of(tmp_path, 1 << 40)
     with llamasup.serve(config=config, runtime=runtime) as server:

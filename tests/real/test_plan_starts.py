@@ -86,11 +86,11 @@ class Launcher:
     @contextmanager
     def start(self, **settings: Any) -> Iterator[Started]:
         """Start the plan, wait for the ready line and a first token, and stop it with SIGTERM."""
-        made = self.plan(**settings)
+        plan = self.plan(**settings)
         log = self.folder / "log"
         with log.open("wb") as sink:
             child = subprocess.Popen(
-                made.argv, env=dict(made.env), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE
+                plan.argv, env=dict(plan.env), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE
             )
             assert child.stderr is not None
             lines = []
@@ -100,8 +100,8 @@ class Launcher:
                     if b"listening on unix://" in line:
                         break
                 else:
-                    pytest.fail(f"{made.argv} ended: {b''.join(lines).decode()}")
-                server = Started(made, str(self.folder / "child.sock"), log)
+                    pytest.fail(f"{plan.argv} ended: {b''.join(lines).decode()}")
+                server = Started(plan, str(self.folder / "child.sock"), log)
                 # A SIGTERM between the ready line and the first turn of llama-server's loop is lost (12 of 40
                 # times when sent at once, b11434; a second one ends it): let it answer first.
                 server.post("/completion", {"prompt": "Hi", "n_predict": 1})

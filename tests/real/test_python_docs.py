@@ -56,6 +56,6 @@ def test_table_of_errors_is_complete_and_correct() -> None:
     errors = {
         name
         for name in llamasup.__all__
-        if isinstance(each := getattr(llamasup, name), type) and issubclass(each, llamasup.LlamasupError)
+        if isinstance(error := getattr(llamasup, name), type) and issubclass(error, llamasup.LlamasupError)
     }
     assert table == errors - {"LlamasupError"}

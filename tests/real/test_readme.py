@@ -43,7 +43,9 @@ def demo(path_with_llamasup: None) -> Iterator[Llamasup]:
     with llamasup("demo") as running:
         running.wait_for("ready")
         yield running
-        assert (running.end() if running.process.poll() is not None else running.stop()) == 0, running.said
+        assert (running.end() if running.process.poll() is not None else running.stop()) == 0, (
+            running.stderr_text
+        )
 
 
 def test_tour_begins_with_the_demo() -> None:
@@ -57,7 +59,7 @@ def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
     assert demo.stop() == 0  # then everything has been said
     for line in shown.splitlines():
         label = line[: line.index(" ", 2)] if line.startswith("  ") else "demo is ready at http://127.0.0.1:"
-        assert label in demo.said, label
+        assert label in demo.stderr_text, label
 
 
 @pytest.mark.parametrize("block", [each for each in SHELL if each not in SERVING])
@@ -105,7 +107,7 @@ def test_parent_program_reads_the_ready_event_and_stops_with_sigterm(
     assert not (tmp_path / "ready.json").exists()
 
 
-def typed(block: str) -> list[str]:
+def commands_of(block: str) -> list[str]:
     """The commands of a console block."""
     return block.replace("\\\n", "").replace("$ ", "").strip().splitlines()
 
@@ -114,7 +116,7 @@ def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
     path_with_llamasup: None, tmp_path: Path, tiny_model: Path
 ) -> None:
     (block,) = (found_block for found_block in blocks("console") if "llamasup serve" in found_block)
-    serve, *others = typed(block)
+    serve, *others = commands_of(block)
     (name,) = set(re.findall(r'"model": "(.+?)"', block))
     (tmp_path / "models").mkdir()
     shutil.copy(tiny_model, tmp_path / "models" / f"{name}.gguf")
@@ -123,7 +125,7 @@ def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
     assert process.stdout is not None
     with process.stdout as events:
         ready = next(event for event in map(json.loads, events) if event["event"] == "ready")
-        said = [
+        results = [
             subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", each.replace("8080", str(ready["port"]))],
                 capture_output=True,
@@ -134,14 +136,14 @@ def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
             for each in others
         ]
         assert process.wait(PATIENCE_S) == 0
-    answer, table = json.loads(said[0].stdout), said[1].stdout
+    answer, table = json.loads(results[0].stdout), results[1].stdout
     assert answer["usage"]["completion_tokens"] == 8
     assert table.splitlines()[1].split()[:2] == [name, "ready"]
 
 
 def test_key_new_creates_a_key_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
     (block,) = (found_block for found_block in blocks("console") if "key new" in found_block)
-    made = typed(block)[0].split()
+    made = commands_of(block)[0].split()
     done = subprocess.run(made, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=True)
     assert done.stdout.startswith("llamasup-")
     assert "name=phone" in (tmp_path / "keys").read_text()

@@ -176,11 +176,11 @@ def test_request_is_logged_as_one_line_with_tokens_and_speed(
     with llamasup(tiny_model, "--runtime", runtime, env=module_folders) as running:
         httpx.post(f"{running.url}/v1/completions", json={"prompt": "my secret", "max_tokens": 7})
         assert running.stop() == 0
-        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        (line,) = [line for line in running.stderr_text.splitlines() if line.startswith("POST")]
         assert re.fullmatch(r"POST  /v1/completions  200  \d+\+7 tokens  [\d.]+ tok/s  [\d.]+ m?s", line), (
             line
         )
-        assert "secret" not in running.said
+        assert "secret" not in running.stderr_text
 
 
 def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:

@@ -42,14 +42,18 @@ def image(content: bytes | None = None) -> dict[str, Any]:
 def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, folder: Path) -> None:
     red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
-        blind, seeing, other = chat(running), chat(running, image()), chat(running, image(red))
+        without_image, with_image, other = chat(running), chat(running, image()), chat(running, image(red))
         both = chat(running, image(), image(red))
         models_said = httpx.get(f"{running.url}/v1/models").json()
         assert running.stop() == 0
 
-    assert [answer.status_code for answer in (blind, seeing, other, both)] == [200] * 4, seeing.text
-    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (blind, seeing, both)]
-    said = [answer.json()["choices"][0]["message"]["content"] for answer in (blind, seeing, other)]
+    assert [answer.status_code for answer in (without_image, with_image, other, both)] == [200] * 4, (
+        with_image.text
+    )
+    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (without_image, with_image, both)]
+    said = [
+        answer.json()["choices"][0]["message"]["content"] for answer in (without_image, with_image, other)
+    ]
     print(f"prompt tokens without, with one and with two images: {tokens}; said {said}")
     assert tokens[1] == tokens[0] + vision.IMAGE_TOKENS
     assert tokens[2] == tokens[1] + vision.IMAGE_TOKENS
@@ -73,10 +77,10 @@ def test_no_projector_is_passed_with_mmproj_none(
 def test_requested_projector_replaces_the_one_in_the_folder(
     llama_server: str, folder: Path, tmp_path: Path
 ) -> None:
-    asked = tmp_path / "another.gguf"
-    asked.write_bytes(vision.vision_projector())
+    requested_paths = tmp_path / "another.gguf"
+    requested_paths.write_bytes(vision.vision_projector())
     (folder / "mmproj-F16.gguf").write_bytes(b"GGUF, but broken")
-    for arguments in (("--mmproj", str(asked)), ("--", "--mmproj", str(asked))):
+    for arguments in (("--mmproj", str(requested_paths)), ("--", "--mmproj", str(requested_paths))):
         with llamasup(folder / "tiny-F32.gguf", "--runtime", llama_server, *arguments) as running:
             assert chat(running, image()).status_code == 200
             assert running.stop() == 0
@@ -146,12 +150,12 @@ class Listener:
     """Serves one picture, at every path, and remembers who asked for what."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         listener = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                listener.asked.append(self.path)
+                listener.requested_paths.append(self.path)
                 content = vision.picture()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(content)))
@@ -220,7 +224,7 @@ def test_media_urls_are_fetched_only_from_allowed_hosts(runtime: str, folder: Pa
                 assert chat(running, image()).status_code == 200  # a data: URL
                 assert running.stop() == 0
         statuses[allowed] = [answer.status_code for answer in answers]
-        fetched[allowed] = len(listener.asked)
+        fetched[allowed] = len(listener.requested_paths)
         if fetched[allowed] == 0:
             assert {answer.json()["error"]["cause"] for answer in answers} == {"remote_media"}
     print(f"fetched: {fetched}; {statuses}")
@@ -244,7 +248,9 @@ def test_config_sets_which_media_urls_serve_passes_on(
             message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
             body = {"model": "tiny", "messages": [message], "max_tokens": 1}
             answer = server.client.post("/v1/chat/completions", json=body, timeout=60)
-    assert (answer.status_code, listener.asked) == ((200, ["/x.png"]) if remote_media else (400, []))
+    assert (answer.status_code, listener.requested_paths) == (
+        (200, ["/x.png"]) if remote_media else (400, [])
+    )
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -257,4 +263,4 @@ def test_wrap_passes_media_urls_unless_strict(llama_server: str, folder: Path, s
     ):
         answer = chat(running, {"type": "image_url", "image_url": {"url": f"http://{listener.host}/x.png"}})
         assert running.stop() == 0
-    assert (answer.status_code, listener.asked) == ((400, []) if strict else (200, ["/x.png"]))
+    assert (answer.status_code, listener.requested_paths) == ((400, []) if strict else (200, ["/x.png"]))
