@@ -394,7 +394,7 @@ def main() -> None:
                 print(f"round {number + 1}: {contender.name}", file=sys.stderr)
             rounds.append({contender.name: seen[contender.name] for contender in field})
             if given.json:  # after each round: it may be the last one that there is time for
-                lines = {each.name: shlex.join(each.argv) for each in field}
+                lines = {contender.name: shlex.join(contender.argv) for contender in field}
                 given.json.write_text(json.dumps({"argv": lines, "rounds": rounds}, indent=1))
         size_mb = model.stat().st_size / 1e6
 

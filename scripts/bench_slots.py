@@ -60,24 +60,24 @@ class Round:
     known: int
 
 
-class Moved(logging.Handler):
+class TransferLog(logging.Handler):
     """What llamasup tells of slots that it saved and restored."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[str, int, int, float]] = []
+        self.transfers: list[tuple[str, int, int, float]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         assert isinstance(record.args, tuple)
         _, _, tokens, size_bytes, seconds = record.args
         what = "saved" if "saved" in record.msg else "restored"
-        self.told.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
+        self.transfers.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
 
     def median_s(self, what: str) -> float:
-        return median(seconds for told, _, _, seconds in self.told if told == what)
+        return median(seconds for kind, _, _, seconds in self.transfers if kind == what)
 
     def bytes_per_token(self) -> float:
-        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.told)
+        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.transfers)
 
 
 class Running:
@@ -139,27 +139,30 @@ async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> s
     for tokens in options.tokens:
         without: list[Round] = []
         kept: list[Round] = []
-        moved = Moved()
+        transfer_log = TransferLog()
         for number in range(options.rounds + 1):
             pair = [await measure(model, slots, tokens, options, keep=keep) for keep in (False, True)]
             if number == 0:  # it fills the caches of files and facts
-                logger.addHandler(moved)
+                logger.addHandler(transfer_log)
                 continue
             without.append(pair[0])
             kept.append(pair[1])
-        logger.removeHandler(moved)
-        swapped, again = median(each.swapped_s for each in without), median(each.swapped_s for each in kept)
+        logger.removeHandler(transfer_log)
+        swapped, again = (
+            median(round_.swapped_s for round_ in without),
+            median(round_.swapped_s for round_ in kept),
+        )
         numbers = (
-            median(each.unswapped_s for each in (*without, *kept)) * 1e3,
+            median(round_.unswapped_s for round_ in (*without, *kept)) * 1e3,
             swapped * 1e3,
             again * 1e3,
             swapped / again,
-            min(each.known for each in kept),
-            moved.median_s("saved") * 1e3,
-            moved.median_s("restored") * 1e3,
-            moved.bytes_per_token(),
+            min(round_.known for round_ in kept),
+            transfer_log.median_s("saved") * 1e3,
+            transfer_log.median_s("restored") * 1e3,
+            transfer_log.bytes_per_token(),
         )
-        assert all(each.known < 32 for each in without)
+        assert all(round_.known < 32 for round_ in without)
         cells = (f"{value:,.1f}" if place == 3 else f"{value:,.0f}" for place, value in enumerate(numbers))
         rows.append(f"| {tokens:,} | {' | '.join(cells)} |")
         print(rows[-1], file=sys.stderr)

@@ -152,7 +152,7 @@ class _Unix(http.client.HTTPConnection):
 
 def _control(pid: int, path: str) -> None:
     base = Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir()))
-    (folder,) = (each for each in base.glob(f"llamasup*/{pid}-*") if each.is_dir())
+    (folder,) = (path_found for path_found in base.glob(f"llamasup*/{pid}-*") if path_found.is_dir())
     connection = _Unix(folder / "control.sock")
     connection.request("POST", path)
     answer = connection.getresponse()

@@ -125,17 +125,19 @@ def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
 
 def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
     models = snapshot.models.values()
-    wanted = [each for each in models if each.phase is Phase.ABSENT and each.waiting]
+    wanted = [model for model in models if model.phase is Phase.ABSENT and model.waiting]
     if not wanted:
         return
-    model = min(wanted, key=lambda each: each.waiting_since_s)
-    holding = [each for each in models if each.phase not in (Phase.ABSENT, Phase.FAILED)]
-    lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
+    model = min(wanted, key=lambda model: model.waiting_since_s)
+    holding = [model for model in models if model.phase not in (Phase.ABSENT, Phase.FAILED)]
+    lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(model.needs[DEVICE] for model in holding)
     if lack <= 0:
         yield Load(model.id)
         return
-    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.UNLOADING)
-    idle = [each for each in holding if each.phase is Phase.RESIDENT and not each.in_flight + each.waiting]
+    lack -= sum(model.needs[DEVICE] for model in holding if model.phase is Phase.UNLOADING)
+    idle = [
+        model for model in holding if model.phase is Phase.RESIDENT and not model.in_flight + model.waiting
+    ]
     for victim in sorted(idle, key=first):
         if lack <= 0:
             return
@@ -144,7 +146,7 @@ def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float
 
 
 def without_counts(snapshot: Snapshot) -> tuple[Action, ...]:
-    models = {id_: replace(each, use=UNUSED) for id_, each in snapshot.models.items()}
+    models = {id_: replace(model, use=UNUSED) for id_, model in snapshot.models.items()}
     return decide(replace(snapshot, models=models))
 
 
@@ -166,17 +168,17 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
     def knowing(snapshot: Snapshot) -> tuple[Action, ...]:
         """The policy itself, told the time to the next use for the time since the last one."""
         models = {
-            id_: replace(each, use=UNUSED, used_s=snapshot.now_s - min(future.until_next(id_) + 1, 1e9))
-            for id_, each in snapshot.models.items()
+            id_: replace(model, use=UNUSED, used_s=snapshot.now_s - min(future.until_next(id_) + 1, 1e9))
+            for id_, model in snapshot.models.items()
         }
         return decide(replace(snapshot, models=models, policy=replace(snapshot.policy, idle_grace=0.0)))
 
     policies: dict[str, Decide] = {
-        "least recently used (LRU)": one_by_one(lambda each: (each.used_s,)),
+        "least recently used (LRU)": one_by_one(lambda model: (model.used_s,)),
         "least frequently used (LFU)": one_by_one(least_often),
         "llamasup without counts of use": without_counts,
         "**llamasup**": decide,
-        "hindsight: farthest in future": one_by_one(lambda each: (-future.until_next(each.id),)),
+        "hindsight: farthest in future": one_by_one(lambda model: (-future.until_next(model.id),)),
         "hindsight: llamasup, knowing the next use": knowing,
     }
     results: dict[str, tuple[float, float]] = {}
@@ -271,7 +273,7 @@ def turns_table(*, seeds: int, requests: int) -> str:
     """Room for two of four models that all are wanted all the time."""
     models = [replace(model, slots=4) for model in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
-        "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
+        "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda model: (model.used_s,))),
         "no idle grace (`idle_grace` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
         "**llamasup** (`time_slice_s` 5, `idle_grace` 0.1)": (ResidencyPolicy(), decide),
         "`idle_grace` 0.3": (ResidencyPolicy(idle_grace=0.3), decide),

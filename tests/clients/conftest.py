@@ -47,7 +47,7 @@ class Served:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S)
 
-    def straight(self, path: str, body: Mapping[str, Any]) -> Any:
+    def direct(self, path: str, body: Mapping[str, Any]) -> Any:
         """What the server itself answers, asked on its own socket."""
         (child,) = [process for process in self.running.children() if "--host" in process.cmdline()]
         words = child.cmdline()
@@ -61,7 +61,7 @@ class Served:
         (line,) = [line for line in lines if line.startswith("llamacpp:tokens_predicted_total{")]
         return float(line.rpartition(" ")[2])
 
-    def until_idle(self) -> None:
+    def wait_until_idle(self) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while any(slot["is_processing"] for slot in self.get("/slots").json()):
             assert time.monotonic() < deadline_s, "a slot is still busy"
@@ -69,12 +69,12 @@ class Served:
 
 
 @contextmanager
-def freed(served: Served) -> Iterator[None]:
+def frees_slot(served: Served) -> Iterator[None]:
     """A client that leaves in here frees its slot, long before the server has said all that was asked for."""
-    served.until_idle()
+    served.wait_until_idle()
     before = served.tokens_predicted()
     yield
-    served.until_idle()
+    served.wait_until_idle()
     assert served.tokens_predicted() - before < LONG
 
 
@@ -188,14 +188,14 @@ def _program(name: str) -> str:
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """No client may ask anybody else for anything: names other than this machine's are not looked up."""
-    known = socket.getaddrinfo
+    real_getaddrinfo = socket.getaddrinfo
 
-    def looked_up(host: Any, *rest: Any, **more: Any) -> Any:
+    def local_getaddrinfo(host: Any, *rest: Any, **more: Any) -> Any:
         if host not in (None, "localhost", "127.0.0.1", "::1", b"127.0.0.1", b"localhost"):
             raise AssertionError(f"a client wants to reach {host!r}")
-        return known(host, *rest, **more)
+        return real_getaddrinfo(host, *rest, **more)
 
-    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket, "getaddrinfo", local_getaddrinfo)
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         for name in (variable, variable.lower()):
             monkeypatch.delenv(name, raising=False)

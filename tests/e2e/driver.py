@@ -72,20 +72,20 @@ def _changes_python(env: Mapping[str, str] | None) -> bool:
 
 def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
     """What a command writes to standard output where that is a terminal of this width."""
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    process = subprocess.Popen(command, stdout=theirs, **options)
-    os.close(theirs)
-    said = b""
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
+    process = subprocess.Popen(command, stdout=slave, **options)
+    os.close(slave)
+    received = b""
     try:
-        while chunk := os.read(ours, 65_536):
-            said += chunk
+        while chunk := os.read(master, 65_536):
+            received += chunk
     except OSError:  # EIO: nobody has the other end any more
         pass
     finally:
-        os.close(ours)
+        os.close(master)
         process.wait(PATIENCE_S)
-    return said.decode().replace("\r\n", "\n")
+    return received.decode().replace("\r\n", "\n")
 
 
 _QUESTIONS = frozenset({"--help", "--version", "--list-devices"})

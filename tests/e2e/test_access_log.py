@@ -43,7 +43,7 @@ def raw(url: str, request: bytes) -> bytes:
         return answer
 
 
-def test_every_request_is_a_line_and_the_last_ones_are_there_after_the_stop(
+def test_access_log_has_a_line_for_every_request_after_the_stop(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"
@@ -72,7 +72,7 @@ def test_every_request_is_a_line_and_the_last_ones_are_there_after_the_stop(
     assert (tools["status"], tools["outcome"], tools["route"]) == (403, "refused", "other")
 
 
-def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
+def test_access_log_contains_no_prompt_answer_key_or_query(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path, keys = tmp_path / "access.log", tmp_path / "keys"
@@ -112,7 +112,7 @@ def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
     assert {line["client"] for line in lines_of(path)} == {"key:key-1", "127.0.0.1"}
 
 
-def test_a_wrapped_command_s_requests_are_logged_and_its_keys_are_not(
+def test_requests_of_a_wrapped_command_are_logged_without_keys(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"
@@ -128,9 +128,7 @@ def test_a_wrapped_command_s_requests_are_logged_and_its_keys_are_not(
     assert "SECRET" not in path.read_text()
 
 
-def test_a_log_on_standard_error_is_whole_lines_between_the_others(
-    tiny_model: Path, fake_server: FakeServer
-) -> None:
+def test_access_log_on_standard_error_writes_whole_lines(tiny_model: Path, fake_server: FakeServer) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), "--access-log", "-") as running:
         with httpx.Client(base_url=running.url) as client:
             for _ in range(20):
@@ -155,7 +153,7 @@ def test_log_moved_by_logrotate_is_reopened(
     assert [line["path"] for line in lines_of(moved) + lines_of(path)] == ["/livez", "/readyz"]
 
 
-def test_a_full_disk_costs_lines_and_no_request(
+def test_full_disk_loses_log_lines_but_no_request(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"

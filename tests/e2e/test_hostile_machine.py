@@ -49,7 +49,7 @@ def mounted(folder: Path, options: str) -> list[str]:
     return words
 
 
-def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
+def test_full_disk_under_the_log_folder_affects_only_the_log(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     """1 MB of log into 64 KiB: told once, the child is drained, requests are served, the next one too."""
@@ -63,8 +63,8 @@ def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
         running.wait_for("state", state="ready", generation=2)
         assert asked(running) == 200
         assert running.stop() == 0
-        told = [warning for warning in warnings(running) if "No space left on device" in warning]
-    assert 1 <= len(told) <= 2  # once for each server's log
+        reported = [warning for warning in warnings(running) if "No space left on device" in warning]
+    assert 1 <= len(reported) <= 2  # once for each server's log
 
 
 @pytest.mark.parametrize("place", ["state", "run"])
@@ -80,8 +80,8 @@ def test_unwritable_folder_does_not_prevent_serving(
         folder = Path(child.cwd())
         assert folder.is_relative_to(own_folders / "run") == (place != "run")
         assert running.stop() == 0
-        told = [warning for warning in warnings(running) if "output is not kept" in warning]
-        assert len(told) == (1 if place == "state" else 0)
+        reported = [warning for warning in warnings(running) if "output is not kept" in warning]
+        assert len(reported) == (1 if place == "state" else 0)
         assert not folder.exists()
 
 
@@ -148,7 +148,7 @@ def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
     return jump
 
 
-def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighbour(
+def test_clock_jumps_affect_neither_serving_nor_restarts(
     jump: Callable[[int], None], tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """A day ahead, two days back: as after a suspend, or when the first time server answers."""

@@ -42,7 +42,7 @@ def client(running: Llamasup) -> httpx.Client:
     return httpx.Client(base_url=running.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=1))
 
 
-def test_a_key_is_made_used_and_revoked_while_the_service_goes_on(
+def test_key_is_created_used_and_revoked_during_the_service(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     plain, hashed = made("alice"), made("bob", "--hashed", "--rpm", "1")
@@ -141,7 +141,7 @@ def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
         (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "there is no user"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_usage_errors(arguments: tuple[str, ...], says: str) -> None:
     done = run_to_end("key", *arguments)
     assert done.returncode == 2
     assert says in done.stderr

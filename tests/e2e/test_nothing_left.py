@@ -97,7 +97,7 @@ def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
         print(f"everything was gone after {took_s:.3f} s")
 
 
-def test_a_kill_during_the_load_leaves_nothing_either(
+def test_kill_during_the_load_leaves_nothing_behind(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
@@ -110,7 +110,7 @@ def test_a_kill_during_the_load_leaves_nothing_either(
         await_removed(folder)
 
 
-def test_a_kill_of_the_whole_group_leaves_nothing_either(
+def test_kill_of_the_whole_process_group_leaves_nothing_behind(
     tiny_model: Path, wrapper: str, own_folders: Path
 ) -> None:
     """What a terminal, an IDE or a test runner does with what hangs."""
@@ -194,7 +194,7 @@ def test_doctor_shows_surviving_processes_and_ends_none(
             assert running.stop() == 0
 
 
-def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
+def test_concurrent_starts_clean_up_without_affecting_each_other(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with (
@@ -209,16 +209,16 @@ def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
         assert is_served(one)
         assert is_served(two)
         assert one.stop() == two.stop() == 0
-        told = [
+        reported = [
             line for line in (one.stderr_text + two.stderr_text).splitlines() if "Cleaned up after" in line
         ]
-        assert len(told) == 1
+        assert len(reported) == 1
 
 
 # --- other ends ----------------------------------------------------------------------------------
 
 
-def test_started_twice_on_one_port_the_second_ends_with_71_and_disturbs_nothing(
+def test_second_start_on_a_port_ends_with_71_and_affects_nothing(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server()) as first:
@@ -233,7 +233,7 @@ def test_started_twice_on_one_port_the_second_ends_with_71_and_disturbs_nothing(
         assert first.stop() == 0
 
 
-def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
+def test_second_llamasup_with_the_same_ready_file_is_refused(
     tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -248,7 +248,7 @@ def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
 
 
 @pytest.mark.parametrize("what", ["run", "serve"])
-def test_a_terminal_that_closes_is_a_stop(
+def test_closed_terminal_stops_llamasup(
     what: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
 ) -> None:
     """llamasup leads the terminal's session, as under a terminal emulator; its end sends SIGHUP. While the
@@ -308,7 +308,7 @@ PATIENT = ("--drain-timeout", "1000", "--stop-timeout", "1000")
 
 @pytest.mark.parametrize("how", ["stdin", "pid"])
 @pytest.mark.parametrize("when", ["idle", "loading", "streaming"])
-def test_a_parent_that_is_killed_takes_everything_with_it(
+def test_everything_ends_when_the_parent_is_killed(
     how: str, when: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     """Long before the time that a drain or a server's stop may take."""

@@ -236,8 +236,8 @@ def full_disk(testbed: Testbed) -> Outcome:
 def neighbour(testbed: Testbed) -> Outcome:
     """S17: the server of another model dies while this one streams."""
     with fault_run(testbed, testbed.tiny, *SLOTS) as run, fault_run(testbed, testbed.tiny, *SLOTS) as other:
-        for each in (run, other):
-            each.wait_until_ready()
+        for one_run in (run, other):
+            one_run.wait_until_ready()
         run.start_streams(2, LONG_ANSWER)
         other.inject(other.server().kill)
         other.send_request(n_predict=1)

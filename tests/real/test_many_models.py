@@ -120,7 +120,9 @@ def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
                 requests.append(request)
             return requests
 
-        requests = [each for made in clients.map(client, range(CLIENTS)) for each in made]
+        requests = [
+            request for client_requests in clients.map(client, range(CLIENTS)) for request in client_requests
+        ]
         resident = {model["id"] for model in server.status()["models"] if model["state"] == "ready"}
         server.stop()
         reading.join(PATIENCE_S)

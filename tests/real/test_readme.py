@@ -62,7 +62,7 @@ def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
         assert label in demo.stderr_text, label
 
 
-@pytest.mark.parametrize("block", [each for each in SHELL if each not in SERVING])
+@pytest.mark.parametrize("block", [process for process in SHELL if process not in SERVING])
 def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
     port = demo.wait_for("ready")["port"]
     done = subprocess.run(
@@ -127,13 +127,13 @@ def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
         ready = next(event for event in map(json.loads, events) if event["event"] == "ready")
         results = [
             subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", each.replace("8080", str(ready["port"]))],
+                ["bash", "-euo", "pipefail", "-c", process.replace("8080", str(ready["port"]))],
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_S,
                 check=True,
             )
-            for each in others
+            for process in others
         ]
         assert process.wait(PATIENCE_S) == 0
     answer, table = json.loads(results[0].stdout), results[1].stdout

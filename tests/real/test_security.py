@@ -44,7 +44,7 @@ def tokenize(text: str, *, lines: bytes = b"", chunked: bool = False) -> bytes:
     if not chunked:
         return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     middle = len(body) // 2
-    pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (body[:middle], body[middle:]))
+    pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in (body[:middle], body[middle:]))
     return head + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\nHost: evil\r\n\r\n"
 
 
