@@ -67,7 +67,7 @@ def test_broken_models_get_a_row_and_unserved_files_a_line_on_stderr(tmp_path: P
     put(tmp_path / "cut.gguf", models.truncated_decoder(0.25))
     put(tmp_path / "one/same.gguf")
     put(tmp_path / "two/same.gguf", models.tiny_encoder())
-    done = models_json(tmp_path)
+    done = listed(tmp_path)
     (row,) = done.stdout.splitlines()[1:]
     assert row.split()[:2] == ["cut", "broken"]
     assert "truncated: 169040 of 676160 bytes" in row

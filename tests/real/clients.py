@@ -1,4 +1,4 @@
-"""What a client of llama-server's sends and sees, the same for a bare server and for one that is wrapped."""
+"""Requests to llama-server and its responses, in a form that compares a bare server with a wrapped one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.ports import free_port as free_port
 
-# Whatever differs between two runs of the very same server.
+# The values that differ between two runs of the same server.
 _VARIES = re.compile(
     r'"(?:id|created|created_at|completed_at|id_slot|id_task|media_marker|system_fingerprint'
     r'|t_[a-z_]+|[a-z_]+_ms|[a-z_]+_per_second)":\s*'
     r'(?:"[^"]*"|-?[\d.e+-]+)'
 )
-# Of the connection, of the process, and what llamasup adds.
+# Headers of the connection and of the process, and those that llamasup adds.
 _NOT_COMPARED = frozenset(
     {"connection", "keep-alive", "content-length", "transfer-encoding"}
     | {"process-start-time-unix", "x-request-id", "server-timing"}
@@ -33,7 +33,7 @@ _NOT_COMPARED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request. ``numbers``: the answer is full of numbers that depend on what was asked before."""
+    """One request. ``numbers``: the response contains numbers that depend on earlier requests."""
 
     method: str
     path: str
@@ -84,7 +84,7 @@ def response_to(connection: http.client.HTTPConnection, request: Request) -> Res
 
 @contextmanager
 def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """llama-server as it is, ready."""
+    """A llama-server without llamasup, ready for requests."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.P
 
 
 def environment(llama_server: str | None, folder: Path) -> dict[str, str]:
-    """A user's environment, in which nothing of this machine's configuration is read."""
+    """The environment of a user, without the configuration of this machine."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

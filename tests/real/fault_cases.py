@@ -1,6 +1,6 @@
-"""The faults of the matrix (docs/reliability.md): each is done to a real llama-server under ``llamasup run``.
+"""The faults of the matrix (docs/reliability.md), injected into a real llama-server under ``llamasup run``.
 
-A case hurts something at a certain moment, and returns what came of it. It judges nothing.
+A case injects one fault and returns its outcome. The tests and scripts/faults.py judge the outcome.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = ["CASES", "Case", "UnsupportedFault"]
 MIB = 1 << 20
 SLOTS = ("--ctx-size", "4096", "--parallel", "10")
 ENDLESS = -1
-"""Tokens of a stream that is to be cut: it runs until then, for old context makes room for new."""
+"""Tokens of a stream that a fault cuts. It does not end by itself, because the context is shifted."""
 SHIFT = ("--", "--context-shift")
 LONG_ANSWER = 3000
-"""Tokens of a stream that has to end by itself: 0.2 s at least."""
+"""Tokens of a stream that ends by itself, after at least 0.2 s."""
 BINARY, EMBEDDED = ("binary",), ("embedded",)
 
 
 class UnsupportedFault(Exception):
-    """This machine does not allow the fault; says why."""
+    """This machine does not allow the fault. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Case:
     name: str
     run: Callable[[Testbed], Outcome]
     ends_llamasup: bool = False
-    """llamasup itself ends: no request is answered any more, and no process or file may be left."""
+    """llamasup itself ends: it answers no more requests, and no process or file may be left."""
     slow: bool = False
     runtimes: Sequence[str] = (*BINARY, *EMBEDDED)
-    """Those the tests run it with. One where the kind of llama-server makes no difference to the outcome."""
+    """The runtimes of the tests: one of them if the outcome does not depend on the runtime."""
 
 
 # --- the server ends -------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def idle(testbed: Testbed, number: signal.Signals = signal.SIGKILL) -> Outcome:
 
 
 def during_load(testbed: Testbed) -> Outcome:
-    """Three requests are there already, two of them streams."""
+    """Three requests wait already, two of them streams."""
     with fault_run(testbed, testbed.large, "--ctx-size", "4096") as run:
         run.running.wait_for("state", state="starting")
         server = run.server()
@@ -75,7 +75,7 @@ def during_load(testbed: Testbed) -> Outcome:
 def in_prefill(testbed: Testbed, clients: int) -> Outcome:
     with fault_run(testbed, testbed.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as run:
         run.wait_until_ready()
-        run.in_flight()  # the first look takes longer: the control application is loaded for it
+        run.in_flight()  # the first request for metrics takes longer: it loads the control application
         run.start_prompts(clients, words=360 // clients)
         run.inject(run.server().kill)
         return run.outcome()
@@ -84,10 +84,10 @@ def in_prefill(testbed: Testbed, clients: int) -> Outcome:
 def in_stream(
     testbed: Testbed, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
 ) -> Outcome:
-    """``waiting``: so many more have no byte yet, since they asked for the whole answer at once."""
+    """``waiting``: the number of other requests, without a stream, that have received no byte."""
     with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
         run.wait_until_ready()
-        run.in_flight()  # the first look takes longer: the control application is loaded for it
+        run.in_flight()  # the first request for metrics takes longer: it loads the control application
         run.start_streams(clients, ENDLESS)
         server = run.server()
         run.start_waiting_requests(waiting, server)
@@ -102,7 +102,7 @@ def in_stream(
 
 
 def exit_1(testbed: Testbed) -> Outcome:
-    """A script around the server ends with 1, and does not end the server."""
+    """A script that runs the server exits with 1 and leaves the server running."""
     wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
@@ -122,7 +122,7 @@ def exit_1(testbed: Testbed) -> Outcome:
         return run.outcome()
 
 
-# --- the server is of no use any more --------------------------------------------------------------------
+# --- the server hangs or cannot be reached ---------------------------------------------------------------
 
 
 def suspended(testbed: Testbed) -> Outcome:
@@ -151,7 +151,7 @@ def without_socket(testbed: Testbed) -> Outcome:
 
 
 def memory_at_load(testbed: Testbed) -> Outcome:
-    """More than the group may have is asked for, and the check that would have refused it is off."""
+    """The plan needs more memory than the group's limit, and the memory check is off."""
     large = testbed.home / "fat.gguf"
     if not large.exists():
         write_large_decoder(large, 300_000_000, head_count_kv=16)
@@ -166,14 +166,14 @@ def memory_at_load(testbed: Testbed) -> Outcome:
 
 
 def memory_while_serving(testbed: Testbed) -> Outcome:
-    """A neighbour in the same group takes what there is: the kernel ends the largest, which is the server."""
+    """A process in the same group uses up the memory. The kernel kills the largest process, the server."""
     with _group() as group, fault_run(
         testbed, testbed.large, "--ctx-size", "32768", "--parallel", "4", "--kv-type", "f16",
         prefix=in_group(group, 4000 * MIB),
     ) as run:  # fmt: skip
         run.wait_until_ready()
         run.send_request(n_predict=1).ending()
-        # Room for the same plan again, but not for what the neighbour wants as well.
+        # Enough for the same plan again, but not for the other process too.
         prefix = in_group(group, _anonymous_bytes(run) + 350 * MIB)
         neighbour = subprocess.Popen(
             [*prefix, sys.executable, "-c", _MEMORY_HOG, "450"],
@@ -211,7 +211,7 @@ def _group() -> Iterator[Path]:
 
 
 def full_disk(testbed: Testbed) -> Outcome:
-    """64 KiB for logs and state, and a server that logs every request at length."""
+    """64 KiB for logs and state, and a server with a verbose log."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         raise UnsupportedFault("a small disk needs root and unshare")
     state = testbed.next_folder / "state"
@@ -230,7 +230,7 @@ def full_disk(testbed: Testbed) -> Outcome:
         return run.outcome()
 
 
-# --- somebody else ends ----------------------------------------------------------------------------------
+# --- another process ends --------------------------------------------------------------------------------
 
 
 def neighbour(testbed: Testbed) -> Outcome:
@@ -264,7 +264,7 @@ subprocess.Popen(argv, stdin=subprocess.PIPE if sys.argv[1] == "pipe" else subpr
 
 
 def parent(testbed: Testbed, tie: str) -> Outcome:
-    """``tie``: what holds llamasup to its parent, a pipe or a process number."""
+    """``tie``: how llamasup notices the end of its parent, by a pipe or by a process ID."""
     home = testbed.new_folder()
     ready_file = home / "ready.json"
     words = ["--sidecar"] if tie == "pipe" else ["--events", "jsonl", "--port", "0", "--parent-pid", "PARENT"]

@@ -1,4 +1,4 @@
-"""A llamasup with a real server that something is done to, and what came of it."""
+"""A llamasup with a real server for one fault, and the outcome of this fault."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ READY_LINE = b"listening on"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one fault came to. Times in seconds from the fault."""
+    """The outcome of one fault. Times in seconds from the fault."""
 
     endings: Sequence[Ending]
     """Of each client."""
     detected_s: float | None = None
-    """Until the end (or the hang) was reported."""
+    """Until llamasup reported the exit or the hang."""
     restart_in_s: float = 0.0
-    """How long llamasup then waited on purpose, all its tries together (S2)."""
+    """The total backoff of all restarts (S2)."""
     serves_s: float | None = None
-    """Until the next generation had produced a token; None where none was needed or possible."""
+    """Until the next generation had produced a token; None if no generation was needed or possible."""
     late_s: float | None = None
-    """Until those who asked after the fault had the first byte of their answer."""
+    """Until the requests sent after the fault had the first byte of their answers."""
     gone_s: float | None = None
-    """Until nothing of it was there, where llamasup itself was to end."""
+    """Until no process and no file was left, if the fault ends llamasup itself."""
     left: Remains = ()
     cause: str = ""
     detail: Sequence[str] = ()
-    """What each client saw, for whoever has to find out why."""
+    """What each client received, to explain a failure."""
 
     def count(self, ending: Ending) -> int:
         return list(self.endings).count(ending)
@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Testbed:
-    """Where the faults of one runtime are tried. ``home`` is for folders of llamasup's own."""
+    """Runs the faults with one runtime. ``home`` contains the folders of llamasup."""
 
     runtime: str
     home: Path
@@ -68,7 +68,7 @@ class Testbed:
 
     @property
     def large(self) -> Path:
-        """100 MB: a prompt of 1,800 tokens takes it seconds of one core."""
+        """A model of 100 MB. A prompt of 1,800 tokens takes seconds of one core."""
         if self._large is None:
             self._large = write_large_decoder(self.home / "large.gguf", 100_000_000)
         return self._large
@@ -87,7 +87,7 @@ class Testbed:
 
     @property
     def executable(self) -> str:
-        """The runtime as words of a shell."""
+        """The command of the runtime, quoted for a shell."""
         if self.runtime != "embedded":
             library = Path(self.runtime).resolve().parent
             return f"env LD_LIBRARY_PATH={shlex.quote(str(library))} {shlex.quote(self.runtime)}"
@@ -95,7 +95,7 @@ class Testbed:
 
 
 class FaultRun:
-    """A running llamasup, its server, and the clients that there are when it is hurt."""
+    """A running llamasup, its server, and its clients at the time of the fault."""
 
     def __init__(self, running: Llamasup, home: Path, ready_file: Path, port: int) -> None:
         self.running = running
@@ -109,7 +109,7 @@ class FaultRun:
         self.running.wait_for("state", state="ready", generation=generation)
 
     def server(self) -> psutil.Process:
-        """The process that serves: behind a wrapper, the last one that has been given an address."""
+        """The process that serves: behind a wrapper, the last process with an address."""
         while True:
             found = [child for child in self.running.children() if "--host" in _command_line(child)]
             if found and "exec_child" not in " ".join(_command_line(found[-1])):
@@ -122,12 +122,12 @@ class FaultRun:
         return client
 
     def start_streams(self, count: int, n_predict: int) -> None:
-        """So many clients in the middle of their answers."""
+        """Start ``count`` streams and wait for the first bytes."""
         streams = [self.send_request(stream=True, n_predict=n_predict) for _ in range(count)]
         assert all(client.wait_for_body() for client in streams)
 
     def start_prompts(self, count: int, words: int) -> None:
-        """So many clients that stream and have sent a long prompt, and a server that works at it."""
+        """Start ``count`` streams with long prompts, and wait until the server computes them."""
         server, before = self.server(), self.in_flight()
         began_cpu_s = _cpu_s(server)
         for number in range(count):
@@ -136,7 +136,7 @@ class FaultRun:
         assert not any(client.has_response for client in self.clients[-count:])
 
     def start_waiting_requests(self, count: int, server: psutil.Process) -> None:
-        """So many clients without a byte: the server is suspended and cannot answer before the fault."""
+        """Start ``count`` requests that get no byte: the server is suspended until the fault."""
         before = self.in_flight()
         server.suspend()
         for _ in range(count):
@@ -153,7 +153,7 @@ class FaultRun:
         self.injected_s = time.monotonic()
 
     def outcome(self) -> Outcome:
-        """Wait until it serves again and every client is done, stop it, and look at what is left."""
+        """Wait until llamasup serves again and all clients have ended. Then stop it and check what is left."""
         exited = self.running.wait_for("exit")
         detected_s = time.monotonic() - self.injected_s
         self.running.wait_for_ready_after(1)
@@ -178,14 +178,14 @@ class FaultRun:
         )
 
     def outcome_without_restart(self) -> Outcome:
-        """The same where no restart is called for."""
+        """The outcome of a fault that needs no restart."""
         endings = [client.ending() for client in self.clients]
         restarts = [event for event in self.running.events if event["event"] == "exit"]
         left = (*(f"{len(restarts)} restarts" for _ in restarts[:1]), *self._duplicates(), *self.stop())
         return Outcome(endings, left=left, detail=[str(client) for client in self.clients])
 
     def outcome_of_end(self) -> Outcome:
-        """After the end of llamasup itself, or of its parent: how soon nothing is left."""
+        """The outcome of a fault that ends llamasup or its parent."""
         while processes := remains_of(self.home, self.ready_file):
             assert time.monotonic() - self.injected_s < PATIENCE_S, processes
             time.sleep(0.005)
@@ -213,7 +213,7 @@ class FaultRun:
 def fault_run(
     testbed: Testbed, model: Path, *arguments: str, runtime: str = "", **options: Any
 ) -> Iterator[FaultRun]:
-    """``llamasup run MODEL`` in folders of its own. It may be asked at once: clients are patient."""
+    """``llamasup run MODEL`` in its own folders. Clients may connect before it is ready."""
     home = testbed.new_folder()
     ready_file = home / "ready.json"
     port = free_port()
@@ -228,7 +228,7 @@ def fault_run(
 
 
 def seconds_to_load_without_llamasup(testbed: Testbed, model: Path) -> float:
-    """From exec to its own ready line, for the command line that llamasup starts, without llamasup."""
+    """From exec to the server's ready line, for llamasup's command line but without llamasup."""
     printed = subprocess.check_output(
         command("plan", str(model), "--runtime", testbed.runtime, "--json"),
         env=os.environ | folders_of(testbed.home),

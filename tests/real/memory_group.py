@@ -1,4 +1,4 @@
-"""Memory cgroups of our own, where this user may make one (v1, or a delegated v2)."""
+"""Memory cgroups for tests, if this user may create one (v1, or a delegated v2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ sys.stdin.read()
 
 @contextmanager
 def memory_group() -> Iterator[Path | None]:
-    """A group without a limit yet; None where none can be made.
+    """A group without a limit; None if this user cannot create one.
 
     The memory of a killed process counts until the kernel has freed it. If llamasup needs a page meanwhile,
     the kernel kills a second process of the group (Linux 6.18, on a busy machine 0.1 s after the first). The

@@ -1,7 +1,7 @@
 """Mixed load on a real server under ``llamasup run``, with crashes, hangs and restarts in between.
 
-Every answer is judged by the client that asked (tests/real/soak_clients.py); here is what is done to the
-server meanwhile, what llamasup holds, and what of all this is off in the end.
+Each client checks its own answers (tests/real/soak_clients.py). This module injects the faults, samples the
+resources of llamasup, and collects the violations.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ CRASHES_PER_WINDOW = 4
 WINDOW_S = 600.0  # more than 5 crashes in it would be a crash loop (S3)
 PATIENCE_S = 120.0
 FAULT_GAP_S = 6.0
-"""From the end of one fault to the next: a request that is hit twice may be told so (S10)."""
+"""From the end of one fault to the next. A request that two faults hit may fail (S10)."""
 FAULT_REPORT_S = 1.0
-"""A client hears of a fault at most so much after the server serves again."""
-# What the allocator may keep of the memory of a burst. A leak is above it from 20 KiB a request on in two
-# minutes, and from 2 KiB on in half an hour.
+"""After a restart of the server, a client sees an earlier fault within this time."""
+# The allocator may keep this much after a burst. A leak of 20 KiB per request exceeds it in two minutes, and a
+# leak of 2 KiB in half an hour.
 MAX_GROWTH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What llamasup has at a moment."""
+    """The resources of llamasup at one time."""
 
     at_s: float
     rss_bytes: int
@@ -57,7 +57,7 @@ class ResourceUsage:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From what was done to the server until it served again. ``hurt``: what it worked at is lost."""
+    """From a fault until the server served again. ``interrupts``: requests in flight are lost."""
 
     began_s: float
     ended_s: float
@@ -67,7 +67,7 @@ class Span:
 
 @dataclass(slots=True)
 class Report:
-    """What happened. ``off`` says what of it should not have."""
+    """The results of a soak. ``violations`` must be empty."""
 
     counts: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
     spans: list[Span] = field(default_factory=list)
@@ -82,9 +82,9 @@ class Report:
 
     @property
     def growth_bytes(self) -> int:
-        """Of the least resident memory, from the third to the last quarter of the time.
+        """The growth of the smallest resident memory from the third to the last quarter of the time.
 
-        The least, because bodies of the moment are in all other values: with 200 requests in a quarter, the
+        All other values include the bodies of open requests: with 200 requests in a quarter, the
         median differed by 2.1 MB in a run that ended with less memory than it had after its first quarter.
         """
         quarter = len(self.samples) // 4
@@ -115,7 +115,7 @@ class Report:
 
 
 def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int = 1) -> Report:
-    """``home``: for llamasup's folders; sockets lie below it, so a short path."""
+    """``home``: for llamasup's folders. Its path must be short, because it contains sockets."""
     report = Report()
     keys = home / "keys"
     keys.write_text(f"{KEY}\n")
@@ -143,11 +143,11 @@ def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int 
 
 @contextmanager
 def _notify_socket(home: Path) -> Iterator[Mapping[str, str]]:
-    """Where a service tells its manager how it does: to one of them SIGHUP means a restart (S15)."""
+    """The notification socket of a service manager: for a service, SIGHUP means a restart (S15)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifications:
         path = home / "notify.sock"
         notifications.bind(str(path))
-        yield {"NOTIFY_SOCKET": str(path)}  # what does not fit its buffer is dropped by whoever tells it
+        yield {"NOTIFY_SOCKET": str(path)}  # the sender drops messages that do not fit the buffer
         path.unlink()
 
 
@@ -190,7 +190,7 @@ class _Soak:
 
     async def _work(self, number: int, only: Kind | None) -> None:
         rng = random.Random(self._seed * 1000 + number)
-        # The last of them are waited for: in a short soak nobody is quiet for longer than is allowed.
+        # The soak waits for its last clients, so in a short soak no client is idle for long.
         client = Client(self._port, rng, min(MAX_IDLE_S, self._duration_s / 10))
         weights = [kind.weight for kind in KINDS]
         while not self._over.is_set():
@@ -198,7 +198,7 @@ class _Soak:
             began_s = time.monotonic()
             try:
                 results = await kind.send(client)
-            except OSError as error:  # it does not even listen
+            except OSError as error:  # llamasup does not listen
                 results = [Result(Outcome.LOST, repr(error))]
             self._note(kind, began_s, results)
             await self._pause(rng.expovariate(1 / PAUSE_S))
@@ -214,14 +214,14 @@ class _Soak:
                 report.cut.append((began_s, now_s, kind, result))
 
     async def _pause(self, seconds: float) -> None:
-        """So long, or until all is over."""
+        """Sleep, but not beyond the end of the soak."""
         try:
             async with asyncio.timeout(seconds):
                 await self._over.wait()
         except TimeoutError:
             pass
 
-    # --- what is done to the server
+    # --- faults
 
     async def _inject_faults(self) -> None:
         """At most four crashes in ten minutes, every third a hang; a restart after each kill.
@@ -259,7 +259,7 @@ class _Soak:
     def _server(self) -> psutil.Process:
         return next(child for child in self._running.children() if "--host" in child.cmdline())
 
-    # --- what llamasup holds
+    # --- resources of llamasup
 
     async def _sample(self) -> None:
         every_s = min(5.0, self._duration_s / 60)
@@ -299,7 +299,7 @@ class _Soak:
                 if line.startswith(f"{name}{{") and float(line.rpartition(" ")[2]):
                     yield f"still counted: {line}"
 
-    # --- what is off
+    # --- violations
 
     def _check(self) -> None:
         report = self._report

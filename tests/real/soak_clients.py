@@ -1,7 +1,7 @@
-"""What the clients of the soak do: one function each, done over and over, and judged each time.
+"""The kinds of requests in the soak: one function each, which also checks the answers.
 
-Every text that is asked for is the client's own: a grammar lets the server say nothing else. So an answer
-that is short, mixed up with a neighbour's or somebody else's altogether is seen.
+Each request has its own text, and a grammar forces the server to answer with it. So a client detects an
+incomplete answer, and an answer to another request.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tests.real.soak_wire import Answer, Outcome, Wire, complete_text, outcome_o
 __all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Client", "Kind", "Result"]
 
 KEY = "soak-key"
-KEEPALIVE_S = 75.0  # X8; for a connection that has been quiet for about as long, either end is right
+KEEPALIVE_S = 75.0  # X8; a connection that has been idle for about this time may be closed or not
 MAX_IDLE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one request."""
+    """The result of one request."""
 
     outcome: Outcome
     detail: str = ""
-    """What the client saw, for whoever has to find out why."""
+    """What the client received, to explain a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Client:
 class Kind:
     name: str
     weight: int
-    """How often, beside the others."""
+    """The relative frequency."""
     send: Callable[[Client], Awaitable[list[Result]]]
     work: bool = True
-    """It waits for its model. What only looks may be told that there is none just now."""
+    """Whether the request waits for its model. Other requests may get an error during a restart."""
 
 
 def request(
@@ -155,7 +155,7 @@ async def keep_alive(client: Client) -> list[Result]:
 
 
 async def pipelined(client: Client) -> list[Result]:
-    """All sent at once. Behind an answer that is broken off nothing can follow, which its end tells too."""
+    """Sends all requests at once. No answer can follow one that was cut."""
     texts = [client.words(1, 10) for _ in range(client.rng.randint(2, 6))]
     results: list[Result] = []
     async with client.wire() as wire:
@@ -182,9 +182,9 @@ async def tokenize(client: Client) -> list[Result]:
 
 
 async def big_body(client: Client) -> list[Result]:
-    """Up to 1.5 MB there, up to 7 MB back: a token for each letter.
+    """Sends up to 1.5 MB and receives up to 7 MB: one token per letter.
 
-    A body above 1 MiB is not kept, and cannot be sent again when its server dies.
+    llamasup does not keep a body above 1 MiB, so it cannot send it again after a crash.
     """
     letters = client.rng.randint(100_000, 1_500_000)
     async with client.wire() as wire:
@@ -197,7 +197,7 @@ async def big_body(client: Client) -> list[Result]:
 
 
 async def idle(client: Client) -> list[Result]:
-    """Quiet after an answer, for longer than is allowed at times."""
+    """Stays idle after an answer, sometimes for longer than the keep-alive timeout."""
     async with client.wire() as wire:
         await wire.send(request("GET", "/livez"))
         first = await wire.answer()
@@ -211,11 +211,11 @@ async def idle(client: Client) -> list[Result]:
     return seen(first, True) + seen(second, complete_text(second) == text)
 
 
-# --- whoever leaves --------------------------------------------------------------------------------------
+# --- clients that disconnect -----------------------------------------------------------------------------
 
 
 async def abandon_stream(client: Client) -> list[Result]:
-    """After any number of bytes, none of them included."""
+    """Disconnects after any number of bytes, including none."""
     async with client.wire() as wire:
         await wire.send(long_stream(client.rng.randint(100, 3000)))
         await wire.read(client.rng.choice((0, client.rng.randrange(1000), client.rng.randrange(300_000))))
@@ -235,14 +235,14 @@ async def abandon_while_sending(client: Client) -> list[Result]:
 
 
 async def abandon_plain(client: Client) -> list[Result]:
-    """Whoever asked for the whole answer at once, and does not wait for it."""
+    """Disconnects before an answer without a stream."""
     async with client.wire() as wire:
         await wire.send(post("/completion", {"prompt": "Once", "n_predict": 3000, "ignore_eos": True}))
         await asyncio.sleep(client.rng.uniform(0.0, 0.5))
     return [Result(Outcome.ABANDONED)]
 
 
-# --- whoever looks, and whoever asks for what cannot be --------------------------------------------------
+# --- status requests and invalid requests ----------------------------------------------------------------
 
 
 async def read_status(client: Client) -> list[Result]:

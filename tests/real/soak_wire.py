@@ -1,4 +1,4 @@
-"""A client of the soak, as slow, hasty or odd as it is told to be, and what it makes of an answer."""
+"""An HTTP connection of a soak client, with a configurable speed, and the classification of its answers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import httptools
 __all__ = ["Answer", "Outcome", "Wire", "complete_text", "events_of", "outcome_of", "received_text"]
 
 PATIENCE_S = 120.0
-"""As long as a request may wait for its model (S9). Whoever waits longer has been forgotten."""
+"""A request may wait this long for its model (S9). A longer wait counts as lost."""
 SMALL_BUFFER_BYTES = 4096
 
 
 class Outcome(StrEnum):
-    """How a request came out. Only the last one breaks a promise."""
+    """How a request ended. Only the last one breaks a promise."""
 
     RIGHT = "right answer"
     REFUSED = "refused as expected"
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class Answer:
-    """What came. ``whole``: it ended as HTTP says that a whole answer ends. ``late``: nothing more came."""
+    """One response. ``whole``: HTTP marked its end. ``timed_out``: its end did not arrive in time."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """None for what is no JSON."""
+        """The parsed body; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -56,7 +56,7 @@ class Answer:
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """Of an answer that is nothing but an error in the API's own words; else empty."""
+        """The error of a complete error response; otherwise empty."""
         parsed = self.json
         error = parsed.get("error") if isinstance(parsed, dict) else None
         return error if self.whole and isinstance(error, dict) and error.get("message") else {}
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Wire:
-    """One connection. ``small``: with a small receive buffer, so that whoever is slow is felt."""
+    """One connection. ``small``: with a small receive buffer, so that a slow reader blocks the sender."""
 
     def __init__(self, port: int, *, small: bool = False) -> None:
         self._port = port
@@ -93,7 +93,7 @@ class Wire:
         self._sock.close()
 
     async def send(self, message: bytes) -> None:
-        """All of it, or as much as somebody takes: whoever refuses early has an answer to be read."""
+        """Send the message, or as much as the server accepts: an early refusal still has a response."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await asyncio.get_running_loop().sock_sendall(self._sock, message)
@@ -117,7 +117,7 @@ class Wire:
         return self._inject_fault.popleft()
 
     async def read(self, max_bytes: int) -> int:
-        """Up to so many bytes of whatever comes; how many those were."""
+        """Read up to ``max_bytes`` bytes. Returns their number."""
         count = 0
         while count < max_bytes:
             received = await self._receive(min(max_bytes - count, 65_536))
@@ -127,7 +127,7 @@ class Wire:
         return count
 
     def reset(self) -> None:
-        """Close with a RST, as a client does that dies."""
+        """Close with a RST, like a client that crashes."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
 
@@ -137,7 +137,7 @@ class Wire:
         except ConnectionError:
             return b""
 
-    # --- what httptools tells
+    # --- callbacks of httptools
 
     def on_message_begin(self) -> None:
         self._now = Answer()
@@ -158,10 +158,10 @@ class Wire:
 
 
 def outcome_of(answer: Answer, correct: bool) -> Outcome:
-    """``right``: whether it is, as a whole answer, what was asked for.
+    """``correct``: whether a complete answer has the expected content.
 
-    An answer that has begun may be broken off if that is told: by an error event, or outside of a stream by
-    an end that HTTP calls none. Whoever had no byte of it is not to notice anything (S10, S12).
+    A started answer may be cut if the client can detect it: by an error event in a stream, otherwise by a
+    missing end in HTTP. A client without a byte must not notice the fault (S10, S12).
     """
     if answer.whole:
         return Outcome.RIGHT if answer.status == 200 and correct else Outcome.LOST
@@ -174,7 +174,7 @@ def outcome_of(answer: Answer, correct: bool) -> Outcome:
 
 
 def complete_text(answer: Answer) -> str:
-    """The text of a whole answer in any of the three APIs; ``""`` for a stream without its proper end."""
+    """The text of a complete answer of any of the three APIs; ``""`` for a stream without its end."""
     if not answer.is_stream:
         return received_text(answer)
     events = list(events_of(answer.body))
@@ -183,7 +183,7 @@ def complete_text(answer: Answer) -> str:
 
 
 def received_text(answer: Answer) -> str:
-    """The text of an answer, whether it has its end or not."""
+    """The text received so far."""
     if answer.is_stream:
         return "".join(map(_text, events_of(answer.body)))
     parsed = answer.json

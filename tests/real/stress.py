@@ -37,17 +37,17 @@ LONGEST_TOKENS = 1500
 CALM_EVERY_S = 20.0
 PATIENCE_S = 120.0
 MAX_PRINTED = 20
-"""Violations that are reported in full. More of them say nothing new."""
+"""The number of violations that are printed. The report contains all of them."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What happened. ``off`` says what of it should not have."""
+    """The results of a stress run. ``violations`` must be empty."""
 
     seed: int
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    """Of each 503."""
+    """The causes of the 503 responses."""
     done: Counter[str] = field(default_factory=Counter)
     command_results: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
-    """``home``: for files and for llamasup's folders; sockets lie below it, so a short path."""
+    """``home``: for files and llamasup's folders. Its path must be short, because it contains sockets."""
     report = Report(seed)
     recordings, folder = home / "recordings", home / "models"
     for new_folder in (recordings, folder):
@@ -111,7 +111,7 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
         code = running.stop()
     if code:
         report.violation(f"llamasup ended with {code}: {running.stderr_text[-4000:]}")
-    own = [line for line in running.stderr if not line.startswith("    | ")]  # those are llama-server's
+    own = [line for line in running.stderr if not line.startswith("    | ")]  # lines of llama-server
     if any("Traceback" in line or "bug" in line for line in own):
         report.violation(f"llamasup said: {running.stderr_text[-8000:]}")
     for left in remains_of(home, ready_file):
@@ -145,7 +145,7 @@ class _Stress:
         self._port = int(running.wait_for("ready")["port"])
         self._over = False
         self._go = asyncio.Event()
-        """Cleared while all is to be calm."""
+        """Cleared during an idle check."""
         self._in_flight = 0
         self._idle = asyncio.Event()
         """Set while no client waits for an answer."""
@@ -173,7 +173,7 @@ class _Stress:
             report.command_results = chaos.command_results
 
     async def _disturb(self, chaos: Chaos, tasks: asyncio.TaskGroup) -> None:
-        """In rounds, each of which ends in a calm."""
+        """Make changes in rounds. Each round ends with an idle check."""
         rounds = max(1, round(self._duration_s / CALM_EVERY_S))
         for _ in range(rounds):
             deadline_s = time.monotonic() + self._duration_s / rounds
@@ -226,7 +226,7 @@ class _Stress:
             return [await self._ask(wire, rng, rng.randint(KNOWN_WORDS, LONGEST_TOKENS), is_stream=True)]
 
     async def _several_on_one_connection(self, rng: random.Random) -> list[JudgedAnswer]:
-        """For different models. One that is cut ends the connection."""
+        """Requests for different models. A cut answer ends the connection."""
         seen: list[JudgedAnswer] = []
         async with Wire(self._port) as wire:
             for _ in range(rng.randint(2, 6)):
@@ -241,7 +241,7 @@ class _Stress:
             return [await self._ask(wire, rng, 5, is_stream=rng.random() < 0.5, name=name)]
 
     async def _leave(self, rng: random.Random) -> list[JudgedAnswer]:
-        """While the model is loaded, in mid-stream, or at the end."""
+        """Disconnect during the load of the model, in mid-stream, or at the end."""
         after_bytes, after_s = rng.choice((0, 200, 5000)), rng.uniform(0.0, 2.0)
         path, body = rng.choice(PROMPTS).request(_name(rng), rng.randint(10, LONGEST_TOKENS))
         async with Wire(self._port) as wire:
@@ -276,10 +276,10 @@ class _Stress:
         self._report.longest_wait_s = max(self._report.longest_wait_s, now_s - request.sent_s)
         return self._expectations.judge(request, answer, now_s)
 
-    # --- calm
+    # --- idle checks
 
     async def _check_idle(self, chaos: Chaos) -> None:
-        """Nothing is asked or changed. Then the status, the budget and the processes are in agreement."""
+        """Without requests and changes, the status, the budget and the processes must agree."""
         await chaos.wait_until_done()
         await self._idle.wait()
         deadline_s = time.monotonic() + PATIENCE_S
@@ -297,7 +297,7 @@ class _Stress:
         )
 
     async def _faults(self, chaos: Chaos) -> list[str]:
-        """What is not as it has to be, once nothing happens any more."""
+        """The disagreements between the status, the budget and the processes."""
         status = await chaos.target.status()
         models = status["models"]
         faults = [
@@ -325,7 +325,7 @@ class _Stress:
         ]
 
     async def _final_check(self, chaos: Chaos) -> None:
-        """In the end each model is started by hand, and answers as the file that is there now."""
+        """Restart each model. Its answer must be that of its current file."""
         rng = random.Random(f"{self._report.seed} end")
         for model in chaos.config.models:
             answer = await chaos.target.http.post(f"/llamasup/v1/models/{model}/restart", timeout=PATIENCE_S)
@@ -342,7 +342,7 @@ class _Stress:
 
 
 def _name(rng: random.Random) -> str:
-    """Of a model that is, was or will be there; some are asked for more often than others."""
+    """A name of a model that the config has, had or will have. Some models are more popular than others."""
     model = rng.choices(MODELS, (8, 6, 4, 3, 2, 2, 1, 1))[0]
     return rng.choice((model, model, f"alias-{model}", MOVING_ALIAS))
 

@@ -1,7 +1,7 @@
-"""What is done to ``llamasup serve`` under stress: kills, changed files, edits, reloads, commands.
+"""The changes and faults of a stress run: kills, changed files, config edits, reloads, commands.
 
-Each is reported to the world before it is done, and again once its effect is certain. What is done, to which
-model and after which pause depends on the seed alone.
+Each change is reported to the expectations before it starts, and again once its effect is certain. The seed
+alone decides the changes, their models and the pauses.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from tests.real.stress_models import MODELS, VERSIONS, Version
 
 __all__ = ["PAUSE_S", "Chaos", "Target", "write_first"]
 
-PAUSE_S = 0.7  # on average, from one to the next
+PAUSE_S = 0.7  # on average, between two changes
 PATIENCE_S = 120.0
 POLL_INTERVAL_S = 0.02
 SLOW_S = 10.0
-"""What takes longer is reported while it is waited for."""
+"""A change that takes longer is printed."""
 
 
 @dataclass(slots=True)
 class Target:
-    """The llamasup that is stressed. ``http``: a client that may control it."""
+    """The llamasup under test. ``http``: a client with the right to control it."""
 
     running: Llamasup
     http: httpx.AsyncClient
     environ: Mapping[str, str]
 
     def servers_of(self, path: Path) -> list[psutil.Process]:
-        """The processes that serve this file, or are about to."""
+        """The processes that serve or load this file."""
         return [server for server, arguments in self.servers() if str(path) in arguments]
 
     def servers(self) -> list[tuple[psutil.Process, Sequence[str]]]:
@@ -77,17 +77,17 @@ class Chaos:
     """Called with each violation."""
     done: Counter[str] = field(default_factory=Counter)
     command_results: Counter[str] = field(default_factory=Counter)
-    """What came of what was ordered by hand."""
+    """The results of the load, unload and restart commands."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
-        """One thing at random; what it leads to is followed in ``tasks``."""
+        """Make one random change. Tasks in ``tasks`` follow its effects."""
         acts, weights = zip(*_ACTS, strict=True)
         act: Callable[[Chaos, asyncio.TaskGroup], Awaitable[None]] = self.rng.choices(acts, weights)[0]
         await act(self, tasks)
 
     async def wait_until_done(self) -> None:
-        """Wait until everything that was begun is over."""
+        """Wait until all changes have taken effect."""
         while self._tasks:
             _, timed_out = await asyncio.wait(tuple(self._tasks), timeout=SLOW_S)
             for task in timed_out:
@@ -131,7 +131,7 @@ class Chaos:
             self._follow(tasks, self._run_command(then, model), f"{then} {model}")
 
     async def replace_loaded_file(self, tasks: asyncio.TaskGroup) -> None:
-        """Of a model that is loaded: it gets a new process although no client asks for it."""
+        """Replace the file of a loaded model. It gets a new process even without a request."""
         number = self.rng.randrange(VERSIONS)
         for model in self.rng.sample(MODELS, len(MODELS)):
             if self.target.servers_of(self.config.path_of(model)):
@@ -146,8 +146,8 @@ class Chaos:
         self.config.path_of(self.rng.choice(MODELS)).touch()
 
     async def _await_new_file(self, model: str) -> None:
-        """Report when no process is left that can have the file that was there before. The old one may go on
-        where the new one did not start, as after a kill; then the log says so.
+        """Report when no process can have the old file any more. If the new process does not start, for example
+        after a kill, the old one keeps serving, and the log says so.
         """
         changes = self.expectations.changes_of(model)
         old = self.target.servers_of(self.config.path_of(model))
@@ -173,7 +173,7 @@ class Chaos:
         await self._reload()
 
     async def break_config(self, tasks: asyncio.TaskGroup) -> None:
-        """All stays as it was. Then it is mended."""
+        """Write a broken config, which must change nothing. Then restore the config."""
         self.done["broken config"] += 1
         text = self.rng.choice(BROKEN)
         _write_config(self.config, text)
@@ -188,7 +188,7 @@ class Chaos:
         await self._reload()
 
     async def _reload(self) -> None:
-        """By the command, by HTTP, or by a signal; of a signal the end is seen by another reload."""
+        """Reload by the command, by HTTP, or by a signal. A second reload shows the end of one by a signal."""
         how = self.rng.choice(("llamasup reload", "POST reload", "SIGHUP"))
         pause_s = self.rng.uniform(0.0, 0.5)
         self.done[how] += 1
@@ -214,10 +214,10 @@ class Chaos:
         else:
             self.expectations.config_applied(time.monotonic())
 
-    # --- by hand
+    # --- commands
 
     async def command_model(self, tasks: asyncio.TaskGroup) -> None:
-        """``load``, ``unload`` or ``restart``, of which the end is not waited for."""
+        """Start ``load``, ``unload`` or ``restart`` without waiting for its end."""
         what = self.rng.choice(("load", "unload", "restart"))
         model = self.rng.choice(MODELS)
         self.done[what] += 1
@@ -231,7 +231,7 @@ class Chaos:
             return
         now_s = time.monotonic()
         self.command_results[f"{what}: {answer.status_code}"] += 1
-        allowed = {200, 409}  # another order, or a change, came between
+        allowed = {200, 409}  # another command or a change interfered
         if None in expectations.models_of(model, began_s, now_s):
             allowed.add(404)
         if expectations.kills_of(model, began_s - 600.0, now_s):
@@ -247,7 +247,7 @@ class Chaos:
             self.report_violation(f"POST {path}: {error!r}")
             return None
 
-    # --- what goes on meanwhile
+    # --- background tasks
 
     def _follow(self, tasks: asyncio.TaskGroup, work: Coroutine[Any, Any, None], name: str) -> None:
         task = tasks.create_task(work, name=name)
@@ -256,7 +256,7 @@ class Chaos:
 
 
 def write_first(expectations: Expectations, config: StressConfig) -> None:
-    """The files and the config as they are at first."""
+    """Write the initial files and config."""
     for model in MODELS:
         _write_model(expectations, config, Version(model, 0))
     _write_config(config, config.text())
@@ -264,7 +264,7 @@ def write_first(expectations: Expectations, config: StressConfig) -> None:
 
 
 def _write_model(expectations: Expectations, config: StressConfig, version: Version) -> None:
-    """In one step, as a download ends."""
+    """Replace the file in one step, as a download does."""
     path = config.path_of(version.model)
     half = path.with_suffix(".new")
     half.write_bytes(version.content())

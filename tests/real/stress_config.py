@@ -1,4 +1,4 @@
-"""The config of the stress, and how it changes at random. Pure: what comes of the dice alone."""
+"""The config of a stress run and its random changes. Pure: depends only on the random generator."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BROKEN: Sequence[str] = (
     "models: {m0: &anchor {path: demo}, m1: *anchor}\n",
     "",
 )
-"""Each is refused, whatever was in force before."""
+"""Invalid configs: llamasup refuses each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StressConfig:
-    """``models``: those that are served, with settings of their own. ``aliases``: names with their models."""
+    """``models``: the served models with their settings. ``aliases``: alias to model."""
 
     folder: Path
     budget_bytes: int
@@ -49,7 +49,7 @@ class StressConfig:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Every name that is served, with its model."""
+        """Every served name with its model."""
         aliases = {name: model for name, model in self.aliases.items() if model in self.models}
         return {model: model for model in self.models} | aliases
 
@@ -61,7 +61,7 @@ class StressConfig:
         return self.folder / f"{model}.gguf"
 
     def text(self) -> str:
-        """As YAML, of which JSON is a part."""
+        """The config as JSON, which is also YAML."""
         names = self.names
         models = {
             model: {
@@ -85,7 +85,7 @@ class StressConfig:
 
 
 def edited(config: StressConfig, rng: random.Random) -> tuple[str, StressConfig]:
-    """One change, and what it is called."""
+    """Make one random change. Returns its name and the new config."""
     what, change = rng.choice(_EDITS)
     return what, change(config, rng)
 
@@ -114,7 +114,7 @@ def _move_alias(config: StressConfig, rng: random.Random) -> StressConfig:
 
 
 def _ttl(config: StressConfig, rng: random.Random) -> StressConfig:
-    """Without one as often as with one."""
+    """Set or remove the TTL of a model."""
     ttl = rng.choice(("500ms", "2s", "30s"))
     model = rng.choice(sorted(model for model, settings in config.models.items() if not settings.get("pin")))
     settings = {key: value for key, value in config.models[model].items() if key != "ttl"}
@@ -132,8 +132,8 @@ def _preload(config: StressConfig, rng: random.Random) -> StressConfig:
 
 
 def _pin(config: StressConfig, rng: random.Random) -> StressConfig:
-    """At most one, outside of the group: every other model has to be loadable. Without ``ttl``, which is
-    refused of a pinned model.
+    """Pin at most one model outside the group, because all other models must stay loadable. A pinned model
+    cannot have a ``ttl``.
     """
     free = [
         model
@@ -151,7 +151,7 @@ def _group(config: StressConfig, rng: random.Random) -> StressConfig:
 
 
 def _limits(config: StressConfig, rng: random.Random) -> StressConfig:
-    """Two places, or as many as there is memory for."""
+    """Allow two loaded models, or as many as fit into memory."""
     swap_after = rng.choice(("100ms", "500ms", "2s"))
     return replace(config, max_loaded=rng.choice((2, None)), swap_after=swap_after)
 

@@ -1,7 +1,7 @@
-"""What an answer may be at which time: the configs, the files and the faults of a stress, by the clock.
+"""The correct answers at each time, from the configs, the files and the faults of a stress run.
 
-The world decides nothing and touches nothing. Whoever changes something reports it here: when the change
-began, and when its old state was certainly over. Between the two, both states are right. Times are monotonic.
+The code that makes a change reports when the change began, and when its old state was certainly over. Between
+these times, both states are correct. Times are monotonic.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tests.real.stress_models import Answers, Prompt, Version
 __all__ = ["Expectations", "JudgedAnswer", "Request", "Verdict"]
 
 CRASH_LOOP = 5
-"""A model that crashes more often than this in ten minutes is given up (docs/reliability.md)."""
+"""More crashes than this in ten minutes are a crash loop (docs/reliability.md)."""
 WINDOW_S = 600.0
 
 
 class Verdict(StrEnum):
-    """What a client got. Only the last one breaks a promise."""
+    """How a request ended. Only the last one breaks a promise."""
 
     RIGHT = "right answer"
     UNKNOWN = "404, no such model"
@@ -52,7 +52,7 @@ class JudgedAnswer:
 
 @dataclass(slots=True)
 class _Span:
-    """A time in which something may be so; without an end as long as that is not over."""
+    """The time during which a state may hold. Infinite until its end is reported."""
 
     began_s: float
     ended_s: float = float("inf")
@@ -63,21 +63,21 @@ class _Span:
 
 @dataclass(slots=True)
 class _Names(_Span):
-    """A config that may be in force: the model of each name."""
+    """The time of a config, with the model of each name."""
 
     models: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(slots=True)
 class _File(_Span):
-    """A version that processes of the model may have loaded."""
+    """The time in which processes may have loaded a version."""
 
     number: int = 0
 
 
 @dataclass(slots=True)
 class _Fault(_Span):
-    """From what was done to the model's process until it had ended, or went on."""
+    """From a fault until the process of the model had ended or continued."""
 
     model: str = ""
     is_kill: bool = False
@@ -90,14 +90,14 @@ class Expectations:
         self._files: dict[str, list[_File]] = {}
         self._faults: list[_Fault] = []
 
-    # --- what is reported
+    # --- reports of changes
 
     def config_written(self, names: Mapping[str, str], now_s: float) -> None:
-        """It may be in force from now on."""
+        """From now on, this config may be in force."""
         self._names.append(_Names(now_s, models=names))
 
     def config_applied(self, now_s: float) -> None:
-        """The last one written is in force, and no other is."""
+        """Only the config written last is in force."""
         for names in self._names[:-1]:
             names.ended_s = min(names.ended_s, now_s)
 
@@ -106,7 +106,7 @@ class Expectations:
         self._files.setdefault(version.model, []).append(_File(now_s, number=version.number))
 
     def file_applied(self, model: str, changes: int, now_s: float) -> None:
-        """No process is left that could have a version of before the last one of the first ``changes``."""
+        """No process can have a version older than the last of the first ``changes``."""
         for file in self._files[model][: changes - 1]:
             file.ended_s = min(file.ended_s, now_s)
 
@@ -118,18 +118,18 @@ class Expectations:
     def fault_ended(self, fault: _Fault, now_s: float) -> None:
         fault.ended_s = now_s
 
-    # --- what is so
+    # --- queries
 
     def changes_of(self, model: str) -> int:
-        """How often its file was written."""
+        """The number of times that the model's file was written."""
         return len(self._files[model])
 
     def version_of(self, model: str) -> Version:
-        """The one on the disk."""
+        """The version on the disk."""
         return Version(model, self._files[model][-1].number)
 
     def models_of(self, name: str, began_s: float, ended_s: float) -> set[str | None]:
-        """What a name may lead to in that time; None: to nothing."""
+        """The models that a name may select in that time; None: no model."""
         return {names.models.get(name) for names in self._names if names.overlaps(began_s, ended_s)}
 
     def listings(self, began_s: float, ended_s: float) -> list[set[str]]:
@@ -217,7 +217,7 @@ class Expectations:
         return Verdict.UNAVAILABLE, str(answer.error.get("cause"))
 
     def _may_be_unavailable(self, model: str, began_s: float, ended_s: float) -> bool:
-        """A request survives one end of its server; and a model that crashes again and again is given up."""
+        """Whether the model has crashed too often: a request survives one crash, and a model five."""
         return (
             self.kills_of(model, began_s, ended_s) > 1
             or self.kills_of(model, ended_s - WINDOW_S, ended_s) > CRASH_LOOP
