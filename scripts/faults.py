@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The fault matrix: what clients see, how soon it serves again and what is left, when something breaks.
+"""The fault matrix: for each fault, what clients see, the time until llamasup serves again, and what is left.
 
-Every fault is done to a real server under ``llamasup run``, for each runtime. Exit code 1 if a promise is
-broken: a request that had received no byte is lost, a stream is cut without an error event, something is left
-behind, a crash costs more than the server's own load time and 100 ms (P6), or crash cycles leak (S18).
+Every fault is injected into a real server under ``llamasup run``, for each runtime. Exit code 1 if a promise
+is broken: a request without a received byte is lost, a stream is cut without an error event, something is
+left behind, a crash costs more than the server's own load time and 100 ms (P6), or crash cycles leak (S18).
 
     python scripts/faults.py [--runtime PATH|embedded …] [--quick] [--only WORDS] [--docs PAGE]
 
@@ -44,7 +44,7 @@ MAX_SLOWED = 1.1
 
 
 class Verdict:
-    """What was promised and not kept."""
+    """The broken promises."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -61,7 +61,7 @@ def main() -> int:
     sections = [f"{machine()}, {time.strftime('%Y-%m-%d')}."]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as folder:  # short: sockets lie below it
         home = Path(folder)
-        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: asking a runtime takes 0.2 s
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: probing a runtime takes 0.2 s
         (home / "cache").mkdir()
         for number, runtime in enumerate(given.runtime or [None, "embedded"]):
             runtime_folder = home / f"r{number}"
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[Testbed, str]:
-    """A bench, and what it is called; ``runtime`` None: the one that llamasup finds."""
+    """The testbed of a runtime, and its name. ``runtime`` None: the runtime that llamasup finds."""
     words = command("plan", str(tiny), "--json", *(["--runtime", runtime] if runtime else []))
     found = json.loads(subprocess.check_output(words))["runtime"]
     embedded = found["kind"] == "embedded"
@@ -95,7 +95,9 @@ def of_runtime(testbed: Testbed, given: argparse.Namespace, verdict: Verdict) ->
     if given.only:
         return
     yield from crash_to_served(testbed, 3 if given.quick else 15, verdict)
-    services, crashes = (4, 10) if given.quick else (21, 50)  # the first is for what is loaded once
+    services, crashes = (
+        (4, 10) if given.quick else (21, 50)
+    )  # the first service also loads what a process loads once
     yield from cycles(testbed, services, crashes, verdict)
     yield from flood(testbed, 10 if given.quick else 60, verdict)
 
@@ -113,7 +115,7 @@ def matrix(testbed: Testbed, cases: Sequence[Case], verdict: Verdict) -> Iterato
         except UnsupportedFault as why:
             yield f"| {case.name} | not run: {why} | | | | |"
             continue
-        except AssertionError as error:  # it did not serve again, or did not end, or did not even begin
+        except AssertionError as error:  # llamasup did not start, did not serve again, or did not end
             yield f"| {case.name} | **failed** | | | | |"
             verdict.expect(False, f"{case.name}: {error}")
             continue
@@ -156,7 +158,7 @@ def shown(seconds: float | None) -> str:
 
 
 def crash_to_served(testbed: Testbed, repeats: int, verdict: Verdict) -> Iterator[str]:
-    """P6, in turn with the same command line started by hand."""
+    """P6, alternating with the same command line without llamasup."""
     own_s, added_s = [], []
     for _ in range(repeats):
         own_s.append(seconds_to_load_without_llamasup(testbed, testbed.tiny))
@@ -174,7 +176,7 @@ def crash_to_served(testbed: Testbed, repeats: int, verdict: Verdict) -> Iterato
 
 
 def cycles(testbed: Testbed, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
-    """S18, in a process of its own: what this one holds is no matter."""
+    """S18, in a process of its own, because this process has other resources."""
     home = testbed.new_folder()
     words = [__file__, "--cycles", testbed.runtime, str(testbed.tiny), str(home), str(services), str(crashes)]
     done = subprocess.run(
@@ -216,7 +218,7 @@ def flood(testbed: Testbed, rounds: int, verdict: Verdict) -> Iterator[str]:
     )
 
 
-# --- around it -----------------------------------------------------------------------------------
+# --- options -------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.Namespace:

@@ -39,14 +39,14 @@ NONE, ALWAYS = -1.0, 9.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tokens a second: of prompts, and of an answer alone; by how much of it each answer beside it costs."""
+    """Tokens/s of prompts and of a single answer. ``shared``: the slowdown by each concurrent answer."""
 
     name: str
     prompt: float
     answer: float
     shared: float
     clients: tuple[int, int]
-    """That keep two processes at work, and busy."""
+    """The numbers of clients that load two processes partly, and fully."""
 
 
 MACHINES = (
@@ -91,7 +91,7 @@ class Process:
         self.at_s = 0.0
 
     def take(self, request: Request, now_s: float) -> int:
-        """Begin with it; how many tokens of its prompt were cached."""
+        """Start the request. Returns the number of cached tokens of its prompt."""
         self.move(now_s)
         prompt = sum(request.talk.tokens)
         cached = self.cache.pop(request.talk.id, SYSTEM if self.cache else 0)
@@ -119,7 +119,7 @@ class Process:
         return self.at_s + min(ends, default=float("inf"))
 
     def move(self, now_s: float) -> list[Request]:
-        """To ``now_s``; who is done by then."""
+        """Advance to ``now_s``. Returns the requests that have ended."""
         prompt, answer = self.rates()
         passed_s, self.at_s = now_s - self.at_s, now_s
         done = []

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Half an hour of mixed load on a real server, with crashes, hangs and restarts in between.
 
-Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
-Each client checks its own answers. Exit code 1 if a request was lost (neither answered rightly nor told
-that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows,
-or if it leaves anything behind.
+Different clients use one ``llamasup run``: some disconnect, some are slow, some send invalid requests. Each
+client checks its own answers. Exit code 1 if a request was lost (without a correct answer or an error), if a
+slot is busy at the end, if llamasup has more resources than at the start or its memory grows, or if it leaves
+anything behind.
 
     python scripts/soak.py [--minutes 30] [--runtime PATH|embedded] [--seed N] [--docs PAGE]
 

@@ -153,7 +153,7 @@ class FaultRun:
         self.injected_s = time.monotonic()
 
     def outcome(self) -> Outcome:
-        """Wait until llamasup serves again and all clients have ended. Then stop it and check what is left."""
+        """Wait until llamasup serves again and all clients have ended. Then stop it and list what is left."""
         exited = self.running.wait_for("exit")
         detected_s = time.monotonic() - self.injected_s
         self.running.wait_for_ready_after(1)

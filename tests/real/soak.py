@@ -39,8 +39,8 @@ FAULT_GAP_S = 6.0
 """From the end of one fault to the next. A request that two faults hit may fail (S10)."""
 FAULT_REPORT_S = 1.0
 """After a restart of the server, a client sees an earlier fault within this time."""
-# The allocator may keep this much after a burst. A leak of 20 KiB per request exceeds it in two minutes, and a
-# leak of 2 KiB in half an hour.
+# The allocator may keep this much after a burst. A leak of 20 KiB per request exceeds it in two minutes, and
+# a leak of 2 KiB in half an hour.
 MAX_GROWTH_BYTES = 4 << 20
 
 

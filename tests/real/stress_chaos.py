@@ -146,8 +146,8 @@ class Chaos:
         self.config.path_of(self.rng.choice(MODELS)).touch()
 
     async def _await_new_file(self, model: str) -> None:
-        """Report when no process can have the old file any more. If the new process does not start, for example
-        after a kill, the old one keeps serving, and the log says so.
+        """Report when no process can have the old file any more. If the new process does not start, for
+        example after a kill, the old one keeps serving, and the log says so.
         """
         changes = self.expectations.changes_of(model)
         old = self.target.servers_of(self.config.path_of(model))
@@ -188,7 +188,7 @@ class Chaos:
         await self._reload()
 
     async def _reload(self) -> None:
-        """Reload by the command, by HTTP, or by a signal. A second reload shows the end of one by a signal."""
+        """Reload by the command, by HTTP, or by a signal. After a signal, a second reload shows its end."""
         how = self.rng.choice(("llamasup reload", "POST reload", "SIGHUP"))
         pause_s = self.rng.uniform(0.0, 0.5)
         self.done[how] += 1

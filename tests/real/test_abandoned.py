@@ -1,4 +1,4 @@
-"""A real llama-server whose clients leave: place and quota are free when its slot is, and not before."""
+"""Clients of a real llama-server that disconnect: their permit and quota are free once the slot is idle."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_next_queued_request_gets_the_permit_when_the_slot_is_idle(
         headers = {"Authorization": STREAMS}
         answer = httpx.post(f"{running.url}/completion", json=body, headers=headers, timeout=PATIENCE_S)
         assert answer.status_code == 200
-        assert 'desc="position 1"' in answer.headers["server-timing"]  # it waited here, not in the server
+        assert (
+            'desc="position 1"' in answer.headers["server-timing"]
+        )  # it waited in llamasup, not in the server
         assert busy_slots(running) == 1
         assert occupant.is_streaming
 
@@ -104,7 +106,7 @@ def test_slot_of_abandoned_plain_request_is_freed_before_the_last_token(running:
     before = gauge(running, "llamacpp:tokens_predicted_total")
     deadline = time.monotonic() + PATIENCE_S
     while send_short_request(running).status_code == 429:
-        # Each question about slots or metrics wakes llama-server, which looks for its client a second later.
+        # Each request for slots or metrics wakes llama-server, which checks its client a second later.
         time.sleep(1.5)
         assert time.monotonic() < deadline, "its quota was not given back"
     assert busy_slots(running) == 0

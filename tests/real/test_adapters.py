@@ -1,4 +1,4 @@
-"""LoRA adapters in a models folder, on a real llama-server: there when asked for, else without effect."""
+"""LoRA adapters in a models folder, on a real llama-server: they take effect only on request."""
 
 from __future__ import annotations
 

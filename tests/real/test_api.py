@@ -1,4 +1,4 @@
-"""Switching what is behind a name, with a real llama-server: no request is lost, whatever comes of it."""
+"""Switches of the model behind a name, with a real llama-server: no request is lost, whatever the result."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def serving(model: Path, runtime: str, **options: Any) -> AsyncIterator[ll
 
 
 async def memory_for_one(model: Path, runtime: str) -> Config:
-    """In which it fits once, and not twice."""
+    """A config with memory for one instance of the model, but not for two."""
     async with serving(model, runtime) as server:
         needs_bytes = server.status()["models"][0]["needs_bytes"]["ram"]
     return Config(memory=Memory(ram=Size(bytes=int(needs_bytes * 1.5))))
@@ -68,7 +68,7 @@ async def until_requests_wait(server: llamasup.AsyncServer) -> None:
 async def test_switch_loses_neither_running_nor_queued_requests(
     room: str, runtime: str, tiny_model: Path, other_model: Path
 ) -> None:
-    """Beside the old one, and after it."""
+    """The new model is loaded beside the old one, or after it."""
     config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
     async with serving(tiny_model, runtime, config=config) as server, asyncio.TaskGroup() as tasks:
         events = server.events()
@@ -106,7 +106,7 @@ async def test_switch_to_unusable_model_is_refused_and_changes_nothing(
             assert (after["pid"], after["ctx_size"]) == (before["pid"], before["ctx_size"]), error
             assert await statuses(server, SHORT, 2) == [200, 200]
         assert (await server.reload())["unchanged"] == ["chat"]
-        await server.switch(other_model, ctx_size=1024, parallel=1)  # and what can be, still is
+        await server.switch(other_model, ctx_size=1024, parallel=1)  # a valid switch still works
         assert model_status(server)["ctx_size"] == 1024
 
 
@@ -157,7 +157,7 @@ async def test_two_models_with_one_file_share_one_process(
         (both,) = server.status()["models"]
         assert (both["id"], both["aliases"], both["state"]) == ("a", ["b"], "ready")
         assert await statuses(server, {**SHORT, "model": "b"}, 1) == [200]
-        await server.switch(other_model, name="b", ctx_size=1024)  # and each has its own again
+        await server.switch(other_model, name="b", ctx_size=1024)  # each model has its own process again
         assert [(model["id"], model["state"]) for model in server.status()["models"]] == [
             ("a", "ready"),
             ("b", "ready"),

@@ -1,4 +1,4 @@
-"""Models that do not chat, served end to end as their class asks; and files that are no models at all."""
+"""Models of classes without chat, served end to end, and files that are no models."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def close(one: Sequence[float], other: Sequence[float]) -> bool:
 def test_single_multiple_and_long_texts_are_embedded(server: Llamasup, pooling: str) -> None:
     (one,) = embeddings(server, "hello world")
     several = embeddings(server, ["hello world", "cat", "dog", "cat", "a", "b"])
-    # Longer than a micro-batch by default (512) where the model can read as much; else all that it can.
+    # Longer than the default micro-batch (512) if the model's context allows it.
     words = 600 if pooling == "last" else 500
     (long,) = embeddings(server, "cat " * words)
     more_at_once = embeddings(server, ["dog " * words] * 6)
@@ -126,7 +126,7 @@ def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
         assert scores[0] == pytest.approx(scores[2], abs=1e-5)
         assert len({round(score, 4) for score in scores.values()}) > 3
     assert len(first) == 2
-    assert chat.status_code >= 400  # it is no chat model, and says so
+    assert chat.status_code >= 400  # it is no chat model
 
 
 # --- encoder and decoder -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""configs/: every one is run by ``llamasup serve`` with a real llama-server, and answers."""
+"""Every config of configs/ works with ``llamasup serve`` and a real llama-server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS_GPUS = {"two-gpus"}
 
 @pytest.fixture
 def environ(tmp_path: Path, tiny_model: Path, runtime: str) -> dict[str, str]:
-    """What the examples ask for, as their first lines say it; loopback alone."""
+    """The variables that the first lines of the examples require; only loopback addresses."""
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY} name=alice rpm=60 concurrent=4\n")
     keys.chmod(0o600)
@@ -41,7 +41,7 @@ def environ(tmp_path: Path, tiny_model: Path, runtime: str) -> dict[str, str]:
 
 @contextmanager
 def serve(config: Path, environ: dict[str, str], *arguments: str) -> Iterator[Llamasup]:
-    """Stopped afterwards, kindly."""
+    """A running ``llamasup serve``, stopped with SIGTERM afterwards."""
     words = command("serve", "--config", str(config), *arguments)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
     process = subprocess.Popen(words, env=environ, text=True, **pipes)

@@ -1,4 +1,4 @@
-"""What a real llama-server says when the context is too small, in every API, and what is made of it."""
+"""How llamasup recognizes a full context in the answers of a real llama-server, in every API."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RecordedClient:
 
 
 async def window_of(server: Serving) -> ContextWindow:
-    """Asked for as soon as the server is ready."""
+    """llamasup reads it once the server is ready."""
     await server.reaches(State.READY, 1)
     async with asyncio.timeout(PATIENCE_S):
         while True:

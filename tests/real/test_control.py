@@ -1,4 +1,4 @@
-"""A real model, controlled while it serves, on both runtimes."""
+"""Control commands for a real model that serves requests."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_followed_log_shows_lines_of_the_real_server(running: Llamasup) -> None:
     )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().strip()  # the last line so far: it follows from now on
+        assert process.stdout.readline().strip()  # the last line so far; the command now follows the log
         assert completed(running).status_code == 200
         while "print_timing" not in process.stdout.readline():
             pass
@@ -139,7 +139,7 @@ def test_stop_finishes_requests_and_stop_now_cuts_them(runtime: str, tiny_model:
                 lines = answer.iter_lines()
                 next(lines)
                 if finishes:
-                    server.suspend()  # the answer is not over before the stop has come
+                    server.suspend()  # the stop arrives before the end of the answer
                 stopping = subprocess.Popen(command("stop", *arguments))
                 if finishes:
                     running.wait_for("state", state="draining")
@@ -156,7 +156,7 @@ def test_stop_finishes_requests_and_stop_now_cuts_them(runtime: str, tiny_model:
 
 
 def test_two_llamasups_with_equal_model_names_write_separate_logs(runtime: str, tiny_model: Path) -> None:
-    """Each server writes the folder of its own socket; no log has that of the other."""
+    """The log of each server contains only the folder of its own socket."""
     words = ("--runtime", runtime)
     with llamasup(tiny_model, *words) as first, llamasup(tiny_model, *words) as second:
         for supervisor in (first, second):

@@ -1,4 +1,4 @@
-"""S18: crashes, stops and starts leave nothing in the process that supervises."""
+"""S18: crashes, stops and starts leak no resources of the supervising process."""
 
 from __future__ import annotations
 

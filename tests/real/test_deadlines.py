@@ -1,4 +1,4 @@
-"""A request that has had its time: its client is told, and a real llama-server's slot is free again."""
+"""A request that times out: its client gets an error, and the slot of a real llama-server is free again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_endless_answer_ends_at_the_request_timeout_and_frees_its_slot(
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         with http.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as streamed:
             received = b""
-            with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: nothing takes it for whole
+            with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: no client takes it for complete
                 for piece in streamed.iter_raw():
                     received += piece
         assert b'data: {"error":{' in received[-500:]

@@ -1,4 +1,4 @@
-"""What a real llama-server makes of the demo model and of the tiny models for tests, and what it refuses."""
+"""The demo model and the tiny test models on a real llama-server, and files that it refuses."""
 
 from __future__ import annotations
 

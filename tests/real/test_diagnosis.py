@@ -1,4 +1,4 @@
-"""Real servers that cannot start: what ``llamasup run`` makes of their last words, on both runtimes."""
+"""Real servers that cannot start: the diagnosis of ``llamasup run``, on both runtimes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_refused(
 
 
 def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
-    """A header that reads well; only the server knows which tensors its architecture needs."""
+    """The header is valid; only the server knows which tensors the architecture needs."""
     path = tmp_path / "tensor.gguf"
     path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
     check_refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))

@@ -1,4 +1,4 @@
-"""What ``llamasup doctor`` says of real runtimes, and what llama-server's own configuration does to them."""
+"""``llamasup doctor`` with real runtimes, and with a configuration file of llama.cpp."""
 
 from __future__ import annotations
 

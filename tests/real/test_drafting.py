@@ -1,4 +1,4 @@
-"""Speculative decoding on a real llama-server: which drafts it accepts, and that those we pass are used."""
+"""Speculative decoding on a real llama-server: which draft models it accepts and uses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def draft_timings(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
     return dict(timings)
 
 
-# --- whether the two belong together -------------------------------------------------------------
+# --- compatibility of target and draft -----------------------------------------------------------
 
 
 def changed(**changes: Any) -> Callable[[], bytes]:
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
 
 
 def log_of_start(llama_server: str, *arguments: str) -> str:
-    """What llama-server says until it listens."""
+    """The log of llama-server until it listens."""
     child = subprocess.Popen(
         [llama_server, "--ctx-size", "512", *arguments, "--host", "127.0.0.1", "--port", "0", "--offline"],
         env={**os.environ, "LD_LIBRARY_PATH": str(Path(llama_server).parent)},
@@ -133,12 +133,12 @@ def test_draft_mismatch_ends_run_before_the_start(
         assert "Traceback" not in ended.stderr
 
 
-# --- that it is used -----------------------------------------------------------------------------
+# --- use of the draft model ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["--spec-draft-model", "--model-draft"])
 def test_draft_model_passed_after_double_dash_is_used(flag: str, runtime: str, tiny_model: Path) -> None:
-    """b11434 loads it and does not use it unless told the type (#25345), which llamasup adds."""
+    """b11434 loads it, but uses it only with a flag for its type (#25345), which llamasup adds."""
     assert draft_timings(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
 
 
@@ -174,7 +174,7 @@ def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path
 
 
 def test_llama_server_fit_measures_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
-    """It did not always (#28172)."""
+    """Older builds did not (#28172). llamasup therefore leaves no room for it."""
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     measured = "getting device memory data for the extra model"
@@ -197,7 +197,7 @@ def test_mtp_head_file_drafts_for_its_model_but_is_not_served_alone(
     alone = run_to_end("run", str(head), "--port", "0", "--runtime", runtime)
     assert alone.returncode == 65
     assert "is a draft head, not a model that can be served" in alone.stderr
-    assert "listening on" not in log_of_start(llama_server, "-m", str(head))  # it would crash
+    assert "listening on" not in log_of_start(llama_server, "-m", str(head))  # llama-server crashes
 
 
 def test_llama_server_detects_dflash_from_the_file_without_a_type_flag(

@@ -1,4 +1,4 @@
-"""The fault matrix of docs/reliability.md as tests: what it counts, not what it measures."""
+"""The fault matrix of docs/reliability.md as tests: they check counts, not times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_fault_loses_no_unanswered_request_and_leaves_nothing_behind(case: Case,
 def test_requests_are_answered_during_a_million_log_lines_per_minute(
     testbed: Testbed,
 ) -> None:
-    """S19. How much slower they are is printed, and judged by scripts/faults.py on a quiet machine."""
+    """S19. Prints how much slower the requests are. scripts/faults.py judges this on an idle machine."""
     seen = flooded_over_quiet(testbed, rounds=10, requests=30)
     assert len(seen) == 10
     print(", ".join(f"{flooded_s / quiet_s:.2f}" for quiet_s, flooded_s in seen))

@@ -1,4 +1,4 @@
-"""What a client has of a real llama-server behind the front: TLS, and answers by a schema."""
+"""A real llama-server behind llamasup's TLS, and answers by a schema."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_tls_serves_chats_and_streams_and_a_disconnect_frees_the_slot(
             assert "".join(delta.get("content") or "" for delta in deltas) == text
 
             with http.stream("POST", "/completion", json=ENDLESS) as stream:
-                pieces = stream.iter_raw()  # a generator that goes closes its stream
+                pieces = stream.iter_raw()  # a deleted generator closes its stream
                 next(pieces)
                 assert slot(http)["is_processing"]
             deadline = time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""The watch over a real llama-server: what is stopped is replaced, what is slow is not."""
+"""Liveness of a real llama-server: llamasup replaces a stopped server, but not a slow one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ QUICK = LivenessPolicy(
     busy_prefill_stall_s=120.0,
     token_timeout_s=0.5,
 )
-# A process that works for a prompt gets little of a core where many others work as well, and nothing for half
-# a second at a time (seen at a load of 9 on two cores).
+# On a busy machine, a process that computes a prompt gets little CPU time, and none for half a second at a
+# time (seen at a load of 9 on two cores).
 BUSY_MACHINE = replace(QUICK, health_timeout_s=PATIENCE_S, prefill_stall_s=2.0, busy_cores=0.005)
-ONE_THREAD = 1  # as slow on many cores; and two would wait for each other on a busy machine
+ONE_THREAD = 1  # as slow on many cores; two threads would wait for each other on a busy machine
 PROMPT = "hello world " * 170  # some 2,000 tokens of the demo vocabulary: one batch
 
 
@@ -56,7 +56,7 @@ def test_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, ti
             exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
             assert "the process is stopped" in exited.diagnosis.message
-            assert exited.exit is None  # it did not end by itself
+            assert exited.exit is None  # llamasup killed it
             assert answer.status_code == 200
             assert answer.json()["tokens_predicted"] == 4
             with pytest.raises(ProcessLookupError):
@@ -77,7 +77,7 @@ def test_stopped_idle_server_is_replaced_before_the_next_request(runtime: str, t
 
 
 async def prefill(server: Serving) -> None:
-    """A prompt that is one batch of 2,048 tokens, during which the server shows no progress at all."""
+    """Send a prompt of one batch of 2,048 tokens, during which the server shows no progress."""
     answer = await server.complete(prompt=PROMPT, cache_prompt=False)
     assert answer.status_code == 200, server.notices
     timings = answer.json()["timings"]
@@ -101,7 +101,7 @@ def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
 
 
 def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
-    """The same prefill under a watch for which no process ever works: it is its CPU time that saves it."""
+    """The same prefill with a policy that ignores CPU time."""
     no_busy_process = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
 
     async def test() -> None:
@@ -121,7 +121,7 @@ def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, l
 
 
 def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
-    """A token takes far less than the stall that is allowed, the whole stream far longer."""
+    """A token takes far less than the stall timeout, the whole stream far longer."""
 
     async def test() -> None:
         async with serving(

@@ -1,4 +1,4 @@
-"""Requests of several jobs in front of a real llama-server: nobody holds all slots by one of them."""
+"""Requests with several jobs before a real llama-server: one request cannot hold all slots."""
 
 from __future__ import annotations
 

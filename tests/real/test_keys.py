@@ -1,4 +1,4 @@
-"""What a real llama-server makes of a file of keys, and what its answers cost a key."""
+"""Key files in llamasup and in a real llama-server, and the tokens that answers cost a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.real.test_security import child_socket, status_without_proxy
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-# A line's key is all of it, blanks and `=` included; a hash at its beginning makes it a comment.
+# The whole line is the key, with blanks and `=`. A line that begins with a hash is a comment.
 FILE = "plain\n# comment\nwith space\na=b\ntrailing==\n\n#x\nclé\nlast"
 CANDIDATES = [
     *("plain", "# comment", "comment", "with space", "with", "a=b", "a", "trailing==", "#x", "clé", "cle"),
@@ -146,7 +146,7 @@ def test_token_limits_use_the_counts_of_the_server(runtime: str, tiny_model: Pat
             return http.post("/v1/chat/completions", json=body | more, headers=headers, timeout=60)
 
         usage = ask("one", max_tokens=200).json()["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]  # what the warm-up has left there is free
+        cached = usage["prompt_tokens_details"]["cached_tokens"]  # cached tokens of the warm-up cost nothing
         cost = usage["prompt_tokens"] - cached + usage["completion_tokens"]
         assert cost > 200
         refused = ask("one")

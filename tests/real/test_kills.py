@@ -1,4 +1,4 @@
-"""S14 with a real llama-server: whoever is killed, nothing stays."""
+"""S14 with a real llama-server: after a kill of any process, nothing is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real
 
 @contextmanager
 def streaming(url: str) -> Iterator[None]:
-    """A stream that has begun, and would go on for long."""
+    """A client in the middle of a long stream."""
     body = {"prompt": "Once", "n_predict": 100_000, "stream": True, "ignore_eos": True}
     with httpx.Client(timeout=60) as client, client.stream("POST", f"{url}/completion", json=body) as answer:
         next(answer.iter_raw())
@@ -55,7 +55,7 @@ def test_server_ends_when_llamasup_is_killed(
 def test_server_behind_a_script_ends_when_llamasup_is_killed(
     llama_server: str, tiny_model: Path, own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel's signal reaches the script alone; this is what the guardian is for."""
+    """The kernel's signal reaches only the script, so the guardian has to end the server."""
     wrapper = tmp_path / "llama-server"
     wrapper.write_text(f'#!/bin/sh\n{shlex.quote(llama_server)} "$@"\nexit $?\n')
     wrapper.chmod(0o755)
