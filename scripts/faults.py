@@ -95,9 +95,7 @@ def of_runtime(testbed: Testbed, given: argparse.Namespace, verdict: Verdict) ->
     if given.only:
         return
     yield from crash_to_served(testbed, 3 if given.quick else 15, verdict)
-    services, crashes = (
-        (4, 10) if given.quick else (21, 50)
-    )  # the first service also loads what a process loads once
+    services, crashes = (4, 10) if given.quick else (21, 50)  # the first service is a warm-up
     yield from cycles(testbed, services, crashes, verdict)
     yield from flood(testbed, 10 if given.quick else 60, verdict)
 

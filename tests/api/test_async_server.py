@@ -1,4 +1,4 @@
-"""The life of a server in an event loop: how it begins, what it can be asked, and every way that it ends."""
+"""The life of a server in an event loop: its start, its methods, and every kind of end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))
 
 @pytest.fixture(autouse=True)
 def no_leftovers(new_children: NewChildren) -> Iterator[None]:
-    """No child, no task that nobody has waited for, no open file that nobody has closed."""
+    """Check that no child, no task and no open file is left."""
     yield
     gc.collect()
     assert new_children() == []
@@ -173,7 +173,7 @@ async def test_calls_without_a_name_use_the_only_or_the_default_model(fake: str,
         assert "a" in caught.value.remedy
 
 
-# --- how it does not begin ---------------------------------------------------------------------------
+# --- failed starts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,11 +265,11 @@ async def test_server_cannot_be_entered_twice_but_can_be_started_again(fake: str
         assert third.status()["models"][0]["state"] == "ready"
 
 
-# --- how it ends -------------------------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------------------------------
 
 
 async def finish_during_drain(server: llamasup.AsyncServer, go: Path) -> None:
-    """Let what is in flight go on (``until=``) once the server drains."""
+    """Let the requests in flight continue (``until=``) once the server drains."""
     async for event in server.events():
         if event.get("state") == "draining":
             go.touch()  # noqa: ASYNC240 - one file

@@ -1,4 +1,4 @@
-"""Readers of what happens: each has everything from its beginning on, within a bound, until the end."""
+"""Readers of events: each gets all events from its start to the end, within a bound."""
 
 from __future__ import annotations
 

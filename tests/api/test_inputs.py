@@ -1,4 +1,4 @@
-"""What a program says of a model: taken as it is meant, or refused with everything that is wrong with it."""
+"""The arguments of a model: accepted, or refused with all their errors."""
 
 from __future__ import annotations
 

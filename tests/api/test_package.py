@@ -1,4 +1,4 @@
-"""What ``import llamasup`` gives, and what it costs."""
+"""The names that ``import llamasup`` provides, and the modules that it loads."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_catching_an_error_does_not_import_the_server() -> None:
 
 
 def test_serving_imports_neither_the_control_application_nor_rich() -> None:
-    """They come when somebody asks for them: a program that serves may never do that."""
+    """They are loaded on first use, which a serving program may never need."""
     code = "import sys, llamasup; llamasup.serve; print(*sys.modules)"
     loaded = set(_python(code).split())
     assert {"starlette", "uvicorn", "rich", "typer", "prometheus_client"} & loaded == set()

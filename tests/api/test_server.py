@@ -1,4 +1,4 @@
-"""The life of a server in a thread of its own: asked from many threads, interrupted, forked, and left."""
+"""The life of a server in a thread of its own: calls from many threads, interrupts, forks, and its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = {"prompt": "Hi", "max_tokens": 8}
 
 @pytest.fixture(autouse=True)
 def no_leftovers(new_children: NewChildren) -> Iterator[None]:
-    """No child, and no thread of ours."""
+    """Check that no child and no thread of llamasup is left."""
     yield
     assert new_children() == []
     assert [thread.name for thread in threading.enumerate() if thread.name == "llamasup"] == []
@@ -120,7 +120,7 @@ def test_leaving_the_block_lets_requests_of_other_threads_finish(
     go = tmp_path / "go"
 
     def finish(events: Iterator[Any]) -> None:
-        """Let them go on (``until=``) once the server drains."""
+        """Let the requests continue (``until=``) once the server drains."""
         for event in events:
             if event.get("state") == "draining":
                 go.touch()
@@ -225,7 +225,7 @@ FORKED = "import httpx; assert httpx.get('{url}/health').status_code == 200"
 
 
 def _in_the_fork(server: llamasup.Server) -> int:
-    """The number of what was not as it should be."""
+    """The number of failed checks."""
     wrong = 0
     for request in (server.status, server.events, server.load, lambda: server.client):
         try:
@@ -253,7 +253,7 @@ except KeyboardInterrupt:
 
 @contextmanager
 def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) -> Iterator[Any]:
-    """A program of a user's, in a session of its own."""
+    """A user's program, in its own session."""
     code = SCRIPT.format(model=str(model), runtime=runtime, block=block, preload=preload)
     words = [sys.executable, "-W", "error", "-c", code]
     with subprocess.Popen(
@@ -266,7 +266,7 @@ def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) 
 
 
 def await_child(pid: int, word: str) -> int:
-    """Until a process below this one has this word in its command line: its id."""
+    """Wait for a descendant with this word in its command line. Returns its process ID."""
     deadline = threading.Event()
     for _ in range(int(PATIENCE_S * 100)):
         for child in psutil.Process(pid).children(recursive=True):
@@ -288,7 +288,7 @@ def await_in_flight(server: llamasup.Server, count: int) -> None:
 
 
 def result_of(process: Any) -> tuple[str, str, int]:
-    """What it said, on both streams, and its exit code."""
+    """Its standard output, its standard error, and its exit code."""
     out, err = process.communicate(timeout=PATIENCE_S)
     return out, err, process.returncode
 

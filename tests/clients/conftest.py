@@ -30,7 +30,7 @@ KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"
 """The origin of a web page that is allowed to call."""
 LONG = 30_000
-"""Tokens of an answer that nobody waits for: it takes seconds, and more than any buffer holds."""
+"""Tokens of an answer that a client abandons: it takes seconds and exceeds all buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Served:
         return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S)
 
     def direct(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What the server itself answers, asked on its own socket."""
+        """The answer of the server itself, on its own socket."""
         (child,) = [process for process in self.running.children() if "--host" in process.cmdline()]
         words = child.cmdline()
         transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
@@ -70,7 +70,7 @@ class Served:
 
 @contextmanager
 def frees_slot(served: Served) -> Iterator[None]:
-    """A client that leaves in here frees its slot, long before the server has said all that was asked for."""
+    """Check that a client that disconnects in this block frees its slot before the end of its answer."""
     served.wait_until_idle()
     before = served.tokens_predicted()
     yield
@@ -106,7 +106,7 @@ def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="package")
 def chat(serve: Serve, tiny_model: Path) -> Served:
-    """The demo model: it talks for as long as it is let."""
+    """The demo model: its answers are as long as the limit allows."""
     return serve(tiny_model, "--ctx-size", "32768", "--parallel", "4")
 
 
@@ -129,7 +129,7 @@ def encoder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
 def slow_to_load(
     serve: Serve, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], tuple[Served, Callable[[], None]]]:
-    """A llamasup that lets nobody wait, whose server loads only when it is told to, and how to tell it."""
+    """A llamasup without a queue, whose server loads only after a call, and the function for this call."""
 
     def start() -> tuple[Served, Callable[[], None]]:
         folder = tmp_path_factory.mktemp("slow")
@@ -187,7 +187,7 @@ def _program(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client may ask anybody else for anything: names other than this machine's are not looked up."""
+    """No client may contact other machines: only names of this machine are resolved."""
     real_getaddrinfo = socket.getaddrinfo
 
     def local_getaddrinfo(host: Any, *rest: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A server that dies in the middle of everybody's answer: nobody takes what came for the whole (S12)."""
+"""A server that dies while all clients read answers: no client takes its part for complete (S12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a web page does: ``fetch`` and a stream (Node has the same), and what its browser asks before."""
+"""A web page with ``fetch`` and a stream (Node has the same API), and the preflight of its browser."""
 
 from __future__ import annotations
 

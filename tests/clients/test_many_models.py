@@ -1,4 +1,4 @@
-"""``llamasup serve`` as clients see it: models are listed, shown, chosen by name, refused by name."""
+"""``llamasup serve`` as clients see it: models are listed, shown, and selected by name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MODELS: dict[str, Callable[[], bytes]] = {
 
 @pytest.fixture(scope="module")
 def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """All are loaded but one; what names none is for the one that chats."""
+    """A llamasup with all models loaded but one. Requests without a name go to the chat model."""
     home = tmp_path_factory.mktemp("m")  # short: sockets lie below it
     (home / "keys").write_text(f"{KEY} name=all\n{CHATS} name=chats models=tiny*\n")
     (home / "keys").chmod(0o600)
@@ -62,7 +62,7 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
 
 
 def direct(many: Served, model: str) -> httpx.Client:
-    """The very server that has this model."""
+    """A client of the server with this model."""
     (words,) = [
         words
         for child in many.running.children()

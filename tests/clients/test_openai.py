@@ -216,7 +216,7 @@ def test_closed_stream_frees_the_slot(client: openai.OpenAI, chat: Served) -> No
 
 
 def test_cancelled_reader_task_frees_the_slot(chat: Served) -> None:
-    """A stream: llama-server (b11434) does not look whether somebody still waits for a whole answer."""
+    """A stream: llama-server (b11434) does not check for the client of an answer without a stream."""
 
     async def leave() -> None:
         async with async_client_of(chat) as client, asyncio.TaskGroup() as tasks:
@@ -267,7 +267,7 @@ def test_missing_routes_are_404(client: openai.OpenAI) -> None:
 def test_loading_model_gives_503_at_once_and_an_answer_after_retries(
     slow_to_load: Callable[[], tuple[Served, Callable[[], None]]],
 ) -> None:
-    """Where nobody may wait: 503 with Retry-After, which the client heeds."""
+    """Without a queue: 503 with Retry-After, which the client respects."""
     served, load = slow_to_load()
     with client_of(served) as client_without_retries, pytest.raises(openai.InternalServerError) as caught:
         client_without_retries.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)

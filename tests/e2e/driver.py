@@ -1,4 +1,4 @@
-"""Runs the ``llamasup`` command as a real process and reads what it says, as a parent program would."""
+"""Runs the ``llamasup`` command as a real process and reads its output, like a parent program."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run_to_end(
 
 
 def _changes_python(env: Mapping[str, str] | None) -> bool:
-    """Whether a variable is another one than here that Python reads when it starts."""
+    """Whether ``env`` changes a variable that Python reads when it starts."""
     names = {name for name in (*(env or ()), *os.environ) if name.startswith(("PYTHON", "LC_", "LANG", "TZ"))}
     return env is not None and any(env.get(name) != os.environ.get(name) for name in names)
 
@@ -80,7 +80,7 @@ def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
     try:
         while chunk := os.read(master, 65_536):
             received += chunk
-    except OSError:  # EIO: nobody has the other end any more
+    except OSError:  # EIO: the other end is closed
         pass
     finally:
         os.close(master)
@@ -151,7 +151,7 @@ class Llamasup:
         return self._next(matches, f"ready after generation {generation}")
 
     def all_events(self) -> Sequence[Mapping[str, Any]]:
-        """Everything that it reported until its end."""
+        """All events until its end."""
         while (event := self._unread.get(timeout=PATIENCE_S)) is not None:
             self.events.append(event)
         self._unread.put(None)
@@ -254,7 +254,7 @@ def adopted(process: subprocess.Popen[str] | ForkedCommand) -> Iterator[Llamasup
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A zombie has ended: how soon it is reaped is up to whoever inherited it."""
+    """A zombie has ended: its new parent decides when to reap it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -271,7 +271,7 @@ def seconds_until_gone(processes: Sequence[psutil.Process]) -> float:
 
 
 def await_removed(path: Path) -> None:
-    """Wait until it is not there any more."""
+    """Wait until ``path`` does not exist any more."""
     began = time.monotonic()
     while path.exists():
         assert time.monotonic() - began < PATIENCE_S, path

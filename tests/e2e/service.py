@@ -22,7 +22,7 @@ N = TypeVar("N")
 
 
 class Serving:
-    """A running service, what it has told, and a client of it."""
+    """A running service, its events, and a client."""
 
     def __init__(self, service: Service, bus: Bus, client: httpx.AsyncClient) -> None:
         self.service = service

@@ -1,4 +1,4 @@
-"""The access log of a whole llamasup: what is in it, what never is, and what becomes of it on a bad disk."""
+"""The access log of a whole llamasup: its contents, secrets that it never contains, and a full disk."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def test_server_that_closes_its_output_keeps_serving_and_its_exit_is_seen(
 def test_server_that_never_reports_ready_is_a_hung_start(
     fault: str, tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    """Who asked meanwhile is answered by the next one, which is well."""
+    """The next generation, which works, answers the requests that arrived meanwhile."""
     server = fake_server(fault, f"once={tmp_path / 'once'}")
 
     async def test() -> None:

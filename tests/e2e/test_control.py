@@ -279,7 +279,7 @@ def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
         assert running.stop() == 0
 
 
-# --- who reads ---------------------------------------------------------------------------------------
+# --- readers of the output ---------------------------------------------------------------------------
 
 
 def test_followed_log_continues_and_ctrl_c_ends_it(running: Llamasup) -> None:

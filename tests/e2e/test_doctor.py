@@ -68,7 +68,7 @@ def limited(options: str, *capabilities: str) -> list[str]:
 
 @pytest.fixture
 def fake(fake_server: Callable[..., str]) -> tuple[str, ...]:
-    """A runtime that is well, and a port that nobody has."""
+    """A working runtime and a free port."""
     return ("--runtime", fake_server(), "--port", str(free_port()))
 
 

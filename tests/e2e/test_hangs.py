@@ -43,7 +43,7 @@ def test_stalled_completions_are_a_hang_even_if_health_answers_ok(
             await server.reaches(State.READY, 1)
             asked = asyncio.gather(*(server.complete() for _ in range(3)))
             while server.runner.instance.generation == 1:
-                # What needs no model is answered all the time, and says nothing.
+                # Requests that need no model are answered all the time, and prove nothing.
                 await server.client.get("/props")
                 await asyncio.sleep(0.02)
             answers = await asked

@@ -52,7 +52,7 @@ def mounted(folder: Path, options: str) -> list[str]:
 def test_full_disk_under_the_log_folder_affects_only_the_log(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
-    """1 MB of log into 64 KiB: told once, the child is drained, requests are served, the next one too."""
+    """1 MB of log into 64 KiB: one warning, and this child and the next one serve requests."""
     disk = mounted(own_folders / "state", "size=64k,mode=700")
     server = fake_server("log_bytes=1000000")
     with llamasup(tiny_model, "--runtime", server, "--log-format", "json", prefix=disk) as running:
@@ -71,7 +71,7 @@ def test_full_disk_under_the_log_folder_affects_only_the_log(
 def test_unwritable_folder_does_not_prevent_serving(
     place: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
-    """The log is not kept, and it is told; the run folder is made in the temporary folder."""
+    """The log is not kept, with a warning; the run folder is created in the temporary folder."""
     disk = mounted(own_folders / place, "ro,mode=700")
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json", prefix=disk) as running:
         running.wait_for("ready")
@@ -161,7 +161,7 @@ def test_clock_jumps_affect_neither_serving_nor_restarts(
             child.kill()
             running.wait_for("state", state="ready", generation=generation)
             assert asked(running) == 200
-            # Who starts now must not take the one from before the jump for dead, nor sweep its folder.
+            # A llamasup that starts now must not treat the older one as dead and remove its folder.
             with llamasup(tiny_model, "--runtime", fake_server()) as neighbour:
                 neighbour.wait_for("ready")
                 assert asked(running) == 200
@@ -185,7 +185,7 @@ def script(path: Path, *lines: str) -> str:
 def test_fork_of_an_exited_child_ends_before_the_next_start(
     tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
-    """A daemon puts itself where no process group and no parent reaches; it would hold the memory."""
+    """A daemon leaves its process group and its parent, and would keep the memory."""
     started = tmp_path / "started"
     daemon = script(
         tmp_path / "daemon",

@@ -1,4 +1,4 @@
-"""``llamasup inspect`` as a person and a program meet it: a real process on real files."""
+"""``llamasup inspect`` for users and programs: a real process on real files."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_lora_text_shows_how_to_use_it(tmp_path: Path) -> None:
 
 
 def test_control_characters_in_file_content_are_escaped(tmp_path: Path) -> None:
-    evil = b"\x1b]0;owned"  # as long as what it replaces, so that the header stays true
+    evil = b"\x1b]0;owned"  # of the same length, so that the header stays valid
     content = models.tiny_decoder().replace(b"llamasup demo", evil.ljust(13))
     path = put(tmp_path / "\x1b[31mred\n.gguf", content)
     text = inspected(path).stdout
@@ -315,7 +315,7 @@ def test_lines_are_wrapped_between_words_on_a_narrow_terminal(mixed: Path) -> No
     assert max(len(line) for line in narrow.splitlines() if ":" in line) <= 76
 
 
-# --- whoever reads the output --------------------------------------------------------------------
+# --- readers of the output -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])

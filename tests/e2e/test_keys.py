@@ -1,4 +1,4 @@
-"""API keys from the command that makes them to the request that is refused, with a service that goes on."""
+"""API keys from their creation to a refused request, while the service keeps running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Smaller plans after a start that was too much: what is tried, what is said, what is remembered."""
+"""Smaller plans after a failed start: the fallback steps, their messages, and the load history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``llamasup list`` as a person and a program meet it: a real process on real folders."""
+"""``llamasup list`` for users and programs: a real process on real folders."""
 
 from __future__ import annotations
 

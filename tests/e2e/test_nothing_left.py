@@ -1,4 +1,4 @@
-"""S14: whatever ends llamasup, nothing of it stays; and it never touches what belongs to somebody else."""
+"""S14: nothing is left after any end of llamasup, and it never touches processes or files of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def script(path: Path, *lines: str) -> str:
 
 @pytest.fixture
 def wrapper(fake_server: ServerMaker, tmp_path: Path) -> str:
-    """A script that starts the server and waits, as people write them, beside a helper that leaves it all."""
+    """A script that starts the server and waits, and a helper that leaves the process group."""
     server = fake_server()
     return script(
         tmp_path / "wrapper",
@@ -128,7 +128,7 @@ def test_kill_of_the_whole_process_group_leaves_nothing_behind(
 def killed_with_its_guardian(
     model: Path, wrapper: str, home: Path, *arguments: str
 ) -> Iterator[tuple[Path, list[psutil.Process]]]:
-    """The folder and the surviving processes of a run that nobody could clean up after."""
+    """The folder and the surviving processes of a run without any clean-up."""
     with llamasup(model, "--runtime", wrapper, *arguments) as running:
         running.wait_for("ready")
         children = running.children()
@@ -165,7 +165,7 @@ def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
             assert not any(map(is_alive, survivors))
             assert not folder.exists()
             assert not ready_file.exists()
-            # Nothing of the one that goes on was touched.
+            # The running llamasup is not affected.
             assert is_served(sibling)
             assert len(sibling.children()) == 3
             assert run_folder(own_folders, sibling).is_dir()
@@ -173,7 +173,7 @@ def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
             (line,) = [line for line in running.stderr_text.splitlines() if "Cleaned up after" in line]
         assert str(folder) in line
         assert str(ready_file) in line
-        # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
+        # The server may have ended by then: it ends if it writes output and the pipe has no reader.
         assert f"process {sleeper.pid} (a descendant)" in line
         assert sibling.stop() == 0
 
@@ -296,7 +296,7 @@ def test_closed_terminal_stops_llamasup(
 
 
 def _show(terminal: int, closing: int) -> None:
-    """A terminal window until somebody closes it. (A read that is going on would keep it open.)"""
+    """A terminal window until it is closed. (A pending read would keep it open.)"""
     while closing not in (readable := select.select([terminal, closing], [], [])[0]):
         assert readable
         os.read(terminal, 65536)

@@ -1,4 +1,4 @@
-"""``llamasup run`` as systemd starts it: what it tells, what SIGHUP means there, and the sockets it is given.
+"""``llamasup run`` under systemd: its notifications, the effect of SIGHUP, and sockets from systemd.
 
 The service manager is a socket of the test; the real systemd is in tests/service/systemd.
 """
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linu
 
 
 class Manager:
-    """Hears what a service says."""
+    """Receives the notifications of a service."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,7 +86,7 @@ def test_ready_is_sent_after_the_first_token(
             f"STATUS=serving tiny at {running.url}, 4 slots",
         ]
         assert "EXTEND_TIMEOUT_USEC=60000000" in lines
-        # Nothing below the service may speak for it.
+        # No child of the service may send notifications for it.
         for process in running.children():
             assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & process.environ().keys()
         assert running.stop() == 0
@@ -159,7 +159,7 @@ def test_watchdog_messages_stop_with_the_event_loop(
 def test_service_with_many_models_stays_up(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    """READY=1 with what is preloaded; then each of them comes and goes, and the config is read again."""
+    """READY=1 after the preloads; then models load and unload, and the config is reloaded."""
     (tmp_path / "models").mkdir()
     for name in ("a", "b"):
         (tmp_path / f"models/{name}.gguf").write_bytes(tiny_model.read_bytes())
@@ -235,7 +235,7 @@ def test_llamasup_serves_on_the_socket_from_systemd(
 def test_socket_reachable_from_other_machines_needs_a_key(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    """X1: also where systemd has opened it."""
+    """X1: also for a socket that systemd has opened."""
     arguments = ("run", str(tiny_model), "--runtime", fake_server())
     with socket.create_server(("127.0.0.1", 0)) as inner, socket.create_server(("0.0.0.0", 0)) as outer:
         fds = [inner.fileno(), outer.fileno()]

@@ -1,4 +1,4 @@
-"""``llamasup plan`` as a person reads it."""
+"""``llamasup plan`` in its text form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a process shows: where it listens, what its child gets, what is logged (X1, X5, X6, X13)."""
+"""Security checks that need a process: addresses, environment of the child, and logs (X1, X5, X6, X13)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_environment_of_the_child_is_an_allowlist(serve: Serve) -> None:
 
 
 def seen_of(running: Llamasup, folder: Path) -> bytes:
-    """Everything that it says and keeps."""
+    """All its output and files."""
     lines = [" ".join(path.cmdline()).encode() for path in (psutil.Process(running.pid), *running.children())]
     kept = everything_in(folder)
     assert running.stop() == 0

@@ -1,4 +1,4 @@
-"""``llamasup serve`` and what nobody should give it: each has its stated outcome, and ends no other model."""
+"""``llamasup serve`` with bad input: each case has a defined outcome and ends no other model."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_invalid_missing_or_unreadable_config_changes_nothing(config: Path) -> N
 
 
 def test_models_of_a_disappeared_folder_stay(config: Path, folder: Path, tiny_model: Path) -> None:
-    """What is loaded serves on, before and after a reload; when it is back, so is what is new in it."""
+    """Loaded models keep serving, also after a reload. When the folder is back, its new models are served."""
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
         away = folder.rename(folder.with_name("away"))
@@ -228,7 +228,7 @@ needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="need
 
 @needs_setpriv
 def test_models_of_an_unreachable_folder_stay(config: Path, folder: Path, tiny_model: Path) -> None:
-    """As below a share that is dead: the system does not say that nothing is there."""
+    """As below a dead network share: the system reports an error, not a missing folder."""
     inner = folder / "inner"
     inner.mkdir()
     (folder / "alpha.gguf").rename(inner / "alpha.gguf")
@@ -274,7 +274,7 @@ def test_models_of_an_unreadable_subfolder_stay(config: Path, folder: Path, tiny
 def test_partial_copy_of_a_model_does_not_affect_the_served_one(
     config: Path, folder: Path, tiny_model: Path
 ) -> None:
-    """Not while it is copied, nor by a reload in the middle, nor once it is clear that it was cut off."""
+    """Neither during the copy, nor by a reload meanwhile, nor once the copy is clearly incomplete."""
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
         copy = folder / "backup/alpha.gguf"
@@ -325,7 +325,7 @@ def test_folder_on_the_command_line_must_exist(is_file: bool, said: str, tmp_pat
 
 
 def test_folder_of_the_config_may_be_created_later(config: Path, folder: Path) -> None:
-    """A disk that is mounted after the start, say."""
+    """For example, a disk that is mounted after the start."""
     away = folder.rename(folder.with_name("away"))
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert listed(client) == []
@@ -359,7 +359,7 @@ def test_thousand_models_are_listed_and_cost_no_cpu_while_idle(
         assert ask(client, "model-999").status_code == 200
         assert ask(client, "model-1000").status_code == 404
         process = psutil.Process(running.pid)
-        until(lambda: process.cpu_percent(0.5) < 20.0)  # what it does after a start is over
+        until(lambda: process.cpu_percent(0.5) < 20.0)  # until the work after the start is done
         before, began_s = process.cpu_times(), time.monotonic()
         time.sleep(2.0)
         after = process.cpu_times()

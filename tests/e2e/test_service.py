@@ -1,4 +1,4 @@
-"""``llamasup service`` as a command: what it writes, removes, shows and refuses.
+"""``llamasup service`` as a command: the files it writes and removes, its output, and its errors.
 
 Its ``systemctl`` is a small program of the test that writes down what it is asked; the real one is in
 tests/service/systemd. Only ``--user`` units are written: their folder belongs to the test.

@@ -1,4 +1,4 @@
-"""``llamasup service`` of many models: what the unit says for a config, and what is refused.
+"""``llamasup service`` of many models: the unit for a config, and refused configs.
 
 The unit under a real systemd is in tests/service/systemd.
 """
@@ -22,7 +22,7 @@ RUNTIME = ("--runtime", "embedded")
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_model: Path) -> Path:
-    """A config's own, with a folder of two models beside it, open to all."""
+    """The folder of a config, with a folder of two models, readable by all users."""
     tmp_path.chmod(0o755)
     (tmp_path / "models").mkdir()
     for name in ("a", "b"):
@@ -151,7 +151,7 @@ def test_invalid_options_are_usage_errors(words: list[str], said: str) -> None:
 def test_service_that_could_not_serve_is_not_installed(
     folder: Path, config: str, words: list[str], code: int, said: str
 ) -> None:
-    """``${MODELS}`` of the person who installs is no variable of a service's."""
+    """A service does not have the variable ``${MODELS}`` of the user who installs it."""
     done = printed(folder, config, *words, MODELS=str(folder / "models"))
     assert done.returncode == code, done.stderr
     assert said in done.stderr

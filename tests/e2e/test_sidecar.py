@@ -94,7 +94,7 @@ def test_input_from_the_parent_is_read_and_ignored(tiny_model: Path, fake_server
 
 
 def test_stdin_closed_before_the_start_is_a_stop(tiny_model: Path, fake_server: ServerMaker) -> None:
-    """The parent died while it was starting us; nothing is loaded for nobody."""
+    """The parent died during the start of llamasup, so no model is loaded."""
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", input="")
     assert done.returncode == 0
     assert "Standard input ended: stopping." in done.stderr
@@ -208,7 +208,7 @@ def test_parent_that_closes_stdout_and_stderr_does_not_stop_llamasup(
         process.stdout.close()
         process.stderr.close()
         (child,) = psutil.Process(process.pid).children()
-        child.kill()  # which it tells of, to nobody
+        child.kill()  # llamasup reports it to closed streams
         while [each.pid for each in psutil.Process(process.pid).children()] in ([], [child.pid]):
             assert process.poll() is None
         answer = httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=PATIENCE_S)
@@ -223,7 +223,7 @@ def test_parent_that_closes_stdout_and_stderr_does_not_stop_llamasup(
 def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
-    """Standard input cannot end again: nobody is told to do it again to stop now."""
+    """Standard input cannot end twice, so no message says to repeat it."""
     with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
         url = running.url
         with httpx.stream(
@@ -238,7 +238,7 @@ def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
 
 
 def test_end_of_the_parent_speeds_up_a_stop_by_sigterm(tiny_model: Path, fake_server: ServerMaker) -> None:
-    """An application that quits: it asks kindly and is gone. A stream in flight cannot hold us for 30 s."""
+    """An application sends SIGTERM and exits. A stream in flight does not delay llamasup for 30 s."""
     with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
         url = running.url
         with httpx.Client(timeout=PATIENCE_S) as client:

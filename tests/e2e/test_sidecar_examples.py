@@ -123,7 +123,7 @@ def test_everything_ends_when_an_example_is_killed(
 
 
 def _serves(process: psutil.Process) -> bool:
-    """Whether it is the llama-server, and not one that is only asked what it can do."""
+    """Whether the process serves a model, and is not a probe of the capabilities."""
     try:
         return "--model" in process.cmdline()
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""How ``llamasup run`` starts: what is proven, what is said meanwhile, how a failure is explained."""
+"""How ``llamasup run`` starts: the warm-up, the messages meanwhile, and the diagnosis of failures."""
 
 from __future__ import annotations
 

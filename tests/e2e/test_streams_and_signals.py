@@ -1,4 +1,4 @@
-"""Parents are careless: pipes that nobody reads, closed streams, signals at any moment."""
+"""Careless parents: pipes without a reader, closed streams, and signals at any moment."""
 
 from __future__ import annotations
 

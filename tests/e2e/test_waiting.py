@@ -29,7 +29,7 @@ def crowd() -> Iterator[ThreadPoolExecutor]:
 
 
 def url_of(running: Llamasup) -> str:
-    """Where it listens, long before it says so: the model has to load first."""
+    """The address where llamasup listens, before the model is loaded."""
     running.wait_for("state", state="starting")  # a load that crashes at once may not be seen
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -95,7 +95,7 @@ def test_failed_start_answers_queued_requests_with_its_cause(
 def test_crash_loop_answers_all_requests_and_then_gives_up(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
 ) -> None:
-    """Requests wait through the whole of it, about 16 s, and learn why nothing comes."""
+    """Requests wait during the whole crash loop, about 16 s, and get its cause."""
     with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV")) as running:
         url = url_of(running)
         patient = ask(crowd, url)

@@ -146,7 +146,7 @@ def test_permanent_crash_ends_with_the_signal_as_in_a_shell(
 
 
 def test_model_without_a_warm_up_request_is_served_once_healthy(fake_server: Callable[..., str]) -> None:
-    """A model that llama-server itself downloads: nobody knows yet what it is."""
+    """A model that llama-server itself downloads: its class is still unknown."""
     with wrapped(fake_server("status=500"), "-m", "/dev/null", "-hf", "org/repo", "--port", "0") as running:
         assert running.wait_for("ready")["models"] == ["repo"]
         states = [event["state"] for event in running.events if event["event"] == "state"]

@@ -27,7 +27,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 class Home:
-    """Somebody's closed home in the machine, where a config and models lie."""
+    """A private home in the machine, with a config and models."""
 
     def __init__(self, machine: Machine, user: str) -> None:
         self.path = Path("/home") / user
@@ -150,7 +150,7 @@ def test_restart_of_one_of_many_models_is_not_a_reload(machine: Machine, tiny_mo
 
 
 def test_model_is_downloaded_into_the_folder_of_the_config(machine: Machine, tiny_model: Path) -> None:
-    """It may write there and reach others, with a token that is root's alone."""
+    """It may write there and reach other machines, with a token that only root can read."""
     home = Home(machine, "away")
     with running_hub() as hub:
         hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_model.read_bytes()}

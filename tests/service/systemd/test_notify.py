@@ -1,4 +1,4 @@
-"""What systemd gives and hears, over real sockets."""
+"""Notifications to systemd and sockets from it, over real sockets."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_full_queue_delays_messages_and_keeps_their_order(
 
 
 def fill(address: str) -> int:
-    """Send as much as one sender may; how many messages that was."""
+    """Fill the queue of one sender. Returns the number of messages."""
     sent = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
@@ -122,7 +122,7 @@ print([name for name in os.environ if name.startswith("LISTEN_")])
 
 
 def output_with_descriptors(*files: int, **environ: str) -> list[str]:
-    """What a process says that is given these descriptors as 3, 4, …"""
+    """The output of a process that gets these descriptors as 3, 4, …"""
     moves = "; ".join(f"os.dup2({fd}, {FIRST_FD + 40 + at})" for at, fd in enumerate(files))
     downs = "; ".join(f"os.dup2({FIRST_FD + 40 + at}, {FIRST_FD + at})" for at in range(len(files)))
     program = f"import os\n{moves}\n{downs}\n{_TAKE}"

@@ -1,4 +1,4 @@
-"""What systemd hears of a service, as transcripts."""
+"""The notifications of a service to systemd, as transcripts."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_unloaded_model_is_not_reported_as_served() -> None:
     assert systemd_status.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == (
         "STATUS=qwen is not loaded",
     )
-    # Nobody is to wait for a reload that an unload has overtaken.
+    # An unload also ends the reload.
     status, messages = systemd_status.state_changed(
         replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4
     )
