@@ -32,7 +32,7 @@ SENT = 31 * MIB
 
 
 def serve(bound: int) -> None:
-    """A proxy alone; it ends with its standard input."""
+    """Run only the proxy, until the end of standard input."""
 
     async def run() -> None:
         limits = Limits(bodies_bytes=bound * MIB, bodies_per_client_bytes=bound * MIB // 2)
@@ -48,7 +48,7 @@ def serve(bound: int) -> None:
 
 
 def is_answered(sock: socket.socket) -> bool:
-    """Whether there is an answer, or the connection has ended."""
+    """Whether a response has arrived, or the connection has ended."""
     try:
         sock.recv(1)
     except BlockingIOError:
@@ -59,7 +59,7 @@ def is_answered(sock: socket.socket) -> bool:
 
 
 def burst(port: int, clients: int, addresses: int) -> list[socket.socket]:
-    """Send all that is taken; the connections."""
+    """Send as much as the proxy accepts. Returns the connections."""
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (32 * MIB)
     body = memoryview(bytes(SENT))
     waiting = selectors.DefaultSelector()
@@ -104,7 +104,7 @@ def measure(clients: int, addresses: int, bound: int) -> None:
         print(f"| before | {rss():.0f} MiB |")
         for round_ in (1, 2):
             connections = burst(port, clients, addresses)
-            time.sleep(3)  # until what lingers is gone
+            time.sleep(3)  # until lingering connections are closed
             refused = sum(map(is_answered, connections))
             print(f"| burst {round_}: {clients - refused} bodies held, {refused} refused | {rss():.0f} MiB |")
             for sock in connections:

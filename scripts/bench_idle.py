@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a supervisor costs while nothing happens (promise P7): CPU and resident memory of `llamasup run demo`.
+"""The cost of an idle supervisor (promise P7): CPU and resident memory of `llamasup run demo`.
 
 python scripts/bench_idle.py [--seconds 60]
 """
@@ -14,7 +14,7 @@ import time
 
 import psutil
 
-FIRST_S = 10  # what starting leaves to be done later is not what idling costs
+FIRST_S = 10  # work that the start postpones does not count
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""What reading models costs: a header with a large vocabulary, and a folder of many models (P8).
+"""The time to read models: a header with a large vocabulary, and a folder of many models (P8).
 
-Each row is measured twice: the reading alone, in this process, and the whole ``llamasup inspect`` command,
-most of which is the start of Python and its imports. Cold: nothing is in llamasup's cache, the files are in
-the system's. Medians over the runs, with the spread beside them.
+Each row has two measurements: the reading in this process, and the whole ``llamasup inspect`` command, which
+mostly starts Python and imports modules. Cold: llamasup's cache is empty, but the system caches the files.
+Medians over the runs, with their spread.
 
     python scripts/bench_inspect.py [--runs 9] [--models 1000]
 """

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a plan is worth: llama-server's bare defaults beside llamasup's plan and each profile.
+"""The benefit of a plan: llama-server's bare defaults compared with llamasup's plan and each profile.
 
-Every contender is one command line of the same server: the bare defaults are ``llama-server -m MODEL`` and
-nothing else, the others what ``llamasup plan`` prints. No proxy is in between. They are started, measured and
-ended one after another, in an order that turns with each round, and each figure is divided by that of the
-bare defaults in the same round: a machine that slows down for a minute slows all of them.
+Every contender is one command line of the same server: the bare defaults are ``llama-server -m MODEL``, the
+others are the output of ``llamasup plan``. There is no proxy. The script starts, measures and stops them one
+after another, in an order that rotates with each round. It divides each figure by that of the bare defaults
+in the same round, so that a slow minute of the machine affects all of them.
 
     python scripts/bench_plan.py [--rounds 5] [--contenders default latency] [--quick] [--docs PAGE]
 
@@ -48,7 +48,7 @@ MARKS = "<!-- bench_plan -->", "<!-- /bench_plan -->"
 START_LIMIT_S = 300
 ANSWER_LIMIT_S = 900
 
-# Every figure: its key, what people read, and whether more of it is better.
+# Every figure: its key, its label, and whether a higher value is better.
 FIGURES = (
     ("ready_ms", "exec to ready, ms", False),
     ("first_token_ms", "exec to the first real token, ms", False),
@@ -75,7 +75,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What each contender is asked to do in a round, in tokens."""
+    """The requests to each contender in a round, in tokens."""
 
     long_prompt: int
     short_prompt: int
@@ -87,7 +87,7 @@ class Work:
 
 
 def planned(given: argparse.Namespace, model: Path, *options: str) -> dict[str, Any]:
-    """What ``llamasup plan`` says, with the options given."""
+    """The output of ``llamasup plan`` with these options."""
     argv = [sys.executable, "-m", "llamasup", "plan", str(model), "--json", *options]
     argv += ["--runtime", given.runtime] if given.runtime else []
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
@@ -99,7 +99,7 @@ def planned(given: argparse.Namespace, model: Path, *options: str) -> dict[str, 
 def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[Contender]:
     default = planned(given, model)
     command = default["argv"][: default["argv"].index("--model")]
-    # The bare defaults get what any shell would give them, and where the server's own libraries are.
+    # The bare defaults get the variables of a shell, and the path of the server's libraries.
     bare_env = {
         name: value
         for name, value in default["env"].items()
@@ -123,9 +123,9 @@ def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[
 
 
 def _of_plan(name: str, plan: Mapping[str, Any], folder: str) -> Contender:
-    """The plan's command line without its address: the round gives each one a port of its own.
+    """The plan's command line without its address, because each contender gets its own port.
 
-    And without the louder log of a plan's first load, which later ones do not have.
+    It also lacks the verbose log that only the first load of a plan has.
     """
     argv = list(plan["argv"])
     for flag in ("--host", "--port", "--api-key-file", "--verbosity"):
@@ -193,7 +193,7 @@ def measure(contender: Contender, work: Work) -> dict[str, float]:
 
 
 def tokens(count: int, seed: int) -> list[int]:
-    """A prompt of exactly so many tokens; no two seeds share a beginning, so nothing comes from a cache."""
+    """A prompt of exactly ``count`` tokens. Prompts of different seeds share no prefix, so none is cached."""
     return [256 + (seed * 31 + index * 7) % 90 for index in range(count)]
 
 
@@ -235,7 +235,7 @@ def ask(port: int, *, prompt: list[int], answer: int) -> dict[str, float]:
 
 
 def crowd(port: int, work: Work, count: int) -> tuple[float, list[float]]:
-    """Tokens/s of so many clients that start together, and each one's time to its first token."""
+    """Tokens/s of ``count`` clients that start together, and their times to the first token."""
     first_s: list[float] = []
     together = threading.Barrier(count + 1)
 
@@ -266,7 +266,7 @@ def cpu_s(pid: int) -> float:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Own memory (weights that are mapped are not in it), with the share of mapped files, and the peak."""
+    """Private memory (without mapped weights), memory with the share of mapped files, and peak memory."""
     kib = {}
     for name in ("status", "smaps_rollup"):
         for line in Path(f"/proc/{pid}/{name}").read_text().splitlines():
@@ -292,11 +292,11 @@ def busy(count: int) -> Iterator[None]:
             spinner.wait()
 
 
-# --- what comes out --------------------------------------------------------------------------------
+# --- results ---------------------------------------------------------------------------------------
 
 
 def ratios(rounds: list[dict[str, dict[str, float]]], name: str, figure: str) -> list[float]:
-    """A contender's figure by that of the bare defaults, round by round."""
+    """A contender's figure divided by that of the bare defaults, for each round."""
     return [one_round[name][figure] / one_round[BARE][figure] for one_round in rounds]
 
 
@@ -326,7 +326,7 @@ def machine() -> str:
 
 
 def model_file(given: argparse.Namespace, folder: str) -> Path:
-    """The model given, or one of random weights: as good as trained ones for speed and memory."""
+    """The given model, or one with random weights, which have the speed and memory of trained ones."""
     if given.model is not None:
         return Path(given.model).resolve()
     from llamasup.testing.models import write_large_decoder
@@ -393,8 +393,8 @@ def main() -> None:
                 seen[contender.name] = measure(contender, work)
                 print(f"round {number + 1}: {contender.name}", file=sys.stderr)
             rounds.append({contender.name: seen[contender.name] for contender in field})
-            if given.json:  # after each round: it may be the last one that there is time for
-                lines = {each.name: shlex.join(each.argv) for each in field}
+            if given.json:  # after each round, in case the script is interrupted
+                lines = {contender.name: shlex.join(contender.argv) for contender in field}
                 given.json.write_text(json.dumps({"argv": lines, "rounds": rounds}, indent=1))
         size_mb = model.stat().st_size / 1e6
 

@@ -7,9 +7,9 @@ Host check, look-up of `model`, request ids and metrics all on. A second of each
 upstream is a fast fake in a process of its own, the load comes from a third; each is pinned to a core where
 there are several.
 
-P1 is measured at the same offered rate for all, over 32 connections: a proxy that does not saturate its
-neighbours pays for waking them, one that does finds them awake, and so each would be measured under
-conditions of its own. The saturated figures are printed too, for 1, 32 and 256 connections. Medians over the
+P1 is measured at the same offered rate for all, over 32 connections: a proxy that does not saturate the other
+processes pays for waking them, and one that does finds them awake, so under saturation the conditions would
+differ. The saturated figures are printed too, for 1, 32 and 256 connections. Medians over the
 rounds, with the smallest and largest.
 
     python scripts/bench_proxy.py [--rounds 3] [--requests 20000] [--json FILE] [--profile FILE]
@@ -116,7 +116,7 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
 
 
 def _ignore(_: object) -> None:
-    """Stands for the supervisor, which hears of every request."""
+    """Replaces the supervisor, which gets the record of every request."""
 
 
 def _run(main: Coroutine[Any, Any, None]) -> None:
@@ -149,7 +149,7 @@ http {{
 
 @dataclass(slots=True)
 class Target:
-    """Something to send requests to; ``process`` is what costs (None: nothing is in between).
+    """A target of requests. ``process``: the measured proxy (None: there is none).
 
     ``streams_address``: the same in front of the upstream that sends tokens at a steady rate.
     """
@@ -198,7 +198,7 @@ def wait_until_open(address: str | int, process: subprocess.Popen[bytes]) -> Non
 
 
 def cpu_s(process: subprocess.Popen[bytes] | None) -> float:
-    """CPU time of all threads so far; to the nanosecond where Linux says it, else in clock ticks."""
+    """CPU time of all threads so far, in nanoseconds if Linux reports them, otherwise in clock ticks."""
     if process is None:
         return 0.0
     try:
@@ -306,7 +306,7 @@ def run_load(given: argparse.Namespace) -> None:
 
 
 def load(target: Target, core: int | None, **options: object) -> dict[str, float]:
-    """Send requests to a target; what the process that did it reports."""
+    """Send requests to a target from a process of its own. Returns its report."""
     return run_pinned([sys.executable, __file__, "--load", "--to", str(target.address)], core, **options)
 
 
@@ -329,7 +329,7 @@ def rss_mb(process: subprocess.Popen[bytes]) -> float:
 
 
 def many_streams(target: Target, core: int | None, streams: int, tokens: int) -> dict[str, float]:
-    """P4: what becomes of every token, and what the proxy needs for it."""
+    """P4: loss and delay of the tokens of many streams, and the proxy's CPU and memory."""
     argv = [sys.executable, STREAMS, "receive", "--to", str(target.streams_address)]
     process = target.streams_process
     if process is None:

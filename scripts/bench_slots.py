@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What kept slots are worth: the second turn of a conversation after its model was unloaded and loaded again.
+"""The benefit of kept slots: the second turn of a conversation after its model was unloaded and loaded again.
 
-Each round says a first turn of a given length, asks for the second one at once, ends the server, starts it,
-and asks for the second turn again: once with slots that are kept and once without, in turns, so that both see
-the same machine. From the start of the server to the first token, as a client sees it that was waiting.
-Random weights: they take the time that trained ones take. Medians over the rounds.
+Each round sends a first turn of a given length and then the second turn, restarts the server, and sends the
+second turn again. Rounds with and without kept slots alternate, so that both see the same machine. The time
+is from the start of the server to the first token that a waiting client sees. The model has random weights,
+which take the same time as trained ones. Medians over the rounds.
 
     python scripts/bench_slots.py [--runtime embedded] [--tokens 256,1024,4096] [--rounds 5] [--write]
 
@@ -47,37 +47,37 @@ logger.setLevel(logging.INFO)
 DOC = ROOT / "docs" / "slots.md"
 MARKS = "<!-- measured: scripts/bench_slots.py -->", "<!-- end of measured -->"
 MIB = 1 << 20
-FIRST_WORD = 300  # in the generated vocabulary: what comes before are bytes and specials
+FIRST_WORD = 300  # in the generated vocabulary, after bytes and special tokens
 LAST_WORD = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Seconds; ``known``: tokens of the second turn that the second server had not to compute."""
+    """Seconds. ``known``: tokens of the second turn that the second server did not have to compute."""
 
     unswapped_s: float
     swapped_s: float
     known: int
 
 
-class Moved(logging.Handler):
-    """What llamasup tells of slots that it saved and restored."""
+class TransferLog(logging.Handler):
+    """Collects llamasup's log records about saved and restored slots."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[tuple[str, int, int, float]] = []
+        self.transfers: list[tuple[str, int, int, float]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         assert isinstance(record.args, tuple)
         _, _, tokens, size_bytes, seconds = record.args
         what = "saved" if "saved" in record.msg else "restored"
-        self.told.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
+        self.transfers.append((what, tokens, size_bytes, seconds))  # type: ignore[arg-type]
 
     def median_s(self, what: str) -> float:
-        return median(seconds for told, _, _, seconds in self.told if told == what)
+        return median(seconds for kind, _, _, seconds in self.transfers if kind == what)
 
     def bytes_per_token(self) -> float:
-        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.told)
+        return median(size_bytes / tokens for _, tokens, size_bytes, _ in self.transfers)
 
 
 class Running:
@@ -86,7 +86,7 @@ class Running:
         self._client = client
 
     async def first_token(self, prompt: list[int]) -> tuple[float, int, list[int]]:
-        """Seconds to the first token, how many tokens were known, and what was generated."""
+        """Returns the seconds to the first token, the number of cached tokens, and the generated tokens."""
         body = {"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": True}
         body |= {"stream": True, "return_tokens": True}
         began_s, first_s, known = perf_counter(), 0.0, 0
@@ -104,7 +104,7 @@ class Running:
 
 @asynccontextmanager
 async def served(model: Path, options: argparse.Namespace, *, keep: bool) -> AsyncIterator[Running]:
-    """A service whose requests may be sent at once: they wait."""
+    """A running service. Requests may be sent before it is ready: they queue."""
     sockets = tuple(bind("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sockets[0].getsockname()[1]}"
     settings = Settings(keep_slots=keep, parallel=1, ctx_size=max(options.tokens) + 512)
@@ -139,27 +139,30 @@ async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> s
     for tokens in options.tokens:
         without: list[Round] = []
         kept: list[Round] = []
-        moved = Moved()
+        transfer_log = TransferLog()
         for number in range(options.rounds + 1):
             pair = [await measure(model, slots, tokens, options, keep=keep) for keep in (False, True)]
-            if number == 0:  # it fills the caches of files and facts
-                logger.addHandler(moved)
+            if number == 0:  # the first round fills the caches of files and facts
+                logger.addHandler(transfer_log)
                 continue
             without.append(pair[0])
             kept.append(pair[1])
-        logger.removeHandler(moved)
-        swapped, again = median(each.swapped_s for each in without), median(each.swapped_s for each in kept)
+        logger.removeHandler(transfer_log)
+        swapped, again = (
+            median(round_.swapped_s for round_ in without),
+            median(round_.swapped_s for round_ in kept),
+        )
         numbers = (
-            median(each.unswapped_s for each in (*without, *kept)) * 1e3,
+            median(round_.unswapped_s for round_ in (*without, *kept)) * 1e3,
             swapped * 1e3,
             again * 1e3,
             swapped / again,
-            min(each.known for each in kept),
-            moved.median_s("saved") * 1e3,
-            moved.median_s("restored") * 1e3,
-            moved.bytes_per_token(),
+            min(round_.known for round_ in kept),
+            transfer_log.median_s("saved") * 1e3,
+            transfer_log.median_s("restored") * 1e3,
+            transfer_log.bytes_per_token(),
         )
-        assert all(each.known < 32 for each in without)
+        assert all(round_.known < 32 for round_ in without)
         cells = (f"{value:,.1f}" if place == 3 else f"{value:,.0f}" for place, value in enumerate(numbers))
         rows.append(f"| {tokens:,} | {' | '.join(cells)} |")
         print(rows[-1], file=sys.stderr)
@@ -167,7 +170,7 @@ async def all_rounds(model: Path, slots: Path, options: argparse.Namespace) -> s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What kept slots are worth.")
+    parser = argparse.ArgumentParser(description="The benefit of kept slots.")
     parser.add_argument("--runtime")
     parser.add_argument(
         "--tokens", type=lambda text: [int(word) for word in text.split(",")], default="256,1024,4096"

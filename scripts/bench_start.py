@@ -1,7 +1,7 @@
-"""From exec to ready: how long ``llamasup run`` takes, and how much of that is the server's own (P5).
+"""The time from exec to ready of ``llamasup run``, and the part of the server's own start (P5).
 
-Each round starts llamasup, and then the very command line that it started, by hand; so both see the same
-machine. Phases are read from llamasup's own events. Medians over the rounds, with the spread beside them.
+Each round starts llamasup, and then the same server command line without llamasup, so that both see the same
+machine. The phases come from llamasup's events. Medians over the rounds, with their spread.
 
     python scripts/bench_start.py [--runtime embedded] [--runs 20] [--model demo] [--json FILE]
 """
@@ -71,7 +71,7 @@ def _options() -> argparse.Namespace:
 
 
 def _llamasup_start(command: list[str]) -> dict[str, float]:
-    """Milliseconds by phase. Events are stamped as they arrive here, as a parent program sees them."""
+    """Milliseconds by phase, at the times when a parent program receives the events."""
     began = time.monotonic()
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL

@@ -1,7 +1,7 @@
-"""Both ends of the many-streams measurement (promise P4): who sends tokens steadily, and who receives them.
+"""Both ends of the many-streams measurement (promise P4): a steady sender of tokens and their receiver.
 
-Every event carries its number and the time at which it was written, by the clock that all processes of a
-machine share; the receiver checks the one and subtracts the other. Run by ``bench_proxy.py``:
+Every event contains its number and its time by the monotonic clock, which all processes of a machine share.
+The receiver checks the numbers and computes the delays. ``bench_proxy.py`` runs both:
 
     python scripts/bench_streams.py send --unix PATH
     python scripts/bench_streams.py receive --to PATH_OR_PORT --streams 1000 --tokens 200
@@ -21,7 +21,7 @@ from typing import Any
 import httptools
 
 TOKENS_PER_S = 20
-PHASES = 50  # into which the streams are spread, so that each millisecond has its share of the tokens
+PHASES = 50  # the streams are spread over them, so that each millisecond has its share of the tokens
 CONNECTS_AT_ONCE = 64
 
 HEAD = (

@@ -1,8 +1,8 @@
-"""From request to first token: a model that is loaded, one that is not, one that another has to go for.
+"""From request to first token: for a loaded model, for an unloaded one, and for one that evicts another.
 
-Beside each, in the same round, the very command line that llamasup started is started by hand: looked at
-every millisecond until it is healthy, and asked the same. For a swap another is ended by hand before that.
-What is left is llamasup's: deciding, planning, spawning, noticing, the proof of a first token.
+In the same round, the script starts the same server command line without llamasup, polls its health every
+millisecond, and sends the same request. For a swap, it first ends another server. The difference is
+llamasup's share: decision, plan, spawn, detection of readiness, and the warm-up.
 
     python scripts/bench_swap.py [--runtime embedded] [--runs 20] [--write] [--json FILE]
 """
@@ -48,7 +48,7 @@ _BODY = {"prompt": "Once", "max_tokens": 2, "stream": True, "temperature": 0}
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What llamasup started: enough to start it once more."""
+    """The command line and the environment of a child, to start it again."""
 
     argv: list[str]
     environ: dict[str, str]
@@ -152,7 +152,7 @@ class _Unix(http.client.HTTPConnection):
 
 def _control(pid: int, path: str) -> None:
     base = Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir()))
-    (folder,) = (each for each in base.glob(f"llamasup*/{pid}-*") if each.is_dir())
+    (folder,) = (path_found for path_found in base.glob(f"llamasup*/{pid}-*") if path_found.is_dir())
     connection = _Unix(folder / "control.sock")
     connection.request("POST", path)
     answer = connection.getresponse()
@@ -162,7 +162,7 @@ def _control(pid: int, path: str) -> None:
 
 
 def _child_of(pid: int) -> Child:
-    """The llama-server that a llamasup has."""
+    """The llama-server of the llamasup process ``pid``."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
@@ -177,7 +177,7 @@ def _child_of(pid: int) -> Child:
 
 
 def _by_hand(child: Child, folder: Path) -> dict[str, float]:
-    """A cold start, and a swap: the end of a server like it, and a cold start."""
+    """A cold start, and a swap: the end of the same kind of server, then a cold start."""
     first, cold_ms = _start(child, folder)
     began_s = time.monotonic()
     first.send_signal(signal.SIGTERM)

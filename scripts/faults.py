@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The fault matrix: what clients see, how soon it serves again and what is left, when something breaks.
+"""The fault matrix: for each fault, what clients see, the time until llamasup serves again, and what is left.
 
-Every fault is done to a real server under ``llamasup run``, for each runtime. Exit code 1 if a promise is
-broken: a request that had received no byte is lost, a stream is cut without an error event, something is left
-behind, a crash costs more than the server's own load time and 100 ms (P6), or crash cycles leak (S18).
+Every fault is injected into a real server under ``llamasup run``, for each runtime. Exit code 1 if a promise
+is broken: a request without a received byte is lost, a stream is cut without an error event, something is
+left behind, a crash costs more than the server's own load time and 100 ms (P6), or crash cycles leak (S18).
 
     python scripts/faults.py [--runtime PATH|embedded …] [--quick] [--only WORDS] [--docs PAGE]
 
@@ -30,10 +30,10 @@ sys.path.insert(0, str(ROOT))
 from llamasup.gguf.demo import demo_model  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
-from tests.real.cycles import Held, crash_cycles, leaks  # noqa: E402
-from tests.real.fault_bench import Bench, Outcome, seconds_to_load_by_hand  # noqa: E402
-from tests.real.fault_cases import CASES, Case, Impossible, idle  # noqa: E402
+from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
+from tests.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
 from tests.real.fault_clients import Ending  # noqa: E402
+from tests.real.fault_testbed import Outcome, Testbed, seconds_to_load_without_llamasup  # noqa: E402
 from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
@@ -44,7 +44,7 @@ MAX_SLOWED = 1.1
 
 
 class Verdict:
-    """What was promised and not kept."""
+    """The broken promises."""
 
     def __init__(self) -> None:
         self.broken: list[str] = []
@@ -61,16 +61,16 @@ def main() -> int:
     sections = [f"{machine()}, {time.strftime('%Y-%m-%d')}."]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as folder:  # short: sockets lie below it
         home = Path(folder)
-        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: asking a runtime takes 0.2 s
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: probing a runtime takes 0.2 s
         (home / "cache").mkdir()
         for number, runtime in enumerate(given.runtime or [None, "embedded"]):
-            place = home / f"r{number}"
-            place.mkdir()
-            tiny = place / "tiny.gguf"
+            runtime_folder = home / f"r{number}"
+            runtime_folder.mkdir()
+            tiny = runtime_folder / "tiny.gguf"
             tiny.write_bytes(demo_model())
-            bench, name = prepared(runtime, place, tiny)
+            testbed, name = prepared(runtime, runtime_folder, tiny)
             sections.append(f"### {name}\n")
-            sections += of_runtime(bench, given, verdict)
+            sections += of_runtime(testbed, given, verdict)
     text = "\n".join(sections)
     print(text)
     if given.docs:
@@ -80,44 +80,44 @@ def main() -> int:
     return 1 if verdict.broken else 0
 
 
-def prepared(runtime: str | None, place: Path, tiny: Path) -> tuple[Bench, str]:
-    """A bench, and what it is called; ``runtime`` None: the one that llamasup finds."""
+def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[Testbed, str]:
+    """The testbed of a runtime, and its name. ``runtime`` None: the runtime that llamasup finds."""
     words = command("plan", str(tiny), "--json", *(["--runtime", runtime] if runtime else []))
     found = json.loads(subprocess.check_output(words))["runtime"]
     embedded = found["kind"] == "embedded"
     name = f"{'The embedded runtime' if embedded else 'llama-server'}, {found['version']}"
-    return Bench("embedded" if embedded else found["path"], place, tiny), name
+    return Testbed("embedded" if embedded else found["path"], folder, tiny), name
 
 
-def of_runtime(bench: Bench, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
+def of_runtime(testbed: Testbed, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
     cases = [case for case in CASES if given.only in case.name and not (given.quick and case.slow)]
-    yield from matrix(bench, cases, verdict)
+    yield from matrix(testbed, cases, verdict)
     if given.only:
         return
-    yield from crash_to_served(bench, 3 if given.quick else 15, verdict)
-    services, crashes = (4, 10) if given.quick else (21, 50)  # the first is for what is loaded once
-    yield from cycles(bench, services, crashes, verdict)
-    yield from flood(bench, 10 if given.quick else 60, verdict)
+    yield from crash_to_served(testbed, 3 if given.quick else 15, verdict)
+    services, crashes = (4, 10) if given.quick else (21, 50)  # the first service is a warm-up
+    yield from cycles(testbed, services, crashes, verdict)
+    yield from flood(testbed, 10 if given.quick else 60, verdict)
 
 
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def matrix(bench: Bench, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
+def matrix(testbed: Testbed, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
     yield "| Fault | Clients saw | Noticed after | Back-off | Serves again after | Left behind |"
     yield "|---|---|---:|---:|---:|---|"
     for case in cases:
         began_s = time.monotonic()
         try:
-            outcome = case.run(bench)
-        except Impossible as why:
+            outcome = case.run(testbed)
+        except UnsupportedFault as why:
             yield f"| {case.name} | not run: {why} | | | | |"
             continue
-        except AssertionError as error:  # it did not serve again, or did not end, or did not even begin
+        except AssertionError as error:  # llamasup did not start, did not serve again, or did not end
             yield f"| {case.name} | **failed** | | | | |"
             verdict.expect(False, f"{case.name}: {error}")
             continue
-        print(f"{bench.runtime}: {case.name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+        print(f"{testbed.runtime}: {case.name}: {time.monotonic() - began_s:.1f} s", file=sys.stderr)
         judge(case, outcome, verdict)
         yield row(case, outcome)
     yield ""
@@ -126,7 +126,7 @@ def matrix(bench: Bench, cases: Sequence[Case], verdict: Verdict) -> Iterator[st
 def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
     detail = f"{case.name}: {outcome.detail}"
     verdict.expect(not outcome.left, f"{case.name}: left behind: {outcome.left}")
-    if case.ends_us:
+    if case.ends_llamasup:
         verdict.expect(
             (outcome.gone_s or 0.0) <= GONE_WITHIN_S, f"{case.name}: {outcome.gone_s} s to be gone"
         )
@@ -142,7 +142,7 @@ def row(case: Case, outcome: Outcome) -> str:
     else:
         left = ", ".join(outcome.left) or "nothing"
     waited = shown(outcome.restart_in_s) if outcome.restart_in_s else "–"
-    cells = (case.name, seen, shown(outcome.noticed_s), waited, shown(outcome.serves_s), left)
+    cells = (case.name, seen, shown(outcome.detected_s), waited, shown(outcome.serves_s), left)
     return f"| {' | '.join(cells)} |"
 
 
@@ -155,12 +155,12 @@ def shown(seconds: float | None) -> str:
 # --- single figures ------------------------------------------------------------------------------
 
 
-def crash_to_served(bench: Bench, repeats: int, verdict: Verdict) -> Iterator[str]:
-    """P6, in turn with the same command line started by hand."""
+def crash_to_served(testbed: Testbed, repeats: int, verdict: Verdict) -> Iterator[str]:
+    """P6, alternating with the same command line without llamasup."""
     own_s, added_s = [], []
     for _ in range(repeats):
-        own_s.append(seconds_to_load_by_hand(bench, bench.tiny))
-        late_s = idle(bench).late_s
+        own_s.append(seconds_to_load_without_llamasup(testbed, testbed.tiny))
+        late_s = idle(testbed).late_s
         assert late_s is not None
         added_s.append(late_s - own_s[-1])
     added = statistics.median(added_s)
@@ -173,10 +173,10 @@ def crash_to_served(bench: Bench, repeats: int, verdict: Verdict) -> Iterator[st
     )
 
 
-def cycles(bench: Bench, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
-    """S18, in a process of its own: what this one holds is no matter."""
-    home = bench.place()
-    words = [__file__, "--cycles", bench.runtime, str(bench.tiny), str(home), str(services), str(crashes)]
+def cycles(testbed: Testbed, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
+    """S18, in a process of its own, because this process has other resources."""
+    home = testbed.new_folder()
+    words = [__file__, "--cycles", testbed.runtime, str(testbed.tiny), str(home), str(services), str(crashes)]
     done = subprocess.run(
         [sys.executable, *words], stdout=subprocess.PIPE, text=True, env=os.environ | folders_of(home)
     )
@@ -185,27 +185,27 @@ def cycles(bench: Bench, services: int, crashes: int, verdict: Verdict) -> Itera
 
 
 def only_cycles(runtime: str, model: str, home: str, services: str, crashes: str) -> int:
-    held = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
-    before, after = held[0], held[-1]
+    usages = crash_cycles(runtime, Path(model), Path(home), services=int(services), crashes=int(crashes))
+    before, after = usages[0], usages[-1]
     print(
         f"**{after.cycles - before.cycles:,} crash cycles** (S18): a server is killed in mid-stream "
-        f"{crashes} times, then stopped and started, all this {len(held) - 1} times in one process:\n\n"
+        f"{crashes} times, then stopped and started, all this {len(usages) - 1} times in one process:\n\n"
         f"| | descriptors | threads | tasks | children | files | RSS |\n|---|---:|---:|---:|---:|---:|---:|"
     )
-    for name, each in (("before", before), ("after", after)):
-        print(f"| {name} | {' | '.join(map(str, figures(each)))} | {each.rss_bytes / 1e6:.1f} MB |")
-    found = leaks(held)
-    print("".join(f"\n{found_item}" for found_item in found))
-    return 1 if found else 0
+    for name, usage in (("before", before), ("after", after)):
+        print(f"| {name} | {' | '.join(map(str, figures(usage)))} | {usage.rss_bytes / 1e6:.1f} MB |")
+    growth = leaked_resources(usages)
+    print("".join(f"\n{growth_line}" for growth_line in growth))
+    return 1 if growth else 0
 
 
-def figures(held: Held) -> tuple[int, ...]:
-    return held.descriptors, held.threads, held.tasks, held.children, held.files
+def figures(usage: ResourceUsage) -> tuple[int, ...]:
+    return usage.descriptors, usage.threads, usage.tasks, usage.children, usage.files
 
 
-def flood(bench: Bench, rounds: int, verdict: Verdict) -> Iterator[str]:
+def flood(testbed: Testbed, rounds: int, verdict: Verdict) -> Iterator[str]:
     """S19."""
-    seen = flooded_over_quiet(bench, rounds=rounds, requests=50)
+    seen = flooded_over_quiet(testbed, rounds=rounds, requests=50)
     ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)
     ratio = statistics.median(ratios)
     verdict.expect(ratio <= MAX_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
@@ -216,7 +216,7 @@ def flood(bench: Bench, rounds: int, verdict: Verdict) -> Iterator[str]:
     )
 
 
-# --- around it -----------------------------------------------------------------------------------
+# --- options -------------------------------------------------------------------------------------
 
 
 def arguments() -> argparse.Namespace:

@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of everything that a model file's header can reach (X12). Run it by scripts/fuzz.
+"""Coverage-guided fuzzing of all code that reads a model file's header (X12). Run it with scripts/fuzz.
 
-A header is read, made into facts, and shown as ``llamasup inspect`` shows it. Findings: any exception but
-ModelInvalid, a run of more than ``-timeout`` seconds, a process of more than ``-rss_limit_mb``. libFuzzer
-keeps the input of each; the arguments are its own, and the first folder is the corpus, which is given its
-seeds.
+The fuzzer reads a header, computes its facts, and formats them as ``llamasup inspect`` does. Findings: any
+exception but ModelInvalid, a run of more than ``-timeout`` seconds, a process of more than ``-rss_limit_mb``.
+libFuzzer keeps the input of each finding. The arguments are those of libFuzzer. The first folder is the
+corpus, which gets the seeds.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fuzz_one(content: bytes) -> None:
 
 
 def mutate(content: bytes, most_bytes: int, seed: int) -> bytes:
-    """Half of the time other numbers where keys' values are: blind mutations rarely hit those few bytes."""
+    """Half of the time, change numbers in the values of keys, because blind mutations rarely hit them."""
     chance = random.Random(seed)
     if chance.random() < 0.5:
         with contextlib.suppress(ModelInvalid):
@@ -110,7 +110,7 @@ def check_facts(facts: ModelFacts) -> None:
     msgspec.json.encode(model_as_json("m.gguf", facts, fits_here(facts, _MACHINE)))
 
 
-# --- what it starts from -------------------------------------------------------------------------
+# --- seeds ---------------------------------------------------------------------------------------
 
 
 def seeds() -> Iterator[bytes]:

@@ -1,10 +1,10 @@
 """Fuzzing of the proxy's HTTP against h11 (X9), and of how it counts jobs in bodies against a decoder (X8).
 
-It goes on for as long as it is told. Run it by scripts/fuzz.
+The first argument is the time in seconds. Run it with scripts/fuzz.
 
-Paths are spelled in every way that a server could read, with a key whose limit is used up (X8). The grammars
-and the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. The
-input of a finding is made as small as it gets and printed; the exit code is 1.
+Paths use every spelling that a server could accept, with a key whose limit is used up (X8). The grammars and
+the comparisons are those of tests/security/test_against_h11.py and of tests/http/test_body_scan.py. For a
+finding, the script prints a minimal input and exits with 1.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ _CHECKS: tuple[Check, ...] = (
 
 
 class Fuzzer:
-    """Counts what became of the inputs: grammars that have drifted into nonsense show in it."""
+    """Runs the checks and counts the outcomes, which show a grammar that generates only nonsense."""
 
     def __init__(self, circuit: Circuit, limited: Circuit, seconds: float) -> None:
         self._circuits = dict.fromkeys(_CHECKS, circuit) | {limited_in_any_spelling: limited}
@@ -107,7 +107,7 @@ class Fuzzer:
         return time.monotonic() >= self._until
 
     def batch(self, check: Check, batch_seed: int) -> None:
-        """Raises what a finding raises, with its input as small as it gets."""
+        """Run one batch. Raises the exception of a finding, with a minimal input."""
 
         @seed(batch_seed)
         @settings(

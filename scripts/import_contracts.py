@@ -52,7 +52,7 @@ else:
     from importlinter import Contract, ContractCheck, fields, output
 
     class PurityContract(Contract):
-        """``effects``: modules and packages that have effects. ``impure``: what only these import."""
+        """``effects``: modules and packages with effects. ``impure``: modules that only these may import."""
 
         type_name = "purity"
 

@@ -3,9 +3,8 @@
     python scripts/lifecycle_diagram.py            write it
     python scripts/lifecycle_diagram.py --check    exit code 1 if it is not what the table says
 
-Nothing is drawn by hand: every state that can be reached is, by every event in every one, for servers with
-and without a proof, with and without slots that are kept, and with and without another try after a crash
-loop.
+The script computes the diagram: it applies every event to every reachable state, for servers with and without
+a warm-up, with and without kept slots, and with and without another try after a crash loop.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def events_at(instance: Instance) -> Iterator[Event]:
 
 
 def alike(instance: Instance) -> Instance:
-    """The same as far as what may follow goes."""
+    """``instance`` without the fields that do not affect later transitions."""
     crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # more make no difference
     return replace(instance, generation=1, timer_id=1, restarts=0, last=None, crashes=crashes)
 

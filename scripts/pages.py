@@ -1,4 +1,4 @@
-"""What scripts write into pages of docs/: between two marks, and nothing else of the page."""
+"""Lets scripts replace the text between two marks in a page of docs/."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def renewed(page: str, marks: Marks, text: str) -> str:
 
 
 def write_between(path: Path, marks: Marks, text: str) -> None:
-    """Ends the script where the page has no place for it."""
+    """Replace the text. Ends the script if the page lacks the marks."""
     try:
         path.write_text(renewed(path.read_text("utf-8"), marks, text), "utf-8")
     except ValueError as error:
@@ -28,7 +28,7 @@ def write_between(path: Path, marks: Marks, text: str) -> None:
 
 
 def keep_current(path: Path, marks: Marks, text: str, *, check: bool) -> int:
-    """Write what has changed or, to ``check``, only say so. Returns the exit code: 1 stale, 2 no place."""
+    """Update the page or, with ``check``, only compare it. Returns the exit code: 1 stale, 2 no marks."""
     page = path.read_text("utf-8")
     try:
         new = renewed(page, marks, text)

@@ -1,6 +1,6 @@
 """Writes the table of docs/security.md from the tests' own ``check`` markers: check → test → outcome.
 
-Nothing is run or imported: a test that shows a promise says so in its decorator. ``--check`` only compares.
+The script only parses the tests: a test that checks a promise has a marker for it. ``--check`` only compares.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PROMISES = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``cases`` are the names of what is tried, where the test has a table of them."""
+    """``cases``: the names of the parametrized cases, if the test has a table of them."""
 
     promise: str
     outcome: str
@@ -47,7 +47,7 @@ class Check:
 
 
 def checks_in(path: Path) -> list[Check]:
-    """Of one test file, in its order."""
+    """The checks of one test file, in their order."""
     tree = ast.parse(path.read_text("utf-8"))
     tables = {
         target.id: tuple(

@@ -39,14 +39,14 @@ NONE, ALWAYS = -1.0, 9.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Tokens a second: of prompts, and of an answer alone; by how much of it each answer beside it costs."""
+    """Tokens/s of prompts and of a single answer. ``shared``: the slowdown by each concurrent answer."""
 
     name: str
     prompt: float
     answer: float
     shared: float
     clients: tuple[int, int]
-    """That keep two processes at work, and busy."""
+    """The numbers of clients that load two processes partly, and fully."""
 
 
 MACHINES = (
@@ -72,7 +72,7 @@ class Talk:
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class Request:
     client: int
     talk: Talk
     asked_s: float
@@ -85,27 +85,27 @@ class Ask:
 class Process:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.asks: list[Ask] = []
-        self.asked = PromptMarks()
+        self.requests: list[Request] = []
+        self.prompts = PromptMarks()
         self.cache: OrderedDict[int, int] = OrderedDict()  # conversation: tokens
         self.at_s = 0.0
 
-    def take(self, ask: Ask, now_s: float) -> int:
-        """Begin with it; how many tokens of its prompt were cached."""
+    def take(self, request: Request, now_s: float) -> int:
+        """Start the request. Returns the number of cached tokens of its prompt."""
         self.move(now_s)
-        prompt = sum(ask.talk.tokens)
-        cached = self.cache.pop(ask.talk.id, SYSTEM if self.cache else 0)
-        ask.prompt_left, ask.answer_left = max(1.0, prompt - cached), float(ask.answer)
-        self.asks.append(ask)
-        self.cache[ask.talk.id] = prompt + ask.answer
+        prompt = sum(request.talk.tokens)
+        cached = self.cache.pop(request.talk.id, SYSTEM if self.cache else 0)
+        request.prompt_left, request.answer_left = max(1.0, prompt - cached), float(request.answer)
+        self.requests.append(request)
+        self.cache[request.talk.id] = prompt + request.answer
         while len(self.cache) > KEPT:
             self.cache.popitem(last=False)
         return cached
 
     def rates(self) -> tuple[float, float]:
         """Tokens a second for each prompt, and for each answer."""
-        reading = sum(ask.prompt_left > 0.0 for ask in self.asks)
-        answering = len(self.asks) - reading
+        reading = sum(request.prompt_left > 0.0 for request in self.requests)
+        answering = len(self.requests) - reading
         if reading:
             return self.machine.prompt / reading, self.machine.prompt / BATCH
         return 0.0, self.machine.answer / (1.0 + self.machine.shared * max(0, answering - 1))
@@ -113,26 +113,27 @@ class Process:
     def next_s(self) -> float:
         prompt, answer = self.rates()
         ends = [
-            ask.prompt_left / prompt if ask.prompt_left > 0 else ask.answer_left / answer for ask in self.asks
+            request.prompt_left / prompt if request.prompt_left > 0 else request.answer_left / answer
+            for request in self.requests
         ]
         return self.at_s + min(ends, default=float("inf"))
 
-    def move(self, now_s: float) -> list[Ask]:
-        """To ``now_s``; who is done by then."""
+    def move(self, now_s: float) -> list[Request]:
+        """Advance to ``now_s``. Returns the requests that have ended."""
         prompt, answer = self.rates()
         passed_s, self.at_s = now_s - self.at_s, now_s
         done = []
-        for ask in self.asks:
-            if ask.prompt_left > 0.0:
-                ask.prompt_left -= prompt * passed_s
-                if ask.prompt_left <= 1e-6:
-                    ask.prompt_left, ask.first_s = 0.0, now_s
+        for request in self.requests:
+            if request.prompt_left > 0.0:
+                request.prompt_left -= prompt * passed_s
+                if request.prompt_left <= 1e-6:
+                    request.prompt_left, request.first_s = 0.0, now_s
             else:
-                ask.answer_left -= answer * passed_s
-                if ask.answer_left <= 1e-6:
-                    done.append(ask)
-        for ask in done:
-            self.asks.remove(ask)
+                request.answer_left -= answer * passed_s
+                if request.answer_left <= 1e-6:
+                    done.append(request)
+        for request in done:
+            self.requests.remove(request)
         return done
 
 
@@ -145,53 +146,55 @@ class Seen:
 
 
 def play(
-    machine: Machine, clients: int, most_busier: float, *, turns: int, seed: int, processes: int = 2
+    machine: Machine, clients: int, max_busier: float, *, turns: int, seed: int, processes: int = 2
 ) -> Seen:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     servers = [Process(machine) for _ in range(processes)]
-    seen, queue = Seen(), deque[Ask]()
+    seen, queue = Seen(), deque[Request]()
     ids = iter(range(1, 1 << 30))
     talks = {client: Talk(next(ids), 0) for client in range(clients)}
-    due = [(dice.expovariate(1 / THINK_S), client) for client in range(clients)]
+    due = [(rng.expovariate(1 / THINK_S), client) for client in range(clients)]
     heapq.heapify(due)
     now_s, count = 0.0, 0
 
     def serve() -> None:
         nonlocal count
-        while queue and (free := [one_server for one_server in servers if len(one_server.asks) < SLOTS]):
-            ask = queue.popleft()
-            conversation = ask.talk.conversation()
-            known = most_busier != NONE
+        while queue and (free := [one_server for one_server in servers if len(one_server.requests) < SLOTS]):
+            request = queue.popleft()
+            conversation = request.talk.conversation()
+            known = max_busier != NONE
             candidates = [
                 Candidate(
-                    len(each.asks) / SLOTS, each.asked.fit(conversation) if known else 0.0, each.asked.turn
+                    len(server.requests) / SLOTS,
+                    server.prompts.fit(conversation) if known else 0.0,
+                    server.prompts.turn,
                 )
-                for each in free
+                for server in free
             ]
-            server = free[choose(candidates, most_busier)]
+            server = free[choose(candidates, max_busier)]
             count += 1
-            server.asked.add(conversation, count)
-            seen.cached += server.take(ask, now_s)
+            server.prompts.add(conversation, count)
+            seen.cached += server.take(request, now_s)
             seen.prompt += conversation.size
 
     while len(seen.whole_s) < turns:
         now_s = min(due[0][0] if due else float("inf"), *(one_server.next_s() for one_server in servers))
         for server in servers:
-            for ask in server.move(now_s):
-                seen.first_s.append(ask.first_s - ask.asked_s)
-                seen.whole_s.append(now_s - ask.asked_s)
-                ask.talk.tokens.append(ask.answer)
-                heapq.heappush(due, (now_s + dice.expovariate(1 / THINK_S), ask.client))
+            for request in server.move(now_s):
+                seen.first_s.append(request.first_s - request.asked_s)
+                seen.whole_s.append(now_s - request.asked_s)
+                request.talk.tokens.append(request.answer)
+                heapq.heappush(due, (now_s + rng.expovariate(1 / THINK_S), request.client))
         while due and due[0][0] <= now_s:
             _, client = heapq.heappop(due)
             talk = talks[client]
             if talk.turns == 0:
-                talk = talks[client] = Talk(next(ids), 1 + int(dice.expovariate(1 / (TURNS - 1))))
-                talk.tokens.append(dice.randint(100, 1500))  # a first question often brings a text with it
+                talk = talks[client] = Talk(next(ids), 1 + int(rng.expovariate(1 / (TURNS - 1))))
+                talk.tokens.append(rng.randint(100, 1500))  # a first question often brings a text with it
             else:
-                talk.tokens.append(dice.randint(20, 300))
+                talk.tokens.append(rng.randint(20, 300))
             talk.turns -= 1
-            queue.append(Ask(client, talk, now_s, dice.randint(50, 400)))
+            queue.append(Request(client, talk, now_s, rng.randint(50, 400)))
         serve()
     return seen
 

@@ -41,7 +41,7 @@ MARKS = "<!-- simulation: scripts/simulate_residency.py -->", "<!-- end of simul
 DEVICE = "CUDA0"
 SEEDS, REQUESTS = 5, 3000
 
-# GB of memory with 8,192 tokens of context, 4-bit weights: what is loaded on such machines
+# GB of memory with 8,192 tokens of context and 4-bit weights: typical models for such machines
 SIZES_GB = {
     "nomic-embed": 0.2, "bge-reranker": 0.7, "qwen2.5-0.5b": 0.7, "llama-3.2-1b": 1.2, "llama-3.2-3b": 2.9,
     "phi-3.5-mini": 3.6, "qwen2.5-7b": 5.3, "mistral-7b": 5.4, "llama-3.1-8b": 6.0, "gemma-2-9b": 8.0,
@@ -98,7 +98,7 @@ WORKLOADS = (
 
 
 class Future:
-    """What hindsight knows: when each model is asked for next, counted in requests."""
+    """The knowledge of hindsight: the number of requests until the next use of each model."""
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.at: dict[str, list[int]] = {}
@@ -115,7 +115,7 @@ class Future:
 
 
 def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
-    """The usual cache: until it fits, the idle one goes that is first in this order."""
+    """A usual cache policy: evict idle models in this order until the new one fits."""
 
     def decided(snapshot: Snapshot) -> tuple[Action, ...]:
         return tuple(_one_by_one(snapshot, first))
@@ -125,17 +125,19 @@ def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
 
 def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
     models = snapshot.models.values()
-    wanted = [each for each in models if each.phase is Phase.ABSENT and each.waiting]
+    wanted = [model for model in models if model.phase is Phase.ABSENT and model.waiting]
     if not wanted:
         return
-    model = min(wanted, key=lambda each: each.waiting_since_s)
-    holding = [each for each in models if each.phase not in (Phase.ABSENT, Phase.FAILED)]
-    lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(each.needs[DEVICE] for each in holding)
+    model = min(wanted, key=lambda model: model.waiting_since_s)
+    holding = [model for model in models if model.phase not in (Phase.ABSENT, Phase.FAILED)]
+    lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(model.needs[DEVICE] for model in holding)
     if lack <= 0:
         yield Load(model.id)
         return
-    lack -= sum(each.needs[DEVICE] for each in holding if each.phase is Phase.UNLOADING)
-    idle = [each for each in holding if each.phase is Phase.RESIDENT and not each.in_flight + each.waiting]
+    lack -= sum(model.needs[DEVICE] for model in holding if model.phase is Phase.UNLOADING)
+    idle = [
+        model for model in holding if model.phase is Phase.RESIDENT and not model.in_flight + model.waiting
+    ]
     for victim in sorted(idle, key=first):
         if lack <= 0:
             return
@@ -144,7 +146,7 @@ def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float
 
 
 def without_counts(snapshot: Snapshot) -> tuple[Action, ...]:
-    models = {id_: replace(each, use=UNUSED) for id_, each in snapshot.models.items()}
+    models = {id_: replace(model, use=UNUSED) for id_, model in snapshot.models.items()}
     return decide(replace(snapshot, models=models))
 
 
@@ -164,19 +166,19 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
         return uses[model.id], model.used_s
 
     def knowing(snapshot: Snapshot) -> tuple[Action, ...]:
-        """The policy itself, told the time to the next use for the time since the last one."""
+        """llamasup's policy, with the time to the next use in place of the time since the last use."""
         models = {
-            id_: replace(each, use=UNUSED, used_s=snapshot.now_s - min(future.until_next(id_) + 1, 1e9))
-            for id_, each in snapshot.models.items()
+            id_: replace(model, use=UNUSED, used_s=snapshot.now_s - min(future.until_next(id_) + 1, 1e9))
+            for id_, model in snapshot.models.items()
         }
         return decide(replace(snapshot, models=models, policy=replace(snapshot.policy, idle_grace=0.0)))
 
     policies: dict[str, Decide] = {
-        "least recently used (LRU)": one_by_one(lambda each: (each.used_s,)),
+        "least recently used (LRU)": one_by_one(lambda model: (model.used_s,)),
         "least frequently used (LFU)": one_by_one(least_often),
         "llamasup without counts of use": without_counts,
         "**llamasup**": decide,
-        "hindsight: farthest in future": one_by_one(lambda each: (-future.until_next(each.id),)),
+        "hindsight: farthest in future": one_by_one(lambda model: (-future.until_next(model.id),)),
         "hindsight: llamasup, knowing the next use": knowing,
     }
     results: dict[str, tuple[float, float]] = {}
@@ -194,7 +196,7 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
 
 
 def bounds(workload: Workload, calls: Sequence[Call]) -> tuple[float, float]:
-    """The most hits, and the fewest load seconds, that any policy can have that knows all that comes."""
+    """The maximum hit rate and the minimum load seconds of any policy that knows all requests."""
     models = {model.id: model for model in workload.models()}
     budget = workload.budget_gb * 1e9
     loads = least_loss(calls, models, budget, lambda model: 1.0)
@@ -204,11 +206,11 @@ def bounds(workload: Workload, calls: Sequence[Call]) -> tuple[float, float]:
 def least_loss(
     calls: Sequence[Call], models: dict[str, Model], budget: float, price: Callable[[Model], float]
 ) -> float:
-    """A lower bound of what loads must cost: linear programming relaxation, by its dual.
+    """A lower bound of the cost of loads: linear programming relaxation, by its dual.
 
-    A model is kept from one of its requests to the next (a part of it, if one likes), or loaded again; what
-    is kept over a request fits beside what is requested. Any price per byte at each request gives a bound; it
-    is raised step by step where too much is kept.
+    A model, or a part of it, is kept from one of its requests to the next, or loaded again. The kept models
+    and the requested model must fit together. Any price per byte at each request gives a bound. The loop
+    raises the price step by step where too much is kept.
     """
     last: dict[str, int] = {}
     spans: list[tuple[int, int]] = []
@@ -251,7 +253,7 @@ def policies_table(workload: Workload, *, seeds: int, requests: int) -> str:
 
 
 def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
-    """Programs: pauses of 50 ms at most, nine in ten requests for the model that is the client's own."""
+    """Programs: pauses of at most 50 ms, and nine of ten requests for the client's own model."""
     chance = random.Random(seed)
     names = ["qwen2.5-7b", "mistral-7b", "llama-3.1-8b", "qwen2.5-14b"]
     return [
@@ -268,10 +270,10 @@ def busy(seed: int, *, clients: int, requests: int) -> list[list[Call]]:
 
 
 def turns_table(*, seeds: int, requests: int) -> str:
-    """Room for two of four models that all are wanted all the time."""
+    """Memory for two of four models with constant demand for all of them."""
     models = [replace(model, slots=4) for model in WORKLOADS[0].models()]
     variants: dict[str, tuple[ResidencyPolicy, Decide]] = {
-        "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda each: (each.used_s,))),
+        "LRU among idle ones, no turns": (ResidencyPolicy(), one_by_one(lambda model: (model.used_s,))),
         "no idle grace (`idle_grace` 0)": (ResidencyPolicy(idle_grace=0.0), decide),
         "**llamasup** (`time_slice_s` 5, `idle_grace` 0.1)": (ResidencyPolicy(), decide),
         "`idle_grace` 0.3": (ResidencyPolicy(idle_grace=0.3), decide),

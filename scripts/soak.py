@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Half an hour of mixed load on a real server, with crashes, hangs and restarts in between.
 
-Clients of every temper use one ``llamasup run``: some leave, some are slow, some ask for what cannot be.
-Each client checks its own answers. Exit code 1 if a request was lost (neither answered rightly nor told
-that it was broken off), if a slot is not idle in the end, if llamasup holds more than at the start or grows,
-or if it leaves anything behind.
+Different clients use one ``llamasup run``: some disconnect, some are slow, some send invalid requests. Each
+client checks its own answers. Exit code 1 if a request was lost (without a correct answer or an error), if a
+slot is busy at the end, if llamasup has more resources than at the start or its memory grows, or if it leaves
+anything behind.
 
     python scripts/soak.py [--minutes 30] [--runtime PATH|embedded] [--seed N] [--docs PAGE]
 
@@ -49,11 +49,11 @@ def main() -> int:
     heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
     text = "\n".join((heading, "", *report.table()))
     print(text)
-    for violation in report.off:
+    for violation in report.violations:
         print(f"OFF: {violation}")
-    if given.docs and not report.off:
+    if given.docs and not report.violations:
         write_between(given.docs, MARKS, text)
-    return 1 if report.off else 0
+    return 1 if report.violations else 0
 
 
 def arguments() -> argparse.Namespace:

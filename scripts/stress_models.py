@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """``llamasup serve`` with 8 models in memory for 2 to 3, under random load and random changes.
 
-Clients ask for models by their names; meanwhile processes are killed, model files are replaced, the config is
-edited, broken and mended, and models are loaded and unloaded by hand. Every answer is checked: each version
-of each model has words of its own, so an answer of the wrong model, or of a file that was replaced, is found.
-Exit code 1 if an answer is wrong, missing or cut without an error event, if memory or processes disagree with
-the status, or if anything is left behind.
+Clients request models by name. Meanwhile the script kills processes, replaces model files, edits and breaks
+the config, and loads and unloads models. It checks every answer: each version of each model has its own
+words, so it detects an answer of the wrong model or of a replaced file. Exit code 1 if an answer is wrong,
+missing or cut without an error event, if memory or processes disagree with the status, or if anything is left
+behind.
 
     python scripts/stress_models.py [--minutes 10] [--runtime PATH|embedded …] [--seed N] [--docs PAGE]
 
-The seed decides what is done and asked, in which order and after which pauses. The load is in
+The seed decides the changes, the requests, their order and the pauses. The load is in
 tests/real/stress*.py; a test runs a minute of it on each runtime.
 """
 
@@ -40,8 +40,8 @@ MARKS = "<!-- stress -->", "<!-- /stress -->"
 
 def main() -> int:
     given = arguments()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup, and then in what is started here, too
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and nothing is left behind then, either
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and children would inherit this
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the clean-up runs
     sections, reports = [], []
     for runtime in given.runtime or [os.environ.get("LLAMASUP_TEST_SERVER") or "embedded"]:
         name, report = of_runtime(runtime, given.minutes, given.seed)
@@ -49,9 +49,9 @@ def main() -> int:
         sections.append("\n".join((heading, "", *report.table())))
         reports.append(report)
         print(sections[-1], flush=True)
-        for violation in report.off:
+        for violation in report.violations:
             print(f"OFF: {violation}")
-    failed = any(report.off for report in reports)
+    failed = any(report.violations for report in reports)
     if given.docs and not failed:
         write_between(given.docs, MARKS, "\n\n".join(sections))
     return 1 if failed else 0

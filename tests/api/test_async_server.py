@@ -1,4 +1,4 @@
-"""The life of a server in an event loop: how it begins, what it can be asked, and every way that it ends."""
+"""The life of a server in an event loop: its start, its methods, and every kind of end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SMALL = Config(memory=Memory(ram=Size(bytes=1 << 20)))
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(new_children: NewChildren) -> Iterator[None]:
-    """No child, no task that nobody has waited for, no open file that nobody has closed."""
+def no_leftovers(new_children: NewChildren) -> Iterator[None]:
+    """Check that no child, no task and no open file is left."""
     yield
     gc.collect()
     assert new_children() == []
@@ -39,28 +39,28 @@ def nothing_left(new_children: NewChildren) -> Iterator[None]:
 async def serving(runtime: str, model: Path, **options: Any) -> AsyncIterator[llamasup.AsyncServer]:
     async with llamasup.serve(model, runtime=runtime, **options) as server:
         yield server
-    await only_task()
+    await wait_for_other_tasks()
 
 
-async def only_task() -> None:
+async def wait_for_other_tasks() -> None:
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def loading(events: llamasup.AsyncEvents) -> None:
+async def wait_for_load(events: llamasup.AsyncEvents) -> None:
     async for event in events:
         if event.get("state") in ("starting", "loading"):
             return
 
 
-async def in_flight(server: llamasup.AsyncServer, count: int) -> None:
+async def wait_for_requests(server: llamasup.AsyncServer, count: int) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while server.status()["models"][0]["in_flight"] < count:  # noqa: ASYNC110 - no event tells it
             await asyncio.sleep(0.01)
 
 
 @in_loop
-async def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) -> None:
+async def test_server_serves_and_reports_its_models(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model) as server:
         answer = await server.client.post("/v1/completions", json=TEXT)
         assert answer.status_code == 200
@@ -71,9 +71,7 @@ async def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) ->
 
 
 @in_loop
-async def test_a_model_that_is_not_to_be_preloaded_is_loaded_by_its_first_request(
-    fake: str, tiny_model: Path
-) -> None:
+async def test_model_without_preload_is_loaded_by_its_first_request(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model, preload=False, name="small", aliases=["tiny"]) as server:
         assert server.status()["models"][0]["state"] == "stopped"
         answer = await server.client.post("/v1/completions", json={"model": "tiny", **TEXT})
@@ -82,7 +80,7 @@ async def test_a_model_that_is_not_to_be_preloaded_is_loaded_by_its_first_reques
 
 
 @in_loop
-async def test_a_unix_socket_is_an_address_too(fake: str, tiny_model: Path, tmp_path: Path) -> None:
+async def test_server_can_listen_on_a_unix_socket(fake: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "llm.sock"
     async with serving(fake, tiny_model, host=str(path)) as server:
         assert server.url == "http://localhost"
@@ -92,7 +90,7 @@ async def test_a_unix_socket_is_an_address_too(fake: str, tiny_model: Path, tmp_
 
 
 @in_loop
-async def test_a_key_is_asked_of_others_and_sent_by_the_client(fake: str, tiny_model: Path) -> None:
+async def test_api_key_is_required_and_sent_by_the_client(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model, api_key="s3cret") as server:
         assert (await server.client.get("/v1/models")).status_code == 200
         async with httpx.AsyncClient(trust_env=False) as stranger:
@@ -102,7 +100,7 @@ async def test_a_key_is_asked_of_others_and_sent_by_the_client(fake: str, tiny_m
 
 @pytest.mark.parametrize("where", ["a file", "the environment"])
 @in_loop
-async def test_the_client_has_a_key_of_its_own_wherever_the_others_are(
+async def test_client_has_its_own_key_if_keys_come_from_elsewhere(
     where: str, fake: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"environ": {**os.environ, "LLAMASUP_API_KEY": "s3cret"}}
@@ -121,7 +119,7 @@ async def test_the_client_has_a_key_of_its_own_wherever_the_others_are(
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 @in_loop
-async def test_where_every_address_is_meant_the_url_is_one_that_answers(
+async def test_url_is_reachable_if_the_server_listens_on_every_address(
     host: str, fake: str, tiny_model: Path
 ) -> None:
     async with serving(fake, tiny_model, host=host, api_key="k") as server:
@@ -129,7 +127,7 @@ async def test_where_every_address_is_meant_the_url_is_one_that_answers(
 
 
 @in_loop
-async def test_what_is_wrong_with_an_address_is_said_in_the_words_of_the_call(fake: str) -> None:
+async def test_address_errors_name_the_arguments_of_the_call(fake: str) -> None:
     with pytest.raises(llamasup.UnsafeBind) as caught:
         async with llamasup.serve("demo", runtime=fake, host="0.0.0.0"):
             pytest.fail("it serves")
@@ -139,7 +137,7 @@ async def test_what_is_wrong_with_an_address_is_said_in_the_words_of_the_call(fa
 
 
 @in_loop
-async def test_with_a_certificate_the_client_trusts_it_and_no_other(
+async def test_client_trusts_only_the_certificate_of_the_server(
     fake: str, tiny_model: Path, certificate: tuple[str, str]
 ) -> None:
     chain, key = map(Path, certificate)
@@ -153,13 +151,11 @@ async def test_with_a_certificate_the_client_trusts_it_and_no_other(
 
 
 @in_loop
-async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
-    fake: str, tiny_model: Path
-) -> None:
+async def test_calls_without_a_name_use_the_only_or_the_default_model(fake: str, tiny_model: Path) -> None:
     two = {name: ModelEntry(path=str(tiny_model), ctx_size=size) for name, size in (("a", 512), ("b", 1024))}
     async with llamasup.serve(config=Config(models=two, default_model="b"), runtime=fake) as server:
         await server.load()
-        assert {each["id"]: each["state"] for each in server.status()["models"]} == {
+        assert {model["id"]: model["state"] for model in server.status()["models"]} == {
             "a": "stopped",
             "b": "ready",
         }
@@ -167,9 +163,9 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
         await server.unload()
         assert server.status()["models"][1]["state"] == "stopped"
     async with llamasup.serve(config=Config(models=two), runtime=fake) as server:
-        for ask in (server.load, server.unload, server.restart):
+        for request in (server.load, server.unload, server.restart):
             with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
-                await ask()
+                await request()
         with pytest.raises(llamasup.UsageInvalid, match="Several models are served"):
             await server.switch("demo")
         with pytest.raises(llamasup.ModelUnknown) as caught:
@@ -177,7 +173,7 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
         assert "a" in caught.value.remedy
 
 
-# --- how it does not begin ---------------------------------------------------------------------------
+# --- failed starts -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -202,18 +198,18 @@ async def test_the_only_model_or_the_default_one_is_meant_where_none_is_named(
     ],
 )
 @in_loop
-async def test_what_keeps_it_from_serving_is_raised_by_its_type(
+async def test_start_errors_are_raised_with_their_class(
     options: dict[str, Any], error: type[llamasup.LlamasupError], fake: str
 ) -> None:
     with pytest.raises(error) as caught:
         async with llamasup.serve(**{"runtime": fake, **options}):
             pytest.fail("it serves")
     assert caught.value.message
-    await only_task()
+    await wait_for_other_tasks()
 
 
 @in_loop
-async def test_a_port_that_is_taken_is_told_by_its_number(fake: str, tiny_model: Path) -> None:
+async def test_error_for_a_port_in_use_names_the_port(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model) as first:
         port = int(first.url.rpartition(":")[2])
         with pytest.raises(llamasup.PortInUse, match=str(port)):
@@ -223,38 +219,36 @@ async def test_a_port_that_is_taken_is_told_by_its_number(fake: str, tiny_model:
 
 
 @in_loop
-async def test_a_server_that_ends_while_it_loads_is_told_with_its_last_words(
+async def test_exit_during_the_load_is_raised_with_the_last_log_lines(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     with pytest.raises(llamasup.ServerFailed) as caught:
         async with llamasup.serve(tiny_model, runtime=fake_server("out_of_memory=device")):
             pytest.fail("it serves")
     assert caught.value.lines
-    await only_task()
+    await wait_for_other_tasks()
 
 
 @in_loop
-async def test_whoever_gives_up_while_it_loads_leaves_nothing(
+async def test_cancellation_during_the_load_leaves_nothing_behind(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1.0), llamasup.serve(tiny_model, runtime=fake_server("load_s=1000")):
             pytest.fail("it serves")
-    await only_task()
+    await wait_for_other_tasks()
 
 
 @in_loop
-async def test_whoever_gives_up_at_once_leaves_nothing(fake: str, tiny_model: Path) -> None:
+async def test_cancellation_at_once_leaves_nothing_behind(fake: str, tiny_model: Path) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0), llamasup.serve(tiny_model, runtime=fake):
             pytest.fail("it serves")
-    await only_task()
+    await wait_for_other_tasks()
 
 
 @in_loop
-async def test_the_same_is_not_begun_twice_at_once_but_again_when_it_has_ended(
-    fake: str, tiny_model: Path
-) -> None:
+async def test_server_cannot_be_entered_twice_but_can_be_started_again(fake: str, tiny_model: Path) -> None:
     serving = llamasup.serve(tiny_model, runtime=fake)
     async with serving as first:
         with pytest.raises(llamasup.UsageInvalid, match="already"):
@@ -271,11 +265,11 @@ async def test_the_same_is_not_begun_twice_at_once_but_again_when_it_has_ended(
         assert third.status()["models"][0]["state"] == "ready"
 
 
-# --- how it ends -------------------------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------------------------------
 
 
-async def finish_in_a_drain(server: llamasup.AsyncServer, go: Path) -> None:
-    """Let what is in flight go on (``until=``) once the server drains."""
+async def finish_during_drain(server: llamasup.AsyncServer, go: Path) -> None:
+    """Let the requests in flight continue (``until=``) once the server drains."""
     async for event in server.events():
         if event.get("state") == "draining":
             go.touch()  # noqa: ASYNC240 - one file
@@ -288,29 +282,29 @@ async def test_leaving_the_block_lets_requests_in_flight_finish(
     runtime = fake_server("token_s=600", f"until={tmp_path / 'go'}")
     async with asyncio.TaskGroup() as tasks:
         async with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
-            asked = [tasks.create_task(server.client.post("/v1/completions", json=TEXT)) for _ in range(3)]
-            await in_flight(server, 3)
-            tasks.create_task(finish_in_a_drain(server, tmp_path / "go"))
+            answers = [tasks.create_task(server.client.post("/v1/completions", json=TEXT)) for _ in range(3)]
+            await wait_for_requests(server, 3)
+            tasks.create_task(finish_during_drain(server, tmp_path / "go"))
             await asyncio.sleep(0)
-        assert all(each.done() for each in asked)
-    assert [each.result().status_code for each in asked] == [200] * 3
+        assert all(answer.done() for answer in answers)
+    assert [answer.result().status_code for answer in answers] == [200] * 3
 
 
 @in_loop
-async def test_leaving_it_by_an_exception_does_not_wait_for_them(
+async def test_exception_in_the_block_does_not_wait_for_requests(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         with pytest.raises(ZeroDivisionError):
             async with llamasup.serve(tiny_model, runtime=fake_server("stall_after=2")) as server:
-                asked = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
-                await in_flight(server, 1)
+                answer = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
+                await wait_for_requests(server, 1)
                 raise ZeroDivisionError
-    assert asked.result().status_code in (502, 503)
+    assert answer.result().status_code in (502, 503)
 
 
 @in_loop
-async def test_whoever_is_cancelled_while_it_ends_kindly_has_it_end_now(
+async def test_cancellation_during_a_graceful_stop_stops_at_once(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
@@ -320,7 +314,7 @@ async def test_whoever_is_cancelled_while_it_ends_kindly_has_it_end_now(
                     events = server.events()
                     asking = server.client.post("/v1/completions", json=TEXT)
                     tasks.create_task(suppressed(asking))
-                    await in_flight(server, 1)
+                    await wait_for_requests(server, 1)
                     tasks.create_task(reschedule_when_draining(events, limit))
     with pytest.raises(llamasup.NotRunning):
         server.status()
@@ -339,32 +333,32 @@ async def reschedule_when_draining(events: llamasup.AsyncEvents, limit: asyncio.
 
 
 @in_loop
-async def test_stop_may_be_repeated_and_at_once_and_is_kind_each_time(
+async def test_stop_can_be_repeated_concurrently_and_stays_graceful(
     fake_server: Callable[..., str], tiny_model: Path, tmp_path: Path
 ) -> None:
     runtime = fake_server("token_s=600", f"until={tmp_path / 'go'}")
     async with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
         async with asyncio.TaskGroup() as tasks:
-            asked = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
-            await in_flight(server, 1)
-            tasks.create_task(finish_in_a_drain(server, tmp_path / "go"))
+            answer = tasks.create_task(server.client.post("/v1/completions", json=TEXT))
+            await wait_for_requests(server, 1)
+            tasks.create_task(finish_during_drain(server, tmp_path / "go"))
             await asyncio.sleep(0)
             for _ in range(3):
                 tasks.create_task(server.stop())
-        assert asked.result().status_code == 200
+        assert answer.result().status_code == 200
         await server.stop()
     await server.stop()
-    await only_task()
+    await wait_for_other_tasks()
 
 
 @in_loop
-async def test_stop_now_does_not_wait_for_requests_even_where_a_kind_one_does(
+async def test_stop_now_ends_a_graceful_stop_that_waits_for_requests(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     runtime = fake_server("stall_after=2")
     async with llamasup.serve(tiny_model, runtime=runtime) as server, asyncio.TaskGroup() as tasks:
         tasks.create_task(suppressed(server.client.post("/v1/completions", json=TEXT)))
-        await in_flight(server, 1)
+        await wait_for_requests(server, 1)
         events = server.events()
         tasks.create_task(server.stop())
         async for event in events:
@@ -374,17 +368,17 @@ async def test_stop_now_does_not_wait_for_requests_even_where_a_kind_one_does(
 
 
 @in_loop
-async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: Path) -> None:
+async def test_calls_after_the_end_raise_not_running(fake: str, tiny_model: Path) -> None:
     async with llamasup.serve(tiny_model, runtime=fake) as server:
         await server.stop()
-        asks: list[Callable[[], Any]] = [
+        requests: list[Callable[[], Any]] = [
             server.status,
             server.events,
             lambda: server.client,
         ]
-        for ask in asks:
+        for request in requests:
             with pytest.raises(llamasup.NotRunning, match="has stopped"):
-                ask()
+                request()
         for work in (
             server.load("tiny"),
             server.unload("tiny"),
@@ -397,7 +391,7 @@ async def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_m
 
 
 @in_loop
-async def test_what_is_asked_while_it_ends_is_refused_and_whoever_waits_is_told(
+async def test_calls_during_the_stop_are_refused_and_waiting_calls_end(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     runtime = fake_server("load_s=1000")
@@ -405,7 +399,7 @@ async def test_what_is_asked_while_it_ends_is_refused_and_whoever_waits_is_told(
         events = server.events()
         async with asyncio.TaskGroup() as tasks:
             load = tasks.create_task(outcome(server.load()))
-            await loading(events)
+            await wait_for_load(events)
             restart = tasks.create_task(outcome(server.restart()))
             await asyncio.sleep(0)
             await server.stop()
@@ -415,21 +409,21 @@ async def test_what_is_asked_while_it_ends_is_refused_and_whoever_waits_is_told(
 
 @pytest.mark.parametrize("now", [True, False])
 @in_loop
-async def test_what_changes_a_model_while_it_ends_is_not_told_as_done(
+async def test_changes_of_a_model_during_the_stop_are_not_reported_as_done(
     now: bool, fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     runtime = fake_server("load_s=1.0")
-    asks: list[Callable[[llamasup.AsyncServer], Any]] = [
+    requests: list[Callable[[llamasup.AsyncServer], Any]] = [
         lambda server: server.switch(tiny_model, ctx_size=2048),
         lambda server: server.restart(),
     ]
-    for ask in asks:
+    for request in requests:
         async with serving(runtime, tiny_model) as server, asyncio.TaskGroup() as tasks:
             events = server.events()
-            asked = tasks.create_task(outcome(ask(server)))
-            await loading(events)
+            answer = tasks.create_task(outcome(request(server)))
+            await wait_for_load(events)
             await server.stop(now=now)
-        assert isinstance(asked.result(), llamasup.Stopping)
+        assert isinstance(answer.result(), llamasup.Stopping)
 
 
 async def outcome(work: Any) -> Any:
@@ -445,15 +439,15 @@ async def test_events_end_with_the_server(fake: str, tiny_model: Path) -> None:
         one, other = server.events(), server.events()
         await server.restart()
         await server.stop()
-    told = [event async for event in one]
-    assert [each["state"] for each in told if each["event"] == "state"][-1] == "stopped"
-    assert "ready" in [each.get("state") for each in told]
-    assert told[-1] == {"event": "stopped", "protocol": 1}
-    assert [event async for event in other] == told
+    reported = [event async for event in one]
+    assert [event["state"] for event in reported if event["event"] == "state"][-1] == "stopped"
+    assert "ready" in [event.get("state") for event in reported]
+    assert reported[-1] == {"event": "stopped", "protocol": 1}
+    assert [event async for event in other] == reported
 
 
 @in_loop
-async def test_one_that_was_unloaded_stays_so_whatever_is_switched(fake: str, tiny_model: Path) -> None:
+async def test_unloaded_model_stays_unloaded_after_switches(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model) as server:
         await server.unload()
         events = server.events()
@@ -466,7 +460,7 @@ async def test_one_that_was_unloaded_stays_so_whatever_is_switched(fake: str, ti
 
 
 @in_loop
-async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
+async def test_failed_switch_is_rolled_back_even_if_cancelled(
     fake: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = await asyncio.to_thread(shutil.copy, tiny_model, tmp_path / "other.gguf")
@@ -499,7 +493,7 @@ async def test_a_failed_switch_is_put_back_also_if_that_is_cancelled(
 
 
 @in_loop
-async def test_a_server_that_somebody_else_stops_has_ended(fake: str, tiny_model: Path) -> None:
+async def test_server_stopped_from_outside_has_ended(fake: str, tiny_model: Path) -> None:
     async with llamasup.serve(tiny_model, runtime=fake) as server:
         events = server.events()
         server._hosted.control_target.shutdown()  # as llamasup stop does it
@@ -508,7 +502,7 @@ async def test_a_server_that_somebody_else_stops_has_ended(fake: str, tiny_model
             server.status()
 
 
-def test_a_block_that_the_end_of_the_loop_cuts_off_leaves_nothing(fake: str, tiny_model: Path) -> None:
+def test_server_left_open_at_the_end_of_the_loop_leaves_nothing_behind(fake: str, tiny_model: Path) -> None:
     async def main() -> llamasup.AsyncServer:
         return await llamasup.serve(tiny_model, runtime=fake).__aenter__()
 
@@ -517,7 +511,7 @@ def test_a_block_that_the_end_of_the_loop_cuts_off_leaves_nothing(fake: str, tin
         server.status()
 
 
-def test_another_loop_is_told_that_it_is_the_wrong_one(fake: str, tiny_model: Path) -> None:
+def test_calls_from_another_event_loop_are_refused(fake: str, tiny_model: Path) -> None:
     async def elsewhere(server: llamasup.AsyncServer) -> None:
         for work in (server.load(), server.stop(), server.switch("demo"), server.reload()):
             with pytest.raises(llamasup.UsageInvalid, match="another event loop"):
@@ -531,7 +525,7 @@ def test_another_loop_is_told_that_it_is_the_wrong_one(fake: str, tiny_model: Pa
     asyncio.run(main())
 
 
-def test_it_may_be_left_in_another_task_than_it_was_entered(fake: str, tiny_model: Path) -> None:
+def test_server_can_be_left_in_another_task_than_it_was_entered(fake: str, tiny_model: Path) -> None:
     """As fixtures of asynchronous tests do."""
 
     async def main() -> None:
@@ -540,6 +534,6 @@ def test_it_may_be_left_in_another_task_than_it_was_entered(fake: str, tiny_mode
             server = await tasks.create_task(serving.__aenter__())
             assert (await server.client.get("/health")).status_code == 200
             await tasks.create_task(serving.__aexit__(None, None, None))
-        await only_task()
+        await wait_for_other_tasks()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Readers of what happens: each has everything from its beginning on, within a bound, until the end."""
+"""Readers of events: each gets all events from its start to the end, within a bound."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def ready(generation: int) -> StateChanged:
     return StateChanged("tiny", State.READY, generation)
 
 
-def seen(events: list[Any]) -> list[Any]:
-    return [each.get("generation", each["event"]) for each in events]
+def contents_of(events: list[Any]) -> list[Any]:
+    return [event.get("generation", event["event"]) for event in events]
 
 
 async def all_of(events: AsyncEvents) -> list[Any]:
-    return seen([each async for each in events])
+    return contents_of([event async for event in events])
 
 
 @in_loop
-async def test_each_reader_has_all_from_its_beginning_to_the_end() -> None:
+async def test_each_reader_gets_all_events_from_its_start_to_the_end() -> None:
     feed, first = Feed(), AsyncEvents()
     assert feed.add(first)
     feed.notice(ready(1))
@@ -46,7 +46,7 @@ async def test_each_reader_has_all_from_its_beginning_to_the_end() -> None:
 
 
 @in_loop
-async def test_an_event_is_the_object_of_the_contract() -> None:
+async def test_events_have_the_documented_fields() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     feed.notice(ready(1))
@@ -60,7 +60,7 @@ async def test_an_event_is_the_object_of_the_contract() -> None:
 
 
 @in_loop
-async def test_a_reader_that_waits_is_woken() -> None:
+async def test_event_wakes_a_waiting_reader() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     async with asyncio.TaskGroup() as tasks:
@@ -73,7 +73,7 @@ async def test_a_reader_that_waits_is_woken() -> None:
 
 
 @in_loop
-async def test_a_reader_too_far_behind_hears_how_much_it_has_missed_and_then_the_newest() -> None:
+async def test_slow_reader_gets_the_number_of_missed_events_and_the_newest() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     for generation in range(MAX_WAITING + 7):
@@ -84,7 +84,7 @@ async def test_a_reader_too_far_behind_hears_how_much_it_has_missed_and_then_the
 
 
 @in_loop
-async def test_two_tasks_that_read_the_same_share_it() -> None:
+async def test_two_tasks_share_the_events_of_one_reader() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     async with asyncio.TaskGroup() as tasks:
@@ -92,22 +92,22 @@ async def test_two_tasks_that_read_the_same_share_it() -> None:
         await asyncio.sleep(0)
         feed.notice(ready(1))
         feed.notice(ready(2))
-    assert sorted(seen([each.result() for each in both])) == [1, 2]
+    assert sorted(contents_of([event.result() for event in both])) == [1, 2]
 
 
 @in_loop
-async def test_a_cancelled_reading_loses_nothing() -> None:
+async def test_cancelled_read_loses_no_event() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0):
             await anext(events)
     feed.notice(ready(1))
-    assert seen([await anext(events)]) == [1]
+    assert contents_of([await anext(events)]) == [1]
 
 
 @in_loop
-async def test_a_closed_reader_is_at_its_end_and_hears_no_more() -> None:
+async def test_closed_reader_ends_and_gets_no_more_events() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     async with aclosing(events):
@@ -121,7 +121,7 @@ async def test_a_closed_reader_is_at_its_end_and_hears_no_more() -> None:
 
 
 @in_loop
-async def test_a_reader_that_somebody_closes_ends_while_it_waits() -> None:
+async def test_close_ends_a_waiting_reader() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
     async with asyncio.TaskGroup() as tasks:
@@ -132,57 +132,57 @@ async def test_a_reader_that_somebody_closes_ends_while_it_waits() -> None:
 
 
 @in_loop
-async def test_a_reader_that_was_dropped_costs_nothing() -> None:
+async def test_dropped_reader_is_removed() -> None:
     feed, events = Feed(), AsyncEvents()
     feed.add(events)
-    gone = weakref.ref(events)
+    reference = weakref.ref(events)
     del events
     gc.collect()
-    assert gone() is None
+    assert reference() is None
     feed.notice(ready(1))
 
 
 @in_loop
-async def test_after_the_end_there_is_nothing_to_read() -> None:
+async def test_reader_created_after_the_end_gets_no_events() -> None:
     feed = Feed()
     feed.end()
     assert not feed.add(AsyncEvents())
     assert not feed.add(Events())
 
 
-def test_a_thread_has_all_from_the_beginning_to_the_end() -> None:
+def test_thread_gets_all_events_from_its_start_to_the_end() -> None:
     feed, events = Feed(), Events()
     feed.add(events)
-    told: list[Any] = []
-    reading = threading.Thread(target=lambda: told.extend(events))
+    received: list[Any] = []
+    reading = threading.Thread(target=lambda: received.extend(events))
     reading.start()
     for generation in range(100):
         feed.notice(ready(generation))
     feed.notice(Stopped())
     reading.join(PATIENCE_S)
-    assert seen(told) == [*range(100), "stopped"]
+    assert contents_of(received) == [*range(100), "stopped"]
 
 
-def test_what_a_thread_has_not_read_is_there_after_the_end() -> None:
+def test_thread_can_read_remaining_events_after_the_end() -> None:
     feed, events = Feed(), Events()
     feed.add(events)
     for generation in range(MAX_WAITING + 1):
         feed.notice(ready(generation))
     feed.end()
-    told = list(events)
-    assert told[0] == {"event": "missed", "protocol": 1, "count": 1}
-    assert seen(told[1:]) == list(range(1, MAX_WAITING + 1))
+    received = list(events)
+    assert received[0] == {"event": "missed", "protocol": 1, "count": 1}
+    assert contents_of(received[1:]) == list(range(1, MAX_WAITING + 1))
     assert list(events) == []
 
 
-def test_a_thread_that_waits_ends_when_another_closes() -> None:
+def test_close_from_another_thread_ends_a_waiting_reader() -> None:
     feed, events = Feed(), Events()
     feed.add(events)
-    told: list[Any] = []
-    reading = threading.Thread(target=lambda: told.extend(events))
+    received: list[Any] = []
+    reading = threading.Thread(target=lambda: received.extend(events))
     reading.start()
     events.close()
     reading.join(PATIENCE_S)
     assert not reading.is_alive()
     feed.notice(ready(1))
-    assert told == []
+    assert received == []

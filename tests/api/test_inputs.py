@@ -1,4 +1,4 @@
-"""What a program says of a model: taken as it is meant, or refused with everything that is wrong with it."""
+"""The arguments of a model: accepted, or refused with all their errors."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import ConfigIssues
 
 
-def said(**options: Any) -> ModelEntry:
+def entry_with(**options: Any) -> ModelEntry:
     return entry_of("demo", options)
 
 
 def refused(**options: Any) -> str:
     with pytest.raises(llamasup.UsageInvalid) as caught:
-        said(**options)
+        entry_with(**options)
     assert caught.value.remedy
     return "\n".join((caught.value.message, *caught.value.details))
 
 
-def test_every_option_is_taken(tmp_path: Path) -> None:
-    given: llamasup.ModelArguments = {
+def test_every_option_is_accepted(tmp_path: Path) -> None:
+    arguments: llamasup.ModelArguments = {
         "ctx_size": 4096,
         "parallel": 2,
         "gpu_layers": "all",
@@ -52,8 +52,8 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         "drain_timeout_s": 3,
         "aliases": "other",
     }
-    assert given.keys() == llamasup.ModelArguments.__annotations__.keys()
-    assert entry_of("demo", given) == ModelEntry(
+    assert arguments.keys() == llamasup.ModelArguments.__annotations__.keys()
+    assert entry_of("demo", arguments) == ModelEntry(
         path="demo",
         ctx_size=4096,
         parallel=2,
@@ -82,8 +82,8 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
     )
 
 
-def test_none_says_nothing_and_never_is_infinite() -> None:
-    assert said(ctx_size=None, ttl_s=float("inf"), gpu_layers=12) == ModelEntry(
+def test_none_means_unset_and_infinity_means_never() -> None:
+    assert entry_with(ctx_size=None, ttl_s=float("inf"), gpu_layers=12) == ModelEntry(
         path="demo", ttl_s=float("inf"), gpu_layers=12
     )
 
@@ -129,11 +129,11 @@ def test_none_says_nothing_and_never_is_infinite() -> None:
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_what_can(options: dict[str, Any], says: str) -> None:
+def test_invalid_values_are_refused_with_the_valid_ones(options: dict[str, Any], says: str) -> None:
     assert says in refused(**options)
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_all_invalid_options_are_reported_at_once() -> None:
     assert refused(ctx_size=0, ttl=3, pin="yes").splitlines() == [
         "3 invalid options:",
         "ctx_size: invalid value 0; expected a whole number, 1 or more",
@@ -142,7 +142,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ]
 
 
-def test_a_model_is_a_file_a_repository_a_url_or_the_demo(
+def test_model_is_a_file_a_repository_a_url_or_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,34 +164,34 @@ def test_a_model_is_a_file_a_repository_a_url_or_the_demo(
         ("/m/日本.gguf", "model"),
     ],
 )
-def test_without_a_name_it_is_called_as_its_file_is(path: str, name: str) -> None:
+def test_model_without_a_name_is_named_after_its_file(path: str, name: str) -> None:
     assert name_of(path) == name
 
 
-def test_what_is_said_of_a_name_outlives_its_file_and_what_is_said_of_a_file_does_not() -> None:
-    before = said(ctx_size=512, extra=["--jinja"], ttl_s=60, aliases=["b"], preload=True, max_queued=3)
+def test_options_of_a_name_survive_a_new_file_and_those_of_a_file_do_not() -> None:
+    before = entry_with(ctx_size=512, extra=["--jinja"], ttl_s=60, aliases=["b"], preload=True, max_queued=3)
 
     def after(**options: Any) -> ModelEntry:
-        return successor(said(**options), before, options)
+        return successor(entry_with(**options), before, options)
 
-    assert after(parallel=1, ttl_s=5, max_queued=0, pin=None) == said(
+    assert after(parallel=1, ttl_s=5, max_queued=0, pin=None) == entry_with(
         parallel=1, ttl_s=5, aliases=["b"], preload=True, max_queued=0
     )
-    assert after(aliases=[]) == said(ttl_s=60, preload=True, max_queued=3)
-    assert successor(said(parallel=1), None, {"parallel": 1}) == said(parallel=1)
+    assert after(aliases=[]) == entry_with(ttl_s=60, preload=True, max_queued=3)
+    assert successor(entry_with(parallel=1), None, {"parallel": 1}) == entry_with(parallel=1)
 
 
-def test_a_config_is_read_each_time_and_what_is_said_beside_it_counts_more(tmp_path: Path) -> None:
+def test_config_is_read_each_time_and_arguments_override_it(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text('models: {a: {path: a.gguf}, b: {path: b.gguf, ctx_size: "${SIZE}"}}\n')
-    given = ConfigInputs(file, (tmp_path,), {"SIZE": "512"}, {"a": said(pin=True)})
-    copy = given.copy()
-    assert given().models["a"] == said(pin=True)
-    assert given().models["b"].ctx_size == 512
-    assert given().models_dir == (tmp_path,)
+    inputs = ConfigInputs(file, (tmp_path,), {"SIZE": "512"}, {"a": entry_with(pin=True)})
+    copy = inputs.copy()
+    assert inputs().models["a"] == entry_with(pin=True)
+    assert inputs().models["b"].ctx_size == 512
+    assert inputs().models_dir == (tmp_path,)
     file.write_text("models: {c: {path: c.gguf}}\n")
-    given.models["d"] = said()
-    assert list(given().models) == ["c", "a", "d"]
+    inputs.models["d"] = entry_with()
+    assert list(inputs().models) == ["c", "a", "d"]
     assert list(copy().models) == ["c", "a"]
 
 
@@ -201,7 +201,7 @@ def refused_to_serve(*arguments: Any, **options: Any) -> llamasup.LlamasupError:
     return caught.value
 
 
-def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
+def test_unservable_models_are_refused_before_the_start() -> None:
     assert refused_to_serve().message == "No models to serve."
     assert refused_to_serve(ctx_size=4, config=Config()).message == "ctx_size was given without a model."
     assert refused_to_serve(name="x", models_dir="/m").message == "name was given without a model."
@@ -241,34 +241,34 @@ def test_what_cannot_be_served_is_refused_before_anything_is_begun() -> None:
         ),
     ],
 )
-def test_an_argument_of_the_wrong_kind_is_refused_by_its_name(arguments: dict[str, Any], says: str) -> None:
+def test_argument_of_the_wrong_type_is_refused_by_name(arguments: dict[str, Any], says: str) -> None:
     assert refused_to_serve(**arguments).message.startswith(says)
 
 
-def test_a_dict_is_checked_as_a_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_dict_is_checked_like_a_config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said: dict[str, Any] = {
+    config: dict[str, Any] = {
         "memory": {"ram": "80%", "vram": None},
         "models": {"a": {"path": Path("a.gguf"), "ctx_size": "${SIZE}", "ttl": "10m", "aliases": ("é",)}},
     }
     with pytest.raises(ConfigIssues) as caught:
-        llamasup.serve(config=said, environ={"SIZE": "512"})
+        llamasup.serve(config=config, environ={"SIZE": "512"})
     (issue,) = caught.value.details
     assert issue.startswith("config: models.a.aliases[0]: invalid value 'é'")
-    said["models"]["a"]["aliases"] = ()
-    read = config_of(said, {"SIZE": "512"}, more_models=False)
+    config["models"]["a"]["aliases"] = ()
+    read = config_of(config, {"SIZE": "512"}, more_models=False)
     assert isinstance(read, Config)
     model = read.models["a"]
     assert (model.path, model.ctx_size, model.ttl_s) == (f"{tmp_path}/a.gguf", 512, 600.0)
 
 
-def test_none_says_nothing_of_preload_either() -> None:
+def test_none_means_unset_for_preload() -> None:
     for options, is_preloaded in (({}, True), ({"preload": None}, True), ({"preload": False}, False)):
         serving = llamasup.serve("demo", **options)
         assert serving._given.models["demo"].preload is is_preloaded
 
 
 @pytest.mark.parametrize("key", ["", "two words", "é", "line\n"])
-def test_a_key_that_no_header_carries_is_refused_and_not_shown(key: str) -> None:
+def test_api_key_invalid_in_a_header_is_refused_and_not_shown(key: str) -> None:
     error = refused_to_serve("demo", api_key=key)
     assert error.message == "The api_key is invalid (not shown)."

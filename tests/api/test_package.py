@@ -1,4 +1,4 @@
-"""What ``import llamasup`` gives, and what it costs."""
+"""The names that ``import llamasup`` provides, and the modules that it loads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = {
 }
 
 
-def test_the_names_are_these_and_each_is_there() -> None:
+def test_public_names_are_complete_and_importable() -> None:
     assert set(llamasup.__all__) == NAMES
     assert set(dir(llamasup)) >= NAMES
     for name in NAMES:
@@ -60,10 +60,10 @@ def test_the_names_are_these_and_each_is_there() -> None:
 def test_every_error_is_a_llamasup_error() -> None:
     raised = [getattr(llamasup, name) for name in NAMES if hasattr(errors, name)]
     assert len(raised) == 22
-    assert all(issubclass(each, llamasup.LlamasupError) for each in raised)
+    assert all(issubclass(item, llamasup.LlamasupError) for item in raised)
 
 
-def test_importing_it_imports_nothing_else_of_ours_and_nothing_heavy() -> None:
+def test_import_of_llamasup_loads_no_other_modules() -> None:
     code = "import sys; before = set(sys.modules); import llamasup; print(*sorted(set(sys.modules) - before))"
     imported = _python(code).split()
     assert "llamasup" in imported
@@ -72,33 +72,33 @@ def test_importing_it_imports_nothing_else_of_ours_and_nothing_heavy() -> None:
     assert heavy & {name.partition(".")[0] for name in imported} == set()
 
 
-def test_catching_an_error_does_not_import_what_serves() -> None:
+def test_catching_an_error_does_not_import_the_server() -> None:
     code = "import sys, llamasup; llamasup.DoesNotFit; print(*sys.modules)"
     assert {"asyncio", "httpx", "yaml", "llamasup.api"} & set(_python(code).split()) == set()
 
 
-def test_what_serves_does_without_the_control_application_and_rich() -> None:
-    """They come when somebody asks for them: a program that serves may never do that."""
+def test_serving_imports_neither_the_control_application_nor_rich() -> None:
+    """They are loaded on first use, which a serving program may never need."""
     code = "import sys, llamasup; llamasup.serve; print(*sys.modules)"
     loaded = set(_python(code).split())
     assert {"starlette", "uvicorn", "rich", "typer", "prometheus_client"} & loaded == set()
 
 
-def test_the_twins_have_the_same_methods_with_the_same_arguments() -> None:
+def test_both_server_classes_have_the_same_methods_and_arguments() -> None:
     asynchronous, synchronous = _shape(llamasup.AsyncServer), _shape(llamasup.Server)
     assert asynchronous.keys() == synchronous.keys()
     for name, signature in asynchronous.items():
         assert signature.parameters == synchronous[name].parameters, name
 
 
-def test_what_can_be_said_of_a_model_is_what_a_config_can_say_of_it() -> None:
+def test_model_arguments_equal_the_model_keys_of_a_config() -> None:
     places = {"path", "repo", "url", "where"}
     assert get_type_hints(llamasup.ModelArguments).keys() == set(ModelEntry.__struct_fields__) - places
 
 
 def _shape(of: type[Any]) -> dict[str, inspect.Signature]:
     functions = inspect.getmembers(of, inspect.isfunction)
-    return {name: inspect.signature(each) for name, each in functions if not name.startswith("_")}
+    return {name: inspect.signature(item) for name, item in functions if not name.startswith("_")}
 
 
 def _python(code: str) -> str:

@@ -1,4 +1,4 @@
-"""The life of a server in a thread of its own: asked from many threads, interrupted, forked, and left."""
+"""The life of a server in a thread of its own: calls from many threads, interrupts, forks, and its end."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ TEXT = {"prompt": "Hi", "max_tokens": 8}
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(new_children: NewChildren) -> Iterator[None]:
-    """No child, and no thread of ours."""
+def no_leftovers(new_children: NewChildren) -> Iterator[None]:
+    """Check that no child and no thread of llamasup is left."""
     yield
     assert new_children() == []
-    assert [each.name for each in threading.enumerate() if each.name == "llamasup"] == []
+    assert [thread.name for thread in threading.enumerate() if thread.name == "llamasup"] == []
 
 
-def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) -> None:
+def test_server_serves_and_reports_its_models(fake: str, tiny_model: Path) -> None:
     with llamasup.serve(tiny_model, runtime=fake) as server:
         assert server.client.post("/v1/completions", json=TEXT).status_code == 200
         assert server.status()["models"][0]["state"] == "ready"
@@ -49,7 +49,7 @@ def test_it_serves_and_says_what_it_serves(fake: str, tiny_model: Path) -> None:
     assert repr(server) == f"<llamasup.Server at {server.url} (ended)>"
 
 
-def test_without_a_block_it_ends_with_stop(fake: str, tiny_model: Path) -> None:
+def test_stop_ends_a_server_started_without_a_block(fake: str, tiny_model: Path) -> None:
     server = llamasup.serve(tiny_model, runtime=fake).start()
     assert server.client.get("/health").status_code == 200
     server.stop()
@@ -57,7 +57,7 @@ def test_without_a_block_it_ends_with_stop(fake: str, tiny_model: Path) -> None:
     server.stop(now=True)
 
 
-def test_it_works_where_a_loop_is_running(fake: str, tiny_model: Path) -> None:
+def test_synchronous_server_works_inside_a_running_event_loop(fake: str, tiny_model: Path) -> None:
     """As in a notebook."""
 
     async def cell() -> int:
@@ -67,14 +67,14 @@ def test_it_works_where_a_loop_is_running(fake: str, tiny_model: Path) -> None:
     assert asyncio.run(cell()) == 200
 
 
-def test_two_of_them_do_not_disturb_each_other(fake: str, tiny_model: Path) -> None:
+def test_two_servers_do_not_affect_each_other(fake: str, tiny_model: Path) -> None:
     with llamasup.serve(tiny_model, runtime=fake) as first:
         with llamasup.serve(tiny_model, runtime=fake) as second:
             assert first.url != second.url
         assert first.client.get("/health").status_code == 200
 
 
-def test_what_keeps_it_from_serving_is_raised_by_its_type(
+def test_start_errors_are_raised_with_their_class(
     fake: str, fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     with pytest.raises(llamasup.ModelMissing), llamasup.serve("/nowhere/x.gguf", runtime=fake):
@@ -84,7 +84,7 @@ def test_what_keeps_it_from_serving_is_raised_by_its_type(
         pytest.fail("it serves")
 
 
-def test_the_same_is_not_begun_twice_at_once(fake: str, tiny_model: Path) -> None:
+def test_server_cannot_be_entered_twice(fake: str, tiny_model: Path) -> None:
     serving = llamasup.serve(tiny_model, runtime=fake)
     with serving as server:
         with pytest.raises(llamasup.UsageInvalid, match="already"):
@@ -94,11 +94,11 @@ def test_the_same_is_not_begun_twice_at_once(fake: str, tiny_model: Path) -> Non
         assert again.client.get("/health").status_code == 200
 
 
-def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: Path) -> None:
+def test_calls_after_the_end_raise_not_running(fake: str, tiny_model: Path) -> None:
     with llamasup.serve(tiny_model, runtime=fake) as server:
         client = server.client
         server.stop()
-        asks: list[Callable[[], Any]] = [
+        requests: list[Callable[[], Any]] = [
             server.status,
             server.events,
             server.load,
@@ -108,9 +108,9 @@ def test_after_the_end_everything_says_that_it_has_ended(fake: str, tiny_model: 
             lambda: server.switch("demo"),
             lambda: server.client,
         ]
-        for ask in asks:
+        for request in requests:
             with pytest.raises(llamasup.NotRunning, match="has stopped"):
-                ask()
+                request()
         assert client.is_closed
 
 
@@ -120,7 +120,7 @@ def test_leaving_the_block_lets_requests_of_other_threads_finish(
     go = tmp_path / "go"
 
     def finish(events: Iterator[Any]) -> None:
-        """Let them go on (``until=``) once the server drains."""
+        """Let the requests continue (``until=``) once the server drains."""
         for event in events:
             if event.get("state") == "draining":
                 go.touch()
@@ -129,29 +129,29 @@ def test_leaving_the_block_lets_requests_of_other_threads_finish(
     with ThreadPoolExecutor(4) as clients:
         with llamasup.serve(tiny_model, runtime=runtime, warm_up=False) as server:
             client = server.client
-            asked = [clients.submit(client.post, "/v1/completions", json=TEXT) for _ in range(3)]
+            answers = [clients.submit(client.post, "/v1/completions", json=TEXT) for _ in range(3)]
             await_in_flight(server, 3)
             clients.submit(finish, server.events())
-        assert all(each.done() for each in asked)
-    assert [each.result().status_code for each in asked] == [200] * 3
+        assert all(answer.done() for answer in answers)
+    assert [answer.result().status_code for answer in answers] == [200] * 3
 
 
-def test_leaving_it_by_an_exception_does_not_wait_for_them(
+def test_exception_in_the_block_does_not_wait_for_requests(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     runtime = fake_server("stall_after=2")
     serving = llamasup.serve(tiny_model, runtime=runtime)
     with ThreadPoolExecutor(1) as clients, pytest.raises(ZeroDivisionError), serving as server:
-        asked = clients.submit(server.client.post, "/v1/completions", json=TEXT)
+        answer = clients.submit(server.client.post, "/v1/completions", json=TEXT)
         await_in_flight(server, 1)
         raise ZeroDivisionError
-    assert asked.result().status_code in (502, 503)
+    assert answer.result().status_code in (502, 503)
 
 
-def test_many_threads_may_ask_and_each_is_answered_or_told_while_it_ends(fake: str, tiny_model: Path) -> None:
+def test_calls_of_many_threads_end_with_a_result_or_an_error_at_the_stop(fake: str, tiny_model: Path) -> None:
     outcomes: list[Any] = []
 
-    def ask(server: llamasup.Server) -> None:
+    def request(server: llamasup.Server) -> None:
         while True:
             try:
                 server.status()
@@ -162,13 +162,13 @@ def test_many_threads_may_ask_and_each_is_answered_or_told_while_it_ends(fake: s
 
     with ThreadPoolExecutor(8) as threads, llamasup.serve(tiny_model, runtime=fake) as server:
         for _ in range(8):
-            threads.submit(ask, server)
+            threads.submit(request, server)
         assert server.client.get("/health").status_code == 200
     assert len(outcomes) == 8
     assert set(outcomes) <= {llamasup.NotRunning, llamasup.Stopping}
 
 
-def test_events_come_from_the_call_on_and_end_with_the_server(fake: str, tiny_model: Path) -> None:
+def test_events_start_with_the_call_and_end_with_the_server(fake: str, tiny_model: Path) -> None:
     with llamasup.serve(tiny_model, runtime=fake) as server:
         events, closed = server.events(), server.events()
         server.restart()
@@ -176,12 +176,12 @@ def test_events_come_from_the_call_on_and_end_with_the_server(fake: str, tiny_mo
         first = next(events)
         assert (first["event"], first["model"]) == ("state", "tiny")
     rest = list(events)
-    assert "ready" in [each.get("state") for each in rest]
+    assert "ready" in [event.get("state") for event in rest]
     assert rest[-1] == {"event": "stopped", "protocol": 1}
     assert list(closed) == []
 
 
-def test_a_forked_process_is_told_to_ask_by_the_url(fake: str, tiny_model: Path) -> None:
+def test_calls_in_a_forked_process_are_refused_with_the_url(fake: str, tiny_model: Path) -> None:
     with llamasup.serve(tiny_model, runtime=fake) as server:
         script = FORKED.format(url=server.url)
         pid = os.fork()
@@ -192,7 +192,7 @@ def test_a_forked_process_is_told_to_ask_by_the_url(fake: str, tiny_model: Path)
         subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE_S)
 
 
-def test_a_forked_process_does_not_hold_the_address(
+def test_forked_process_does_not_keep_the_address(
     fake: str, tiny_model: Path, certificate: tuple[str, str]
 ) -> None:
     chain, key = map(Path, certificate)
@@ -204,9 +204,9 @@ def test_a_forked_process_does_not_hold_the_address(
             pid = os.fork()
             if pid == 0:
                 # A thread may be starting a process, and wait for the end of a pipe that is here now, too.
-                for each in Path("/proc/self/fd").iterdir():
-                    number = int(each.name)
-                    if number > 2 and number != end_read and each.is_fifo():
+                for entry in Path("/proc/self/fd").iterdir():
+                    number = int(entry.name)
+                    if number > 2 and number != end_read and entry.is_fifo():
                         os.close(number)
                 os.read(end_read, 1)
                 os._exit(0)
@@ -225,11 +225,11 @@ FORKED = "import httpx; assert httpx.get('{url}/health').status_code == 200"
 
 
 def _in_the_fork(server: llamasup.Server) -> int:
-    """The number of what was not as it should be."""
+    """The number of failed checks."""
     wrong = 0
-    for ask in (server.status, server.events, server.load, lambda: server.client):
+    for request in (server.status, server.events, server.load, lambda: server.client):
         try:
-            ask()
+            request()
             wrong += 1
         except llamasup.UsageInvalid:
             pass
@@ -253,7 +253,7 @@ except KeyboardInterrupt:
 
 @contextmanager
 def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) -> Iterator[Any]:
-    """A program of a user's, in a session of its own."""
+    """A user's program, in its own session."""
     code = SCRIPT.format(model=str(model), runtime=runtime, block=block, preload=preload)
     words = [sys.executable, "-W", "error", "-c", code]
     with subprocess.Popen(
@@ -266,7 +266,7 @@ def script(runtime: str, model: Path, block: str = "", *, preload: bool = True) 
 
 
 def await_child(pid: int, word: str) -> int:
-    """Until a process below this one has this word in its command line: its id."""
+    """Wait for a descendant with this word in its command line. Returns its process ID."""
     deadline = threading.Event()
     for _ in range(int(PATIENCE_S * 100)):
         for child in psutil.Process(pid).children(recursive=True):
@@ -287,45 +287,45 @@ def await_in_flight(server: llamasup.Server, count: int) -> None:
     pytest.fail("nothing is in flight")
 
 
-def ended(process: Any) -> tuple[str, str, int]:
-    """What it said, on both streams, and its exit code."""
+def result_of(process: Any) -> tuple[str, str, int]:
+    """Its standard output, its standard error, and its exit code."""
     out, err = process.communicate(timeout=PATIENCE_S)
     return out, err, process.returncode
 
 
-def test_ctrl_c_while_it_loads_ends_it_and_leaves_nothing(
+def test_ctrl_c_during_the_load_leaves_nothing_behind(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     with script(fake_server("load_s=1000"), tiny_model) as process:
         await_child(process.pid, "--model")
         process.send_signal(signal.SIGINT)
-        assert ended(process) == ("interrupted\n", "", 0)
+        assert result_of(process) == ("interrupted\n", "", 0)
 
 
-def test_ctrl_c_in_the_block_ends_it_and_leaves_nothing(fake: str, tiny_model: Path) -> None:
+def test_ctrl_c_in_the_block_leaves_nothing_behind(fake: str, tiny_model: Path) -> None:
     with script(fake, tiny_model, "import time; time.sleep(1000)") as process:
         assert process.stdout.readline() == "serving\n"
         process.send_signal(signal.SIGINT)
-        assert ended(process) == ("interrupted\n", "", 0)
+        assert result_of(process) == ("interrupted\n", "", 0)
 
 
 @pytest.mark.parametrize("block", ["server.load()", "list(server.events())"])
-def test_ctrl_c_ends_a_waiting(block: str, fake_server: Callable[..., str], tiny_model: Path) -> None:
+def test_ctrl_c_ends_a_waiting_call(block: str, fake_server: Callable[..., str], tiny_model: Path) -> None:
     runtime = fake_server("load_s=1000")
-    asks = f"import threading; threading.Thread(target=server.load, daemon=True).start(); {block}"
-    with script(runtime, tiny_model, asks, preload=False) as process:
+    requests = f"import threading; threading.Thread(target=server.load, daemon=True).start(); {block}"
+    with script(runtime, tiny_model, requests, preload=False) as process:
         await_child(process.pid, "--model")
         process.send_signal(signal.SIGINT)
-        out, err, code = ended(process)
+        out, err, code = result_of(process)
         assert (out, code) == ("serving\ninterrupted\n", 0)
         # Of the thread that nobody waits for: the interpreter may end in the middle of its words.
         assert not err or err.startswith("Exception in thread")
 
 
-def test_ctrl_c_while_it_ends_kindly_has_it_end_now(
+def test_ctrl_c_during_a_graceful_stop_stops_at_once(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
-    asks = (
+    requests = (
         "import threading; "
         "ask = lambda: server.client.post('/completion', json={'prompt': 'x'}); "
         "threading.Thread(target=ask, daemon=True).start(); "
@@ -334,11 +334,11 @@ def test_ctrl_c_while_it_ends_kindly_has_it_end_now(
         "threading.Thread(target=tell, daemon=True).start(); "
         "[None for _ in iter(lambda: server.status()['models'][0]['in_flight'], 1)]"
     )
-    with script(fake_server("stall_after=2"), tiny_model, asks) as process:
+    with script(fake_server("stall_after=2"), tiny_model, requests) as process:
         lines = iter(process.stdout.readline, "")
         assert next(line for line in lines if line == "draining\n")
         process.send_signal(signal.SIGINT)
-        out, err, code = ended(process)
+        out, err, code = result_of(process)
         assert out.endswith("interrupted\n"), err
         assert code == 0
 
@@ -346,7 +346,7 @@ def test_ctrl_c_while_it_ends_kindly_has_it_end_now(
 @pytest.mark.parametrize(
     "how", ["sys.exit(3)", "import os; os._exit(3)", "import os; os.kill(os.getpid(), 9)"]
 )
-def test_a_program_that_ends_without_leaving_the_block_leaves_no_process(
+def test_program_that_exits_inside_the_block_leaves_no_process(
     how: str, fake: str, tiny_model: Path, own_folders: Path
 ) -> None:
     code = (
@@ -359,7 +359,7 @@ def test_a_program_that_ends_without_leaving_the_block_leaves_no_process(
     done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode in (3, -9)
     assert done.stderr == ""
-    gone(int(done.stdout))
+    wait_until_gone(int(done.stdout))
     folder = own_folders / "run" / "llamasup"
     for _ in range(int(PATIENCE_S * 100)):
         if not list(folder.iterdir()):
@@ -368,7 +368,7 @@ def test_a_program_that_ends_without_leaving_the_block_leaves_no_process(
     pytest.fail("the run folder is still there")
 
 
-def test_a_program_that_ends_while_a_thread_still_begins_gives_that_up(
+def test_exit_of_the_program_cancels_a_start_in_a_thread(
     fake_server: Callable[..., str], tiny_model: Path
 ) -> None:
     """As when a window is closed while a model loads."""
@@ -390,10 +390,10 @@ def test_a_program_that_ends_while_a_thread_still_begins_gives_that_up(
         finally:
             process.kill()
     assert (out, err, process.returncode) == ("llamasup was stopped before it was ready.\n", "", 0)
-    gone(child)
+    wait_until_gone(child)
 
 
-def test_where_no_thread_can_be_started_the_program_still_ends(fake: str, tiny_model: Path) -> None:
+def test_program_exits_even_if_no_thread_can_be_started(fake: str, tiny_model: Path) -> None:
     code = (
         "import threading, llamasup\n"
         "def start(thread): raise RuntimeError('no thread')\n"
@@ -406,7 +406,7 @@ def test_where_no_thread_can_be_started_the_program_still_ends(fake: str, tiny_m
     assert done.stderr.endswith("RuntimeError: no thread\n")
 
 
-def gone(pid: int) -> None:
+def wait_until_gone(pid: int) -> None:
     try:
         psutil.Process(pid).wait(PATIENCE_S)
     except psutil.NoSuchProcess:

@@ -30,7 +30,7 @@ KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"
 """The origin of a web page that is allowed to call."""
 LONG = 30_000
-"""Tokens of an answer that nobody waits for: it takes seconds, and more than any buffer holds."""
+"""Tokens of an answer that a client abandons: it takes seconds and exceeds all buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Served:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.url}{path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S)
 
-    def straight(self, path: str, body: Mapping[str, Any]) -> Any:
-        """What the server itself answers, asked on its own socket."""
+    def direct(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer of the server itself, on its own socket."""
         (child,) = [process for process in self.running.children() if "--host" in process.cmdline()]
         words = child.cmdline()
         transport = httpx.HTTPTransport(uds=words[words.index("--host") + 1])
@@ -61,7 +61,7 @@ class Served:
         (line,) = [line for line in lines if line.startswith("llamacpp:tokens_predicted_total{")]
         return float(line.rpartition(" ")[2])
 
-    def until_idle(self) -> None:
+    def wait_until_idle(self) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while any(slot["is_processing"] for slot in self.get("/slots").json()):
             assert time.monotonic() < deadline_s, "a slot is still busy"
@@ -69,12 +69,12 @@ class Served:
 
 
 @contextmanager
-def freed(served: Served) -> Iterator[None]:
-    """A client that leaves in here frees its slot, long before the server has said all that was asked for."""
-    served.until_idle()
+def frees_slot(served: Served) -> Iterator[None]:
+    """Check that a client that disconnects in this block frees its slot before the end of its answer."""
+    served.wait_until_idle()
     before = served.tokens_predicted()
     yield
-    served.until_idle()
+    served.wait_until_idle()
     assert served.tokens_predicted() - before < LONG
 
 
@@ -106,7 +106,7 @@ def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 @pytest.fixture(scope="package")
 def chat(serve: Serve, tiny_model: Path) -> Served:
-    """The demo model: it talks for as long as it is let."""
+    """The demo model: its answers are as long as the limit allows."""
     return serve(tiny_model, "--ctx-size", "32768", "--parallel", "4")
 
 
@@ -129,7 +129,7 @@ def encoder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Served:
 def slow_to_load(
     serve: Serve, runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[], tuple[Served, Callable[[], None]]]:
-    """A llamasup that lets nobody wait, whose server loads only when it is told to, and how to tell it."""
+    """A llamasup without a queue, whose server loads only after a call, and the function for this call."""
 
     def start() -> tuple[Served, Callable[[], None]]:
         folder = tmp_path_factory.mktemp("slow")
@@ -187,15 +187,15 @@ def _program(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client may ask anybody else for anything: names other than this machine's are not looked up."""
-    known = socket.getaddrinfo
+    """No client may contact other machines: only names of this machine are resolved."""
+    real_getaddrinfo = socket.getaddrinfo
 
-    def looked_up(host: Any, *rest: Any, **more: Any) -> Any:
+    def local_getaddrinfo(host: Any, *rest: Any, **more: Any) -> Any:
         if host not in (None, "localhost", "127.0.0.1", "::1", b"127.0.0.1", b"localhost"):
             raise AssertionError(f"a client wants to reach {host!r}")
-        return known(host, *rest, **more)
+        return real_getaddrinfo(host, *rest, **more)
 
-    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    monkeypatch.setattr(socket, "getaddrinfo", local_getaddrinfo)
     for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         for name in (variable, variable.lower()):
             monkeypatch.delenv(name, raising=False)

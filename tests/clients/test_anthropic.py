@@ -10,8 +10,8 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, is_weather
-from tests.clients.conftest import KEY, LONG, Served, freed
+from tests.clients.conftest import KEY, LONG, Served, frees_slot
+from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, is_weather
 
 pytestmark = pytest.mark.real
 
@@ -37,7 +37,7 @@ def test_message_equals_direct_answer_of_server_plain_and_streamed(
     client: anthropic.Anthropic, chat: Served
 ) -> None:
     body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 30, "model": "tiny"}
-    text = chat.straight("/v1/messages", body)["content"][0]["text"]
+    text = chat.direct("/v1/messages", body)["content"][0]["text"]
     plain = client.messages.create(
         model="tiny", messages=MESSAGES, max_tokens=30, extra_body={"temperature": 0}
     )
@@ -56,7 +56,7 @@ def test_message_equals_direct_answer_of_server_plain_and_streamed(
     assert plain.usage.output_tokens == streamed.usage.output_tokens == 30
 
 
-def test_a_required_tool_is_used_plain_and_streamed(tools: Served) -> None:
+def test_required_tool_is_used_plain_and_streamed(tools: Served) -> None:
     with client_of(tools) as client:
         plain = client.messages.create(
             model="caller",
@@ -82,13 +82,13 @@ def test_a_required_tool_is_used_plain_and_streamed(tools: Served) -> None:
         assert is_weather(use.input)
 
 
-def test_tokens_are_counted_as_the_answer_counts_them(client: anthropic.Anthropic) -> None:
+def test_counted_tokens_equal_the_usage_of_the_answer(client: anthropic.Anthropic) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=MESSAGES).input_tokens
     usage = client.messages.create(model="tiny", messages=MESSAGES, max_tokens=1).usage
     assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_several_at_once_are_all_answered_by_the_async_client(chat: Served) -> None:
+def test_async_client_gets_answers_to_concurrent_requests(chat: Served) -> None:
     async def ask_all() -> list[str]:
         async with anthropic.AsyncAnthropic(base_url=chat.url, api_key=KEY, max_retries=0) as client:
 
@@ -103,25 +103,25 @@ def test_several_at_once_are_all_answered_by_the_async_client(chat: Served) -> N
     assert all(answers)
 
 
-def test_a_stream_that_is_left_frees_the_slot(client: anthropic.Anthropic, chat: Served) -> None:
+def test_abandoned_stream_frees_the_slot(client: anthropic.Anthropic, chat: Served) -> None:
     with (
-        freed(chat),
+        frees_slot(chat),
         client.messages.stream(model="tiny", messages=MESSAGES, max_tokens=LONG) as stream,
     ):
         next(iter(stream.text_stream))
 
 
-def test_a_key_as_bearer_token_is_as_good_as_an_api_key(chat: Served) -> None:
+def test_bearer_token_works_like_an_api_key(chat: Served) -> None:
     with client_of(chat, api_key=None, auth_token=KEY) as client:
         assert client.messages.create(model="tiny", messages=MESSAGES, max_tokens=1).content
 
 
-def test_a_wrong_key_is_an_authentication_error(chat: Served) -> None:
+def test_wrong_key_is_an_authentication_error(chat: Served) -> None:
     with client_of(chat, api_key="another") as client, pytest.raises(anthropic.AuthenticationError):
         client.messages.create(model="tiny", messages=MESSAGES, max_tokens=1)
 
 
-def test_too_long_a_prompt_is_a_bad_request(client: anthropic.Anthropic) -> None:
+def test_too_long_prompt_is_a_bad_request(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="context"):
         client.messages.create(
             model="tiny", messages=[{"role": "user", "content": "the " * 40_000}], max_tokens=1

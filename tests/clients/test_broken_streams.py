@@ -1,4 +1,4 @@
-"""A server that dies in the middle of everybody's answer: nobody takes what came for the whole (S12)."""
+"""A server that dies while all clients read answers: no client takes its part for complete (S12)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
-from tests.clients.asked import QUESTION
 from tests.clients.conftest import KEY, LONG, PATIENCE_S, Serve, Served
+from tests.clients.prompts import QUESTION
 
 pytestmark = [
     pytest.mark.real,
@@ -30,24 +30,24 @@ Reader = Callable[[Served, Callable[[], None]], None]
 """Reads a long stream to its end; calls back once something of it has come."""
 
 
-def by_openai(served: Served, flows: Callable[[], None]) -> None:
+def by_openai(served: Served, report_progress: Callable[[], None]) -> None:
     with openai.OpenAI(base_url=served.v1, api_key=KEY, max_retries=0) as client:
         for _ in client.chat.completions.create(
             model="tiny", messages=[{"role": "user", "content": QUESTION}], max_tokens=LONG, stream=True
         ):
-            flows()
+            report_progress()
 
 
-def by_openai_responses(served: Served, flows: Callable[[], None]) -> None:
+def by_openai_responses(served: Served, report_progress: Callable[[], None]) -> None:
     with openai.OpenAI(base_url=served.v1, api_key=KEY, max_retries=0) as client:
         for event in client.responses.create(
             model="tiny", input=QUESTION, max_output_tokens=LONG, stream=True
         ):
             if event.type == "response.output_text.delta":
-                flows()
+                report_progress()
 
 
-def by_anthropic(served: Served, flows: Callable[[], None]) -> None:
+def by_anthropic(served: Served, report_progress: Callable[[], None]) -> None:
     with (
         anthropic.Anthropic(base_url=served.url, api_key=KEY, max_retries=0) as client,
         client.messages.stream(
@@ -55,10 +55,10 @@ def by_anthropic(served: Served, flows: Callable[[], None]) -> None:
         ) as stream,
     ):
         for _ in stream.text_stream:
-            flows()
+            report_progress()
 
 
-def by_litellm(served: Served, flows: Callable[[], None]) -> None:
+def by_litellm(served: Served, report_progress: Callable[[], None]) -> None:
     litellm = importlib.import_module("litellm")
     for _ in litellm.completion(
         model="openai/tiny",
@@ -69,10 +69,10 @@ def by_litellm(served: Served, flows: Callable[[], None]) -> None:
         max_retries=0,
         stream=True,
     ):
-        flows()
+        report_progress()
 
 
-def by_langchain(served: Served, flows: Callable[[], None]) -> None:
+def by_langchain(served: Served, report_progress: Callable[[], None]) -> None:
     model = ChatOpenAI(
         base_url=served.v1,
         api_key=SecretStr(KEY),
@@ -81,17 +81,17 @@ def by_langchain(served: Served, flows: Callable[[], None]) -> None:
         max_tokens=LONG,  # type: ignore[call-arg]
     )
     for _ in model.stream(QUESTION):
-        flows()
+        report_progress()
 
 
-def by_httpx(served: Served, flows: Callable[[], None]) -> None:
+def by_httpx(served: Served, report_progress: Callable[[], None]) -> None:
     body = {"prompt": "Once", "n_predict": LONG, "stream": True}
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx.stream(
         "POST", f"{served.url}/completion", json=body, headers=headers, timeout=PATIENCE_S
     ) as response:
         for _ in response.iter_raw():
-            flows()
+            report_progress()
 
 
 READERS: dict[str, tuple[Reader, type[Exception]]] = {
@@ -111,14 +111,14 @@ def crowded(serve: Serve, tiny_model: Path) -> Served:
 
 
 @pytest.mark.usefixtures("litellm")
-def test_no_client_takes_half_an_answer_for_a_whole_one(crowded: Served) -> None:
+def test_no_client_accepts_a_cut_stream_as_complete(crowded: Served) -> None:
     flowing = {name: threading.Event() for name in READERS}
     with ThreadPoolExecutor(len(READERS)) as threads:
         reading = {
             name: threads.submit(read, crowded, flowing[name].set) for name, (read, _) in READERS.items()
         }
-        for name, flows in flowing.items():
-            assert flows.wait(PATIENCE_S), reading[name]
+        for name, report_progress in flowing.items():
+            assert report_progress.wait(PATIENCE_S), reading[name]
         (child,) = [process for process in crowded.running.children() if "--host" in process.cmdline()]
         child.send_signal(signal.SIGKILL)
         errors = {name: future.exception(PATIENCE_S) for name, future in reading.items()}
@@ -129,7 +129,7 @@ def test_no_client_takes_half_an_answer_for_a_whole_one(crowded: Served) -> None
     ), errors
 
 
-def test_curl_ends_with_an_error_code(crowded: Served, curl: str) -> None:
+def test_curl_reports_a_cut_stream_with_its_exit_code(crowded: Served, curl: str) -> None:
     with subprocess.Popen(
         [curl, "-sSN", f"{crowded.url}/completion", "-H", f"Authorization: Bearer {KEY}",
          "-d", f'{{"prompt":"Once","stream":true,"n_predict":{LONG}}}'],
@@ -137,7 +137,7 @@ def test_curl_ends_with_an_error_code(crowded: Served, curl: str) -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"data: ")
-        (child,) = [each for each in crowded.running.children() if "--host" in each.cmdline()]
+        (child,) = [process for process in crowded.running.children() if "--host" in process.cmdline()]
         child.send_signal(signal.SIGKILL)
         rest = process.stdout.read()
     assert process.returncode == 18  # CURLE_PARTIAL_FILE

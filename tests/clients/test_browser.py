@@ -1,4 +1,4 @@
-"""What a web page does: ``fetch`` and a stream (Node has the same), and what its browser asks before."""
+"""A web page with ``fetch`` and a stream (Node has the same API), and the preflight of its browser."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.asked import QUESTION
-from tests.clients.conftest import KEY, LONG, PAGE, PATIENCE_S, Served, freed
+from tests.clients.conftest import KEY, LONG, PAGE, PATIENCE_S, Served, frees_slot
+from tests.clients.prompts import QUESTION
 
 pytestmark = pytest.mark.real
 
@@ -24,43 +24,43 @@ SCRIPT = Path(__file__).with_name("stream.mjs")
 
 
 def fetch(node: str, served: Served, body: Any, *words: str, key: str = KEY) -> Any:
-    said = subprocess.run(
+    done = subprocess.run(
         [node, str(SCRIPT), f"{served.v1}/chat/completions", key, json.dumps(body), *words],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=True,
     )
-    return json.loads(said.stdout)
+    return json.loads(done.stdout)
 
 
-def test_a_page_reads_a_stream_as_it_comes(node: str, chat: Served) -> None:
-    text = chat.straight("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"]
-    seen = fetch(node, chat, {**CHAT, "stream": True})
-    assert seen == {"text": text, "pieces": 40, "ended": "done"}
+def test_page_reads_a_stream_piece_by_piece(node: str, chat: Served) -> None:
+    text = chat.direct("/v1/chat/completions", CHAT)["choices"][0]["message"]["content"]
+    result = fetch(node, chat, {**CHAT, "stream": True})
+    assert result == {"text": text, "pieces": 40, "ended": "done"}
 
 
-def test_a_page_that_aborts_frees_the_slot(node: str, chat: Served) -> None:
-    with freed(chat):
-        seen = fetch(node, chat, {**CHAT, "stream": True, "max_tokens": LONG}, "3")
-    assert seen["ended"] == "AbortError"
+def test_aborted_fetch_of_a_page_frees_the_slot(node: str, chat: Served) -> None:
+    with frees_slot(chat):
+        result = fetch(node, chat, {**CHAT, "stream": True, "max_tokens": LONG}, "3")
+    assert result["ended"] == "AbortError"
 
 
-def test_a_page_with_a_wrong_key_reads_why(node: str, chat: Served) -> None:
-    seen = fetch(node, chat, CHAT, key="another")
-    assert seen["status"] == 401
-    assert seen["error"]
+def test_page_with_a_wrong_key_can_read_the_error(node: str, chat: Served) -> None:
+    result = fetch(node, chat, CHAT, key="another")
+    assert result["status"] == 401
+    assert result["error"]
 
 
-def test_a_browser_may_let_a_page_call_that_is_allowed_to(chat: Served) -> None:
+def test_cors_headers_let_an_allowed_page_call(chat: Served) -> None:
     """The preflight that the headers of a chat call for, and the stream after it."""
     url = f"{chat.v1}/chat/completions"
-    asked = {
+    options = {
         "Origin": PAGE,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type",
     }
-    preflight = httpx.options(url, headers=asked)
+    preflight = httpx.options(url, headers=options)
     allowed = {word.strip().lower() for word in preflight.headers["access-control-allow-headers"].split(",")}
     assert preflight.is_success
     assert preflight.headers["access-control-allow-origin"] == PAGE
@@ -79,11 +79,11 @@ def test_a_browser_may_let_a_page_call_that_is_allowed_to(chat: Served) -> None:
 
 
 @pytest.mark.parametrize("origin", ["http://elsewhere.example", "null", f"{PAGE}.elsewhere.example"])
-def test_a_browser_lets_no_other_page_call(chat: Served, origin: str) -> None:
+def test_other_origins_are_refused_without_cors_headers(chat: Served, origin: str) -> None:
     url = f"{chat.v1}/chat/completions"
-    asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+    options = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     for answer in (
-        httpx.options(url, headers=asked),
+        httpx.options(url, headers=options),
         httpx.post(url, json=CHAT, headers={"Origin": origin, "Authorization": f"Bearer {KEY}"}),
     ):
         assert answer.status_code == 403

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asked import QUESTION
-from tests.clients.conftest import KEY, LONG, PATIENCE_S, Served, freed
+from tests.clients.conftest import KEY, LONG, PATIENCE_S, Served, frees_slot
+from tests.clients.prompts import QUESTION
 
 pytestmark = pytest.mark.real
 
@@ -32,9 +32,7 @@ def run(curl: str, *words: str, key: str = KEY) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("version", ["--http1.1", "--http1.0"])
-def test_a_chat_is_posted_and_streamed_in_either_version_of_http(
-    curl: str, chat: Served, version: str
-) -> None:
+def test_chat_is_answered_and_streamed_over_http_1_1_and_1_0(curl: str, chat: Served, version: str) -> None:
     url = f"{chat.v1}/chat/completions"
     plain = run(curl, version, url, "-d", json.dumps(CHAT))
     streamed = run(curl, version, "-N", url, "-d", json.dumps({**CHAT, "stream": True}))
@@ -48,29 +46,29 @@ def test_a_chat_is_posted_and_streamed_in_either_version_of_http(
     assert len(pieces) > 20
 
 
-def test_a_large_body_is_sent_after_100_continue(curl: str, chat: Served, tmp_path: Path) -> None:
+def test_large_body_is_sent_after_100_continue(curl: str, chat: Served, tmp_path: Path) -> None:
     body = tmp_path / "body.json"
     body.write_text(json.dumps({"content": "x" * 2_000_000}))
     # What -d calls it by itself, a form, llama-server (b11434) refuses with 413 if it is so large.
     headers = ("-H", "Expect: 100-continue", "-H", "Content-Type: application/json")
-    asked = run(curl, "-v", *headers, f"{chat.url}/tokenize", "-d", f"@{body}")
-    assert "100 Continue" in asked.stderr
-    assert len(json.loads(asked.stdout)["tokens"]) == 2_000_000
+    result = run(curl, "-v", *headers, f"{chat.url}/tokenize", "-d", f"@{body}")
+    assert "100 Continue" in result.stderr
+    assert len(json.loads(result.stdout)["tokens"]) == 2_000_000
 
 
-def test_a_wrong_key_fails_and_says_why(curl: str, chat: Served) -> None:
+def test_wrong_key_fails_with_an_error_message(curl: str, chat: Served) -> None:
     refused = run(curl, "--fail-with-body", f"{chat.v1}/models", key="another")
     assert refused.returncode == 22
     assert json.loads(refused.stdout)["error"]["message"]
 
 
-def test_the_head_alone_can_be_asked_for(curl: str, chat: Served) -> None:
+def test_head_request_is_answered(curl: str, chat: Served) -> None:
     head = run(curl, "-I", f"{chat.url}/health")
     assert head.stdout.startswith("HTTP/1.1 200")
 
 
 def test_ctrl_c_in_mid_stream_frees_the_slot(curl: str, chat: Served) -> None:
-    with freed(chat), subprocess.Popen(
+    with frees_slot(chat), subprocess.Popen(
         [curl, "-sSN", f"{chat.v1}/chat/completions", "-H", f"Authorization: Bearer {KEY}",
          "-d", json.dumps({**CHAT, "stream": True, "max_tokens": LONG})],
         stdout=subprocess.PIPE,

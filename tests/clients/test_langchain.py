@@ -13,8 +13,8 @@ from langchain_core.messages import AIMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import SecretStr
 
-from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
-from tests.clients.conftest import KEY, LONG, Served, freed
+from tests.clients.conftest import KEY, LONG, Served, frees_slot
+from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 
 pytestmark = pytest.mark.real
 
@@ -26,7 +26,7 @@ def model_of(served: Served, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=served.v1, **given)
 
 
-def test_a_chat_streamed_is_the_chat_plain(chat: Served) -> None:
+def test_streamed_and_plain_chat_are_equal(chat: Served) -> None:
     model = model_of(chat, max_tokens=20, stream_usage=True)
     plain = model.invoke(QUESTION)
     pieces = list(model.stream(QUESTION))
@@ -39,14 +39,14 @@ def test_a_chat_streamed_is_the_chat_plain(chat: Served) -> None:
     assert sum(usage["output_tokens"] for usage in usages) == 20
 
 
-def test_a_bound_tool_is_called(tools: Served) -> None:
+def test_bound_tool_is_called(tools: Served) -> None:
     model = model_of(tools, max_tokens=300).bind_tools([WEATHER], tool_choice="required")
     (call,) = model.invoke(QUESTION).tool_calls
     assert call["name"] == "get_weather"
     assert is_weather(call["args"])
 
 
-def test_structured_output_is_of_its_class(tools: Served) -> None:
+def test_structured_output_has_the_requested_class(tools: Served) -> None:
     answer = model_of(tools, max_tokens=300).with_structured_output(Reading).invoke(QUESTION)
     assert isinstance(answer, Reading)
 
@@ -65,7 +65,7 @@ def test_texts_are_embedded(encoder: Served) -> None:
     assert math.dist(model.embed_query("cat"), cat) < 1e-4
 
 
-def test_a_batch_is_answered_at_once(chat: Served) -> None:
+def test_batch_is_answered_concurrently(chat: Served) -> None:
     async def ask_all() -> list[AIMessage]:
         async with httpx.AsyncClient() as http:  # its own one would outlive this loop
             return await model_of(chat, max_tokens=10, http_async_client=http).abatch([QUESTION] * 8)
@@ -75,19 +75,19 @@ def test_a_batch_is_answered_at_once(chat: Served) -> None:
     assert [usage and usage["output_tokens"] for usage in usages] == [10] * 8
 
 
-def test_a_stream_that_is_left_frees_the_slot(chat: Served) -> None:
+def test_abandoned_stream_frees_the_slot(chat: Served) -> None:
     async def leave() -> None:
         async with httpx.AsyncClient() as http:
             stream = model_of(chat, max_tokens=LONG, http_async_client=http).astream(QUESTION)
             await anext(stream)
             await stream.aclose()  # type: ignore[attr-defined]
-            await asyncio.to_thread(chat.until_idle)  # while its client lives on
+            await asyncio.to_thread(chat.wait_until_idle)  # while its client lives on
 
-    with freed(chat):
+    with frees_slot(chat):
         asyncio.run(leave())
 
 
-def test_errors_are_those_of_the_openai_client(chat: Served) -> None:
+def test_errors_have_the_classes_of_the_openai_client(chat: Served) -> None:
     with pytest.raises(openai.AuthenticationError):
         model_of(chat, api_key=SecretStr("another")).invoke(QUESTION)
     with pytest.raises(openai.BadRequestError, match="context"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
-from tests.clients.conftest import KEY, LONG, Served, freed
+from tests.clients.conftest import KEY, LONG, Served, frees_slot
+from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 
 pytestmark = [
     pytest.mark.real,
@@ -32,10 +32,10 @@ def of(served: Served, model: str = "openai/tiny", **options: Any) -> dict[str, 
 
 
 @pytest.mark.parametrize("model", ["openai/tiny", "anthropic/tiny"])
-def test_a_chat_streamed_is_the_chat_plain(litellm: Any, chat: Served, model: str) -> None:
-    asked = of(chat, model, messages=MESSAGES, temperature=0, max_tokens=20)
-    plain = litellm.completion(**asked)
-    chunks = list(litellm.completion(**asked, stream=True))
+def test_streamed_and_plain_chat_are_equal(litellm: Any, chat: Served, model: str) -> None:
+    options = of(chat, model, messages=MESSAGES, temperature=0, max_tokens=20)
+    plain = litellm.completion(**options)
+    chunks = list(litellm.completion(**options, stream=True))
     text = plain.choices[0].message.content
     assert text
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
@@ -44,14 +44,14 @@ def test_a_chat_streamed_is_the_chat_plain(litellm: Any, chat: Served, model: st
 
 
 @pytest.mark.parametrize("model", ["openai/caller", "anthropic/caller"])
-def test_a_required_tool_is_called(litellm: Any, tools: Served, model: str) -> None:
-    asked = of(tools, model, messages=MESSAGES, tools=[WEATHER], tool_choice="required", temperature=0)
-    (call,) = litellm.completion(**asked, max_tokens=300).choices[0].message.tool_calls
+def test_required_tool_is_called(litellm: Any, tools: Served, model: str) -> None:
+    options = of(tools, model, messages=MESSAGES, tools=[WEATHER], tool_choice="required", temperature=0)
+    (call,) = litellm.completion(**options, max_tokens=300).choices[0].message.tool_calls
     assert call.function.name == "get_weather"
     assert is_weather(json.loads(call.function.arguments))
 
 
-def test_an_answer_in_a_schema_is_valid(litellm: Any, tools: Served) -> None:
+def test_answer_by_a_schema_is_valid(litellm: Any, tools: Served) -> None:
     answer = litellm.completion(
         **of(tools, "openai/caller", messages=MESSAGES, response_format=Reading, temperature=0)
     )
@@ -65,26 +65,26 @@ def test_texts_are_embedded(litellm: Any, encoder: Served) -> None:
     assert math.dist(cat, same) < 1e-4 < math.dist(cat, other)
 
 
-def test_several_at_once_are_all_answered(litellm: Any, chat: Served) -> None:
+def test_concurrent_requests_are_all_answered(litellm: Any, chat: Served) -> None:
     async def ask_all() -> list[Any]:
-        asked = of(chat, messages=MESSAGES, max_tokens=10)
-        return list(await asyncio.gather(*(litellm.acompletion(**asked) for _ in range(8))))
+        options = of(chat, messages=MESSAGES, max_tokens=10)
+        return list(await asyncio.gather(*(litellm.acompletion(**options) for _ in range(8))))
 
     assert all(answer.usage.completion_tokens == 10 for answer in asyncio.run(ask_all()))
 
 
-def test_a_stream_that_is_left_frees_the_slot(litellm: Any, chat: Served) -> None:
+def test_abandoned_stream_frees_the_slot(litellm: Any, chat: Served) -> None:
     async def leave() -> None:
         stream = await litellm.acompletion(**of(chat, messages=MESSAGES, max_tokens=LONG, stream=True))
         async for _ in stream:
             break
         await stream.aclose()
 
-    with freed(chat):
+    with frees_slot(chat):
         asyncio.run(leave())
 
 
-def test_errors_are_of_their_own_class(litellm: Any, chat: Served) -> None:
+def test_errors_have_the_classes_of_litellm(litellm: Any, chat: Served) -> None:
     with pytest.raises(litellm.AuthenticationError):
         litellm.completion(**of(chat, messages=MESSAGES) | {"api_key": "another"})
     with pytest.raises(litellm.BadRequestError, match="context"):

@@ -1,4 +1,4 @@
-"""``llamasup serve`` as clients see it: models are listed, shown, chosen by name, refused by name."""
+"""``llamasup serve`` as clients see it: models are listed, shown, and selected by name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from llamasup.testing import models
-from tests.clients.asked import QUESTION
 from tests.clients.conftest import KEY, PATIENCE_S, Served
+from tests.clients.prompts import QUESTION
 from tests.e2e.driver import started
 from tests.real.remains import folders_of
 
@@ -26,18 +26,18 @@ pytestmark = [
 MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
 CHATS = "sk-for-chats"
 
-CHAT, EMBEDDER, RERANKER, SLEEPER = "tiny-chat", "org/embedder:F32", "ranker", "sleeper"
-WRITTEN: dict[str, Callable[[], bytes]] = {
+CHAT, EMBEDDER, RERANKER, NOT_PRELOADED = "tiny-chat", "org/embedder:F32", "ranker", "sleeper"
+MODELS: dict[str, Callable[[], bytes]] = {
     CHAT: models.tiny_decoder,
     EMBEDDER: models.tiny_encoder,
     RERANKER: models.tiny_reranker,
-    SLEEPER: models.tiny_decoder,
+    NOT_PRELOADED: models.tiny_decoder,
 }
 
 
 @pytest.fixture(scope="module")
 def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """All are loaded but one; what names none is for the one that chats."""
+    """A llamasup with all models loaded but one. Requests without a name go to the chat model."""
     home = tmp_path_factory.mktemp("m")  # short: sockets lie below it
     (home / "keys").write_text(f"{KEY} name=all\n{CHATS} name=chats models=tiny*\n")
     (home / "keys").chmod(0o600)
@@ -48,10 +48,10 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         "auth": {"api_key_file": str(home / "keys")},
         "models": {},
     }
-    for number, (name, written) in enumerate(WRITTEN.items()):
+    for number, (name, make) in enumerate(MODELS.items()):
         path = home / f"{number}.gguf"
-        path.write_bytes(written())
-        config["models"][name] = {"path": str(path), "preload": name != SLEEPER}
+        path.write_bytes(make())
+        config["models"][name] = {"path": str(path), "preload": name != NOT_PRELOADED}
     config["models"][CHAT]["aliases"] = ["gpt-4o-mini"]
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
     cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
@@ -61,8 +61,8 @@ def many(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         assert running.stop() == 0
 
 
-def straight(many: Served, model: str) -> httpx.Client:
-    """The very server that has this model."""
+def direct(many: Served, model: str) -> httpx.Client:
+    """A client of the server with this model."""
     (words,) = [
         words
         for child in many.running.children()
@@ -82,12 +82,12 @@ def client(many: Served) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_can_be_retrieved_by_every_name(client: openai.OpenAI) -> None:
     listed = list(client.models.list())
-    assert sorted(model.id for model in listed) == sorted(WRITTEN)
+    assert sorted(model.id for model in listed) == sorted(MODELS)
     assert listed[0].id == CHAT  # the default
     assert {(model.object, model.owned_by) for model in listed} == {("model", "llamasup")}
-    for name in WRITTEN:
+    for name in MODELS:
         assert client.models.retrieve(name).id == name
     assert client.models.retrieve("gpt-4o-mini").id == CHAT
 
@@ -96,7 +96,7 @@ def test_each_model_is_listed_and_can_be_retrieved_by_every_name(client: openai.
 def test_listed_model_facts_equal_those_of_its_server(
     many: Served, client: openai.OpenAI, model: str
 ) -> None:
-    with straight(many, model) as server:
+    with direct(many, model) as server:
         (own,) = server.get("/v1/models").json()["data"]
     ours: Any = client.models.retrieve(model).model_dump()
     for field in ("n_ctx", "n_ctx_train", "n_embd", "n_params", "n_vocab", "size"):
@@ -105,7 +105,7 @@ def test_listed_model_facts_equal_those_of_its_server(
     assert set(ours) >= set(own)
 
 
-def test_each_request_gets_the_model_that_it_names(client: openai.OpenAI) -> None:
+def test_request_is_answered_by_the_model_that_it_names(client: openai.OpenAI) -> None:
     for name in (CHAT, "gpt-4o-mini"):
         answer = client.chat.completions.create(model=name, messages=MESSAGES, max_tokens=3)
         assert answer.model == CHAT
@@ -116,13 +116,13 @@ def test_each_request_gets_the_model_that_it_names(client: openai.OpenAI) -> Non
     assert {chunk.model for chunk in stream} == {CHAT}
 
 
-def test_an_unknown_model_is_the_clients_own_not_found(client: openai.OpenAI) -> None:
-    for asks in (
+def test_unknown_model_raises_not_found_in_the_client(client: openai.OpenAI) -> None:
+    for request in (
         lambda: client.chat.completions.create(model="tiny-chta", messages=MESSAGES),
         lambda: client.models.retrieve("tiny-chta"),
     ):
         with pytest.raises(openai.NotFoundError) as caught:
-            asks()
+            request()
         error: Any = caught.value.body
         assert error["cause"] == "model_not_found"
         assert error["remedy"] == "did you mean tiny-chat?"
@@ -131,17 +131,17 @@ def test_an_unknown_model_is_the_clients_own_not_found(client: openai.OpenAI) ->
 
 def test_model_is_loaded_only_for_requests_it_can_serve(client: openai.OpenAI) -> None:
     def status() -> str:
-        shown: Any = client.models.retrieve(SLEEPER).model_dump()
+        shown: Any = client.models.retrieve(NOT_PRELOADED).model_dump()
         return str(shown["status"]["value"])
 
     assert status() == "unloaded"
     with pytest.raises(openai.BadRequestError, match="'sleeper' gives no embeddings"):
-        client.embeddings.create(model=SLEEPER, input="hello")
+        client.embeddings.create(model=NOT_PRELOADED, input="hello")
     with pytest.raises(openai.InternalServerError, match="is not loaded"):
-        client.get("/props", cast_to=httpx.Response, options={"params": {"model": SLEEPER}})
+        client.get("/props", cast_to=httpx.Response, options={"params": {"model": NOT_PRELOADED}})
     assert status() == "unloaded"
-    answer = client.chat.completions.create(model=SLEEPER, messages=MESSAGES, max_tokens=1)
-    assert (answer.model, status()) == (SLEEPER, "loaded")
+    answer = client.chat.completions.create(model=NOT_PRELOADED, messages=MESSAGES, max_tokens=1)
+    assert (answer.model, status()) == (NOT_PRELOADED, "loaded")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_only_requests_that_the_server_refuses_are_refused(
     many: Served, model: str, path: str, body: dict[str, Any], refuses: int
 ) -> None:
     """``refuses``: the server's own status; 0: it answers."""
-    with straight(many, model) as server:
+    with direct(many, model) as server:
         assert server.post(path, json=body).status_code == (refuses or 200)
     through = post(many, path, model=model, **body)
     assert through.status_code == (400 if refuses else 200), through.text
@@ -174,7 +174,7 @@ def test_only_requests_that_the_server_refuses_are_refused(
         assert through.json()["error"]["cause"] == "model_purpose"
 
 
-def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served) -> None:
+def test_key_limited_to_some_models_gets_permission_denied_for_others(many: Served) -> None:
     with openai.OpenAI(base_url=many.v1, api_key=CHATS, max_retries=0) as client:
         assert [model.id for model in client.models.list()] == [CHAT]
         answer = client.chat.completions.create(model="gpt-4o-mini", messages=MESSAGES, max_tokens=1)
@@ -183,7 +183,7 @@ def test_a_key_for_certain_models_is_a_permission_denied_for_others(many: Served
             client.chat.completions.create(model=RERANKER, messages=MESSAGES)
 
 
-def test_litellm_finds_models_and_misses_those_that_there_are_not(many: Served, litellm: Any) -> None:
+def test_litellm_reaches_models_by_name_and_gets_errors_for_others(many: Served, litellm: Any) -> None:
     def ask(model: str) -> Any:
         return litellm.completion(
             model=f"openai/{model}",
@@ -201,7 +201,7 @@ def test_litellm_finds_models_and_misses_those_that_there_are_not(many: Served, 
         ask(EMBEDDER)
 
 
-def test_a_server_is_asked_about_itself_by_its_name(many: Served) -> None:
+def test_props_are_those_of_the_named_model(many: Served) -> None:
     for model in (CHAT, EMBEDDER):
         path = f"/props?model={model}&autoload=false"  # as llama-server's web interface asks
         assert many.get(path).json()["model_alias"] == model
@@ -209,8 +209,8 @@ def test_a_server_is_asked_about_itself_by_its_name(many: Served) -> None:
     assert nameless.json()["model_alias"] == CHAT
 
 
-def test_the_web_interface_is_that_of_the_default_models_server_if_it_has_one(many: Served) -> None:
-    with straight(many, CHAT) as server:
+def test_web_interface_comes_from_the_server_of_the_default_model(many: Served) -> None:
+    with direct(many, CHAT) as server:
         own = server.get("/")
     through = many.get("/")
     assert (through.status_code, through.content) == (own.status_code, own.content)
@@ -222,6 +222,6 @@ def test_requests_are_counted_by_model(many: Served) -> None:
     lines = many.get("/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("llamasup_requests_total{")]
     named = {line.partition('model="')[2].partition('"')[0] for line in counted}
-    assert {CHAT, ""} <= named <= {*WRITTEN, ""}
+    assert {CHAT, ""} <= named <= {*MODELS, ""}
     assert f'llamasup_loads_total{{model="{CHAT}"}} 1.0' in lines
     assert f'llamasup_instance_state{{model="{CHAT}",state="ready"}} 1.0' in lines

@@ -13,8 +13,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from tests.clients.asked import QUESTION, WEATHER_PARAMETERS, Reading, grammar_for, is_weather
-from tests.clients.conftest import KEY, LONG, Served, freed
+from tests.clients.conftest import KEY, LONG, Served, frees_slot
+from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, grammar_for, is_weather
 
 pytestmark = pytest.mark.real
 
@@ -41,7 +41,7 @@ def client(chat: Served) -> Iterator[openai.OpenAI]:
 
 def test_chat_equals_direct_answer_of_server_plain_and_streamed(client: openai.OpenAI, chat: Served) -> None:
     body: dict[str, Any] = {"messages": MESSAGES, "temperature": 0, "seed": 1, "max_tokens": 40}
-    straight = chat.straight("/v1/chat/completions", body)
+    direct = chat.direct("/v1/chat/completions", body)
     plain = client.chat.completions.create(
         model="tiny", messages=MESSAGES, temperature=0, seed=1, max_tokens=40
     )
@@ -56,7 +56,7 @@ def test_chat_equals_direct_answer_of_server_plain_and_streamed(client: openai.O
     )
     chunks = list(stream)
 
-    text = straight["choices"][0]["message"]["content"]
+    text = direct["choices"][0]["message"]["content"]
     assert text
     assert plain.choices[0].message.content == text
     assert plain.choices[0].finish_reason == "length"
@@ -67,21 +67,21 @@ def test_chat_equals_direct_answer_of_server_plain_and_streamed(client: openai.O
     assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens == 40
 
 
-def test_completions_have_their_old_api(client: openai.OpenAI, chat: Served) -> None:
+def test_completions_api_equals_direct_answer_of_server(client: openai.OpenAI, chat: Served) -> None:
     body = {"prompt": "Once", "temperature": 0, "max_tokens": 10}
     plain = client.completions.create(model="tiny", prompt="Once", temperature=0, max_tokens=10)
     stream = client.completions.create(model="tiny", prompt="Once", temperature=0, max_tokens=10, stream=True)
-    text = chat.straight("/v1/completions", body)["choices"][0]["text"]
+    text = chat.direct("/v1/completions", body)["choices"][0]["text"]
     assert text
     assert plain.choices[0].text == text
     assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices) == text
 
 
-def test_the_models_are_listed(client: openai.OpenAI) -> None:
+def test_models_are_listed(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
 
 
-def test_a_required_tool_is_called_and_its_result_taken(tools: Served) -> None:
+def test_required_tool_is_called_and_its_result_accepted(tools: Served) -> None:
     with client_of(tools) as client:
         answer = client.chat.completions.create(
             model="caller",
@@ -114,7 +114,7 @@ def test_a_required_tool_is_called_and_its_result_taken(tools: Served) -> None:
         assert after.usage.prompt_tokens > answer.usage.prompt_tokens
 
 
-def test_a_streamed_tool_call_comes_in_pieces_that_make_one(tools: Served) -> None:
+def test_pieces_of_a_streamed_tool_call_form_one_call(tools: Served) -> None:
     with (
         client_of(tools) as client,
         client.chat.completions.stream(
@@ -133,7 +133,7 @@ def test_a_streamed_tool_call_comes_in_pieces_that_make_one(tools: Served) -> No
     assert is_weather(json.loads(call.function.arguments))
 
 
-def test_an_answer_in_a_schema_parses_into_its_class(tools: Served) -> None:
+def test_answer_by_a_schema_parses_into_its_class(tools: Served) -> None:
     with client_of(tools) as client:
         answer = client.chat.completions.parse(
             model="caller", messages=MESSAGES, response_format=Reading, temperature=0, max_tokens=300
@@ -141,19 +141,19 @@ def test_an_answer_in_a_schema_parses_into_its_class(tools: Served) -> None:
     assert isinstance(answer.choices[0].message.parsed, Reading)
 
 
-def test_texts_are_embedded_as_the_server_embeds_them(encoder: Served) -> None:
+def test_embeddings_equal_those_of_the_server(encoder: Served) -> None:
     texts = ["hello world", "cat", "cat"]
     with client_of(encoder) as client:  # asks for base64, and unpacks it
         vectors = [item.embedding for item in client.embeddings.create(model="encoder", input=texts).data]
-    straight = [item["embedding"] for item in encoder.straight("/v1/embeddings", {"input": texts})["data"]]
+    direct = [item["embedding"] for item in encoder.direct("/v1/embeddings", {"input": texts})["data"]]
     assert [len(vector) for vector in vectors] == [64, 64, 64]
-    assert all(math.dist(*pair) < 1e-4 for pair in zip(vectors, straight, strict=True))
+    assert all(math.dist(*pair) < 1e-4 for pair in zip(vectors, direct, strict=True))
     assert math.dist(vectors[1], vectors[2]) < 1e-4 < math.dist(vectors[0], vectors[1])
 
 
 def test_responses_are_answered_plain_and_streamed(client: openai.OpenAI, chat: Served) -> None:
     plain = client.responses.create(model="tiny", input=QUESTION, temperature=0, max_output_tokens=20)
-    straight = chat.straight(
+    direct = chat.direct(
         "/v1/responses", {"input": QUESTION, "temperature": 0, "max_output_tokens": 20, "model": "tiny"}
     )
     # Its raw events: responses.stream() wants more of the first one than llama-server (b11434) puts there.
@@ -163,7 +163,7 @@ def test_responses_are_answered_plain_and_streamed(client: openai.OpenAI, chat: 
         )
     )
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
-    assert plain.output_text == straight["output"][0]["content"][0]["text"] != ""
+    assert plain.output_text == direct["output"][0]["content"][0]["text"] != ""
     assert "".join(deltas) == plain.output_text
     assert len(deltas) > 10
     assert events[-1].type == "response.completed"
@@ -171,7 +171,7 @@ def test_responses_are_answered_plain_and_streamed(client: openai.OpenAI, chat: 
     assert plain.usage.output_tokens == 20
 
 
-def test_a_response_calls_a_tool(tools: Served) -> None:
+def test_responses_api_calls_a_tool(tools: Served) -> None:
     with client_of(tools) as client:
         answer = client.responses.create(
             model="caller",
@@ -191,7 +191,7 @@ def test_a_response_calls_a_tool(tools: Served) -> None:
 # --- many, and leaving -----------------------------------------------------------------------------------
 
 
-def test_twenty_at_once_have_each_its_own_answer(chat: Served) -> None:
+def test_twenty_concurrent_requests_get_their_own_answers(chat: Served) -> None:
     """More than there are slots. A grammar lets each of them be answered in one way only."""
     texts = [f"word number {number} " * 5 for number in range(20)]
 
@@ -208,39 +208,39 @@ def test_twenty_at_once_have_each_its_own_answer(chat: Served) -> None:
     assert asyncio.run(ask_all()) == texts
 
 
-def test_a_stream_that_is_closed_frees_the_slot(client: openai.OpenAI, chat: Served) -> None:
-    with freed(chat):
+def test_closed_stream_frees_the_slot(client: openai.OpenAI, chat: Served) -> None:
+    with frees_slot(chat):
         stream = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=LONG, stream=True)
         next(iter(stream))
         stream.close()
 
 
-def test_a_task_that_is_cancelled_while_it_reads_frees_the_slot(chat: Served) -> None:
-    """A stream: llama-server (b11434) does not look whether somebody still waits for a whole answer."""
+def test_cancelled_reader_task_frees_the_slot(chat: Served) -> None:
+    """A stream: llama-server (b11434) does not check for the client of an answer without a stream."""
 
     async def leave() -> None:
         async with async_client_of(chat) as client, asyncio.TaskGroup() as tasks:
-            flows = asyncio.Event()
+            report_progress = asyncio.Event()
 
             async def read() -> None:
                 stream = await client.chat.completions.create(
                     model="tiny", messages=MESSAGES, max_tokens=LONG, stream=True
                 )
                 async for _ in stream:
-                    flows.set()
+                    report_progress.set()
 
             reading = tasks.create_task(read())
-            await flows.wait()
+            await report_progress.wait()
             reading.cancel()
 
-    with freed(chat):
+    with frees_slot(chat):
         asyncio.run(leave())
 
 
 # --- errors ----------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_key_is_an_authentication_error(chat: Served) -> None:
+def test_wrong_key_is_an_authentication_error(chat: Served) -> None:
     with client_of(chat, api_key="another") as client:
         with pytest.raises(openai.AuthenticationError) as caught:
             client.models.list()
@@ -250,7 +250,7 @@ def test_a_wrong_key_is_an_authentication_error(chat: Served) -> None:
     assert caught.value.body["message"]
 
 
-def test_too_long_a_prompt_is_a_bad_request_that_says_how_much_too_long(client: openai.OpenAI) -> None:
+def test_too_long_prompt_error_gives_prompt_and_context_size(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "the " * 40_000}])
     error = caught.value.body
@@ -264,13 +264,13 @@ def test_missing_routes_are_404(client: openai.OpenAI) -> None:
         client.files.list()
 
 
-def test_a_model_that_loads_is_an_error_at_once_or_an_answer_after_retries(
+def test_loading_model_gives_503_at_once_and_an_answer_after_retries(
     slow_to_load: Callable[[], tuple[Served, Callable[[], None]]],
 ) -> None:
-    """Where nobody may wait: 503 with Retry-After, which the client heeds."""
+    """Without a queue: 503 with Retry-After, which the client respects."""
     served, load = slow_to_load()
-    with client_of(served) as hasty, pytest.raises(openai.InternalServerError) as caught:
-        hasty.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
+    with client_of(served) as client_without_retries, pytest.raises(openai.InternalServerError) as caught:
+        client_without_retries.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
     assert caught.value.status_code == 503
     assert int(caught.value.response.headers["retry-after"]) >= 1
 
@@ -283,7 +283,7 @@ def test_a_model_that_loads_is_an_error_at_once_or_an_answer_after_retries(
             served.running.wait_for("ready")
 
     http = httpx.Client(event_hooks={"response": [note]})
-    with client_of(served, max_retries=2, http_client=http) as patient:
-        answer = patient.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
+    with client_of(served, max_retries=2, http_client=http) as retrying_client:
+        answer = retrying_client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1)
     assert seen == [503, 200]
     assert answer.choices[0].message.content

@@ -144,7 +144,9 @@ def test_load_overtaken_by_an_unload_is_a_conflict(tiny_model: Path, tmp_path: P
             await control.unload("tiny")
             go.unlink()
             loading = asyncio.ensure_future(control.load("tiny"))  # noqa: TID251 - awaited below
-            await it.told(StateChanged, lambda told: (told.state, told.generation) == (State.LOADING, 2))
+            await it.wait_for_event(
+                StateChanged, lambda event: (event.state, event.generation) == (State.LOADING, 2)
+            )
             await control.unload("tiny")
             with pytest.raises(Conflict, match="was unloaded while it was loading"):
                 await loading
@@ -161,7 +163,7 @@ def test_failed_restart_reports_its_error_before_the_service_ends(tiny_model: Pa
                 )
                 with pytest.raises(ServerFailed) as told:
                     await control.restart("tiny")
-                await it.told(StateChanged, lambda notice: notice.state is State.FAILED)
+                await it.wait_for_event(StateChanged, lambda notice: notice.state is State.FAILED)
         (failure,) = ended.value.exceptions
         assert isinstance(failure, ServerFailed)
         assert (failure.message, failure.cause) == (told.value.message, told.value.cause)

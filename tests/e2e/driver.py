@@ -1,4 +1,4 @@
-"""Runs the ``llamasup`` command as a real process and reads what it says, as a parent program would."""
+"""Runs the ``llamasup`` command as a real process and reads its output, like a parent program."""
 
 from __future__ import annotations
 
@@ -65,27 +65,27 @@ def run_to_end(
 
 
 def _changes_python(env: Mapping[str, str] | None) -> bool:
-    """Whether a variable is another one than here that Python reads when it starts."""
+    """Whether ``env`` changes a variable that Python reads when it starts."""
     names = {name for name in (*(env or ()), *os.environ) if name.startswith(("PYTHON", "LC_", "LANG", "TZ"))}
     return env is not None and any(env.get(name) != os.environ.get(name) for name in names)
 
 
 def on_terminal(command: Sequence[str], columns: int, **options: Any) -> str:
     """What a command writes to standard output where that is a terminal of this width."""
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    process = subprocess.Popen(command, stdout=theirs, **options)
-    os.close(theirs)
-    said = b""
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (24, columns))
+    process = subprocess.Popen(command, stdout=slave, **options)
+    os.close(slave)
+    received = b""
     try:
-        while chunk := os.read(ours, 65_536):
-            said += chunk
-    except OSError:  # EIO: nobody has the other end any more
+        while chunk := os.read(master, 65_536):
+            received += chunk
+    except OSError:  # EIO: the other end is closed
         pass
     finally:
-        os.close(ours)
+        os.close(master)
         process.wait(PATIENCE_S)
-    return said.decode().replace("\r\n", "\n")
+    return received.decode().replace("\r\n", "\n")
 
 
 _QUESTIONS = frozenset({"--help", "--version", "--list-devices"})
@@ -113,7 +113,7 @@ class Llamasup:
         self.process = process
         self.events: list[Mapping[str, Any]] = []
         self.stderr: list[str] = []
-        self._news: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._unread: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._threads = [
             threading.Thread(target=self._read_events, daemon=True),
             threading.Thread(target=self._read_stderr, daemon=True),
@@ -130,7 +130,7 @@ class Llamasup:
         return str(self.wait_for("ready")["url"])
 
     @property
-    def said(self) -> str:
+    def stderr_text(self) -> str:
         """Everything on standard error so far."""
         return "".join(self.stderr)
 
@@ -151,16 +151,16 @@ class Llamasup:
         return self._next(matches, f"ready after generation {generation}")
 
     def all_events(self) -> Sequence[Mapping[str, Any]]:
-        """Everything that it reported until its end."""
-        while (event := self._news.get(timeout=PATIENCE_S)) is not None:
+        """All events until its end."""
+        while (event := self._unread.get(timeout=PATIENCE_S)) is not None:
             self.events.append(event)
-        self._news.put(None)
+        self._unread.put(None)
         return self.events
 
     def children(self) -> list[psutil.Process]:
         return children_of(self.pid)
 
-    def ask(self, signal_number: signal.Signals) -> None:
+    def send_signal(self, signal_number: signal.Signals) -> None:
         self.process.send_signal(signal_number)
 
     def end(self) -> int:
@@ -171,7 +171,7 @@ class Llamasup:
         return code
 
     def stop(self, signal_number: signal.Signals = signal.SIGTERM) -> int:
-        self.ask(signal_number)
+        self.send_signal(signal_number)
         return self.end()
 
     def _next(self, matches: Callable[[Mapping[str, Any]], bool], what: str) -> Mapping[str, Any]:
@@ -180,12 +180,14 @@ class Llamasup:
                 return event
         while True:
             try:
-                event_or_end = self._news.get(timeout=PATIENCE_S)
+                event_or_end = self._unread.get(timeout=PATIENCE_S)
             except queue.Empty:
-                raise AssertionError(f"no {what} within {PATIENCE_S} s; {self.events}\n{self.said}") from None
+                raise AssertionError(
+                    f"no {what} within {PATIENCE_S} s; {self.events}\n{self.stderr_text}"
+                ) from None
             if event_or_end is None:
-                self._news.put(None)
-                raise AssertionError(f"ended without {what}; {self.events}\n{self.said}")
+                self._unread.put(None)
+                raise AssertionError(f"ended without {what}; {self.events}\n{self.stderr_text}")
             self.events.append(event_or_end)
             if matches(event_or_end):
                 return event_or_end
@@ -193,8 +195,8 @@ class Llamasup:
     def _read_events(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self._news.put(json.loads(line))
-        self._news.put(None)
+            self._unread.put(json.loads(line))
+        self._unread.put(None)
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None
@@ -252,7 +254,7 @@ def adopted(process: subprocess.Popen[str] | ForkedCommand) -> Iterator[Llamasup
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A zombie has ended: how soon it is reaped is up to whoever inherited it."""
+    """A zombie has ended: its new parent decides when to reap it."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -269,7 +271,7 @@ def seconds_until_gone(processes: Sequence[psutil.Process]) -> float:
 
 
 def await_removed(path: Path) -> None:
-    """Wait until it is not there any more."""
+    """Wait until ``path`` does not exist any more."""
     began = time.monotonic()
     while path.exists():
         assert time.monotonic() - began < PATIENCE_S, path

@@ -22,7 +22,7 @@ N = TypeVar("N")
 
 
 class Serving:
-    """A running service, what it has told, and a client of it."""
+    """A running service, its events, and a client."""
 
     def __init__(self, service: Service, bus: Bus, client: httpx.AsyncClient) -> None:
         self.service = service
@@ -41,7 +41,7 @@ class Serving:
         assert self.runner.pid is not None
         return self.runner.pid
 
-    async def told(self, kind: type[N], holds: Callable[[N], bool] = lambda notice: True) -> N:
+    async def wait_for_event(self, kind: type[N], holds: Callable[[N], bool] = lambda notice: True) -> N:
         """The first notice of this kind of which ``holds`` is true, past or to come."""
         seen = 0
         async with asyncio.timeout(PATIENCE_S), self._news:
@@ -53,10 +53,12 @@ class Serving:
                 await self._news.wait()
 
     async def reaches(self, state: State, generation: int) -> None:
-        await self.told(StateChanged, lambda told: (told.state, told.generation) == (state, generation))
+        await self.wait_for_event(
+            StateChanged, lambda event: (event.state, event.generation) == (state, generation)
+        )
 
     async def exit_of(self, generation: int) -> ServerExited:
-        return await self.told(ServerExited, lambda told: told.generation == generation)
+        return await self.wait_for_event(ServerExited, lambda event: event.generation == generation)
 
     async def complete(self, **fields: Any) -> httpx.Response:
         return await self.client.post("/completion", json={"prompt": "Once", "n_predict": 4, **fields})
@@ -78,9 +80,9 @@ async def serving(model: object, *, runtime: str, **options: Any) -> AsyncIterat
     bus.listen(notices.put_nowait)
     async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
         run = tasks.create_task(service.run())
-        telling = tasks.create_task(tell((it := Serving(service, bus, client)), notices))
+        telling = tasks.create_task(tell((server := Serving(service, bus, client)), notices))
         try:
-            yield it
+            yield server
         finally:
             service.ask_stop()
             await asyncio.wait([run])

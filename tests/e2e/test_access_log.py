@@ -1,4 +1,4 @@
-"""The access log of a whole llamasup: what is in it, what never is, and what becomes of it on a bad disk."""
+"""The access log of a whole llamasup: its contents, secrets that it never contains, and a full disk."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def raw(url: str, request: bytes) -> bytes:
         return answer
 
 
-def test_every_request_is_a_line_and_the_last_ones_are_there_after_the_stop(
+def test_access_log_has_a_line_for_every_request_after_the_stop(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"
@@ -72,7 +72,7 @@ def test_every_request_is_a_line_and_the_last_ones_are_there_after_the_stop(
     assert (tools["status"], tools["outcome"], tools["route"]) == (403, "refused", "other")
 
 
-def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
+def test_access_log_contains_no_prompt_answer_key_or_query(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path, keys = tmp_path / "access.log", tmp_path / "keys"
@@ -105,14 +105,14 @@ def test_no_prompt_answer_key_or_query_is_in_it_wherever_a_client_puts_them(
         assert running.stop() == 0
     log = path.read_text()
     assert len(log.splitlines()) == 11, log
-    for text in (log, running.said):
+    for text in (log, running.stderr_text):
         assert "SECRET" not in text
         assert made not in text
     assert "/no%0asuch/path" in log
     assert {line["client"] for line in lines_of(path)} == {"key:key-1", "127.0.0.1"}
 
 
-def test_a_wrapped_command_s_requests_are_logged_and_its_keys_are_not(
+def test_requests_of_a_wrapped_command_are_logged_without_keys(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"
@@ -128,9 +128,7 @@ def test_a_wrapped_command_s_requests_are_logged_and_its_keys_are_not(
     assert "SECRET" not in path.read_text()
 
 
-def test_a_log_on_standard_error_is_whole_lines_between_the_others(
-    tiny_model: Path, fake_server: FakeServer
-) -> None:
+def test_access_log_on_standard_error_writes_whole_lines(tiny_model: Path, fake_server: FakeServer) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), "--access-log", "-") as running:
         with httpx.Client(base_url=running.url) as client:
             for _ in range(20):
@@ -155,7 +153,7 @@ def test_log_moved_by_logrotate_is_reopened(
     assert [line["path"] for line in lines_of(moved) + lines_of(path)] == ["/livez", "/readyz"]
 
 
-def test_a_full_disk_costs_lines_and_no_request(
+def test_full_disk_loses_log_lines_but_no_request(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     path = tmp_path / "access.log"
@@ -170,8 +168,8 @@ def test_a_full_disk_costs_lines_and_no_request(
         assert running.stop() == 0
     written = lines_of(path)
     assert len(written) + dropped >= 30
-    assert running.said.count("the access log is no longer written") == 1
-    assert str(path) in running.said
+    assert running.stderr_text.count("the access log is no longer written") == 1
+    assert str(path) in running.stderr_text
 
 
 def dropped_lines(client: httpx.Client) -> int:

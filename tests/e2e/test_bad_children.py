@@ -27,65 +27,65 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def test_a_server_that_closes_its_output_serves_on_and_its_end_is_seen(
+def test_server_that_closes_its_output_keeps_serving_and_its_exit_is_seen(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("close_output")) as it:
-            await it.reaches(State.READY, 1)
-            assert (await it.complete()).status_code == 200
-            os.kill(it.pid, signal.SIGKILL)
-            assert (await it.exit_of(1)).diagnosis.cause == "killed"
-            await it.reaches(State.READY, 2)
-            assert (await it.complete()).status_code == 200
+        async with serving(tiny_model, runtime=fake_server("close_output")) as service:
+            await service.reaches(State.READY, 1)
+            assert (await service.complete()).status_code == 200
+            os.kill(service.pid, signal.SIGKILL)
+            assert (await service.exit_of(1)).diagnosis.cause == "killed"
+            await service.reaches(State.READY, 2)
+            assert (await service.complete()).status_code == 200
 
     run(test)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["health=garbage", "health=never", "health=500", "bind=no_accept"])
-def test_a_server_that_never_says_it_is_ready_is_a_hung_start(
+def test_server_that_never_reports_ready_is_a_hung_start(
     fault: str, tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
-    """Who asked meanwhile is answered by the next one, which is well."""
+    """The next generation, which works, answers the requests that arrived meanwhile."""
     server = fake_server(fault, f"once={tmp_path / 'once'}")
 
     async def test() -> None:
-        service = serving(tiny_model, runtime=server, stall_timeout_s=3.0)
-        async with service as it, asyncio.TaskGroup() as tasks:
-            await it.reaches(State.STARTING, 1)
-            asked = tasks.create_task(it.complete())
-            exited = await it.exit_of(1)
+        context = serving(tiny_model, runtime=server, stall_timeout_s=3.0)
+        async with context as service, asyncio.TaskGroup() as tasks:
+            await service.reaches(State.STARTING, 1)
+            asked = tasks.create_task(service.complete())
+            exited = await service.exit_of(1)
             assert (exited.diagnosis.cause, exited.exit) == ("hung_start", None)
-            await it.reaches(State.READY, 2)
+            await service.reaches(State.READY, 2)
             assert (await asked).status_code == 200
 
     run(test)
 
 
 @pytest.mark.parametrize("phase", ["start", "load"])
-def test_a_server_that_ends_well_without_serving_is_a_crash_loop(
+def test_server_that_exits_with_0_before_serving_is_a_crash_loop(
     phase: str, tiny_model: Path, fake_server: FakeServer
 ) -> None:
     policy = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2, half_open_s=1000.0)
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server(f"exit={phase}:0"), restart=policy) as it:
-            await it.reaches(State.FAILED, 3)
+        async with serving(tiny_model, runtime=fake_server(f"exit={phase}:0"), restart=policy) as service:
+            await service.reaches(State.FAILED, 3)
             for generation in (1, 2, 3):
-                exited = await it.exit_of(generation)
+                exited = await service.exit_of(generation)
                 assert exited.diagnosis.cause == "exited"
                 assert exited.exit is not None
                 assert exited.exit.code == 0
                 assert "again" not in exited.diagnosis.remedy  # the last one is not started again
-            assert (await it.complete()).status_code == 503
+            assert (await service.complete()).status_code == 503
 
     run(test)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("faults", [("log_forever",), ("log_invalid_utf8", "log_line_bytes=10000000")])
-def test_whatever_a_server_writes_it_serves_and_stops(
+def test_server_with_arbitrary_output_serves_and_stops(
     faults: tuple[str, ...], tiny_model: Path, fake_server: FakeServer
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(*faults)) as running:

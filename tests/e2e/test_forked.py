@@ -21,7 +21,7 @@ from tests.e2e.forked import forked_to_end
         *("key list --file none", "service print demo --port 70000", "ps --json", "doctor --port 70000"),
     ],
 )
-def test_fork_and_new_interpreter_do_the_same(
+def test_forked_command_behaves_like_a_new_interpreter(
     line: str,
     tiny_model: Path,
     tmp_path: Path,

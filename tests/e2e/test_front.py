@@ -17,7 +17,7 @@ from tests.e2e.driver import llamasup, run_to_end, wrapped
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_with_a_certificate_it_serves_https_and_says_so(
+def test_certificate_makes_llamasup_serve_and_announce_https(
     tiny_model: Path, fake_server: Callable[..., str], certificate: tuple[str, str], tmp_path: Path
 ) -> None:
     chain, key = certificate
@@ -35,10 +35,10 @@ def test_with_a_certificate_it_serves_https_and_says_so(
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.get(url.replace("https", "http") + "/livez")
         assert running.stop() == 0
-    assert "Traceback" not in running.said
+    assert "Traceback" not in running.stderr_text
 
 
-def test_on_a_unix_socket_it_is_reached_by_its_path_and_leaves_no_file(
+def test_unix_socket_serves_requests_and_is_removed_at_the_end(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / "llm.sock"
@@ -52,7 +52,7 @@ def test_on_a_unix_socket_it_is_reached_by_its_path_and_leaves_no_file(
     assert not path.exists()
 
 
-def test_it_listens_on_every_address_of_a_list(
+def test_llamasup_listens_on_every_address_of_a_list(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     hosts = f"127.0.0.1,127.0.0.2,{tmp_path}/llm.sock"
@@ -65,7 +65,7 @@ def test_it_listens_on_every_address_of_a_list(
         assert running.stop() == 0
 
 
-def test_names_and_pages_that_are_allowed_get_in(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_allowed_hosts_and_origins_are_accepted(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     words = ("--allow-host", "llm.example.net", "--allow-origin", "https://chat.example.net")
     with llamasup(tiny_model, "--runtime", fake_server(), *words) as running:
         for host, code in (("llm.example.net:80", 200), ("other.example.net", 403)):
@@ -76,7 +76,7 @@ def test_names_and_pages_that_are_allowed_get_in(tiny_model: Path, fake_server: 
         assert running.stop() == 0
 
 
-def test_with_few_descriptors_idle_connections_close_and_all_clients_are_served(
+def test_all_clients_are_served_with_few_descriptors(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     """300 descriptors are 86 clients, 43 of each address."""
@@ -92,10 +92,10 @@ def test_with_few_descriptors_idle_connections_close_and_all_clients_are_served(
         for sock in crowd:
             sock.close()
         assert running.stop() == 0
-    assert "Traceback" not in running.said
+    assert "Traceback" not in running.stderr_text
 
 
-def test_the_limit_of_descriptors_is_raised_for_the_service_and_not_for_its_child(
+def test_descriptor_limit_is_raised_only_for_llamasup(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     low = ("sh", "-c", 'ulimit -S -n 256; exec "$@"', "sh")
@@ -133,9 +133,7 @@ def test_unusable_listen_options_are_refused_at_once(
     assert "Traceback" not in done.stderr
 
 
-def test_wrap_allows_names_only_where_it_refuses_any(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_wrap_accepts_allow_host_only_with_strict(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     server = fake_server()
     line = (server, "-m", str(tiny_model), "--port", "0")
     refused = run_to_end("wrap", "--allow-host", "llm.example.net", "--", *line)
@@ -147,7 +145,7 @@ def test_wrap_allows_names_only_where_it_refuses_any(
         assert running.stop() == 0
 
 
-def test_a_unit_has_the_certificate_handed_over(
+def test_systemd_unit_passes_the_certificate_to_the_service(
     tiny_model: Path, certificate: tuple[str, str], tmp_path: Path
 ) -> None:
     chain, key = certificate

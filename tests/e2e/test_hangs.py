@@ -34,20 +34,20 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def test_completions_that_never_move_are_a_hang_although_health_says_ok(
+def test_stalled_completions_are_a_hang_even_if_health_answers_ok(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     async def test() -> None:
         runtime = fake_server("wedge", f"once={tmp_path / 'wedged'}", "ignore_sigterm")
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as it:
-            await it.reaches(State.READY, 1)
-            asked = asyncio.gather(*(it.complete() for _ in range(3)))
-            while it.runner.instance.generation == 1:
-                # What needs no model is answered all the time, and says nothing.
-                await it.client.get("/props")
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as server:
+            await server.reaches(State.READY, 1)
+            asked = asyncio.gather(*(server.complete() for _ in range(3)))
+            while server.runner.instance.generation == 1:
+                # Requests that need no model are answered all the time, and prove nothing.
+                await server.client.get("/props")
                 await asyncio.sleep(0.02)
             answers = await asked
-            exited = await it.exit_of(1)
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
             assert "have made no progress" in exited.diagnosis.message
             assert "a test request for one token got no answer" in exited.diagnosis.message
@@ -56,56 +56,58 @@ def test_completions_that_never_move_are_a_hang_although_health_says_ok(
     run(test)
 
 
-def test_nothing_but_errors_is_a_hang_if_there_is_no_token_either(
+def test_errors_are_a_hang_if_the_token_probe_fails_too(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     async def test() -> None:
         runtime = fake_server("status=500", f"once={tmp_path / 'failed'}")
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as it:
-            await it.reaches(State.READY, 1)
-            statuses = [(await it.complete()).status_code for _ in range(3)]
-            exited = await it.exit_of(1)
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as server:
+            await server.reaches(State.READY, 1)
+            statuses = [(await server.complete()).status_code for _ in range(3)]
+            exited = await server.exit_of(1)
             assert statuses == [500] * 3
             assert exited.diagnosis.cause == "wedged"
             assert "its last 3 answers were errors, and /completion answered 500" in exited.diagnosis.message
-            await it.reaches(State.READY, 2)
-            assert (await it.complete()).status_code == 200
+            await server.reaches(State.READY, 2)
+            assert (await server.complete()).status_code == 200
 
     run(test)
 
 
-def test_errors_that_are_the_clients_own_cost_a_token_and_no_restart(
+def test_client_errors_lead_to_a_token_probe_and_no_restart(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server(), liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            before = await decodes(it.runner.prober())
+        async with serving(tiny_model, runtime=fake_server(), liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            before = await decodes(server.runner.prober())
             for _ in range(3):
-                assert (await it.client.post("/v1/embeddings", json={"input": "x"})).status_code == 501
-            while await decodes(it.runner.prober()) == before:  # the proof  # noqa: ASYNC110
+                assert (await server.client.post("/v1/embeddings", json={"input": "x"})).status_code == 501
+            while await decodes(server.runner.prober()) == before:  # the proof  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
-            assert (await it.complete()).status_code == 200
-            assert it.runner.instance.generation == 1
+            assert (await server.complete()).status_code == 200
+            assert server.runner.instance.generation == 1
 
     run(test)
 
 
 @pytest.mark.slow
-def test_one_stuck_stream_does_not_end_a_server_that_works(tiny_model: Path, fake_server: FakeServer) -> None:
+def test_one_stuck_stream_does_not_restart_a_working_server(
+    tiny_model: Path, fake_server: FakeServer
+) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("stall_after=3"), liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            async with it.client.stream(
+        async with serving(tiny_model, runtime=fake_server("stall_after=3"), liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            async with server.client.stream(
                 "POST", "/completion", json={"prompt": "Once", "n_predict": 9, "stream": True}
             ) as stream:
                 lines = stream.aiter_lines()
                 while "w2" not in await anext(lines):
                     pass
-                before = await decodes(it.runner.prober())
-                while await decodes(it.runner.prober()) < before + 3:  # three proofs  # noqa: ASYNC110
+                before = await decodes(server.runner.prober())
+                while await decodes(server.runner.prober()) < before + 3:  # three proofs  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
-            assert (it.runner.instance.state, it.runner.instance.generation) == (State.READY, 1)
+            assert (server.runner.instance.state, server.runner.instance.generation) == (State.READY, 1)
 
     run(test)
 
@@ -113,18 +115,18 @@ def test_one_stuck_stream_does_not_end_a_server_that_works(tiny_model: Path, fak
 @pytest.mark.slow
 def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            before = await decodes(it.runner.prober())
-            plain = asyncio.create_task(it.complete(n_predict=10))  # noqa: TID251
-            async with it.client.stream(
+        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            before = await decodes(server.runner.prober())
+            plain = asyncio.create_task(server.complete(n_predict=10))  # noqa: TID251
+            async with server.client.stream(
                 "POST", "/completion", json={"prompt": "Once", "n_predict": 12, "stream": True}
             ) as stream:
                 text = (await stream.aread()).decode()
             assert text.count('"content": " w') == 12
             assert (await plain).json()["tokens_predicted"] == 10
-            assert await decodes(it.runner.prober()) == before + 22
-            assert it.runner.instance.generation == 1
+            assert await decodes(server.runner.prober()) == before + 22
+            assert server.runner.instance.generation == 1
 
     run(test)
 
@@ -134,14 +136,14 @@ def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
         async with serving(
             tiny_model, runtime=fake_server(), liveness=QUICK, drain_timeout_s=1000.0, stop_timeout_s=1000.0
-        ) as it:
-            await it.reaches(State.READY, 1)
-            os.kill(it.pid, signal.SIGSTOP)
-            asked = asyncio.create_task(it.complete())  # noqa: TID251
-            while not it.runner.in_flight:  # noqa: ASYNC110
+        ) as server:
+            await server.reaches(State.READY, 1)
+            os.kill(server.pid, signal.SIGSTOP)
+            asked = asyncio.create_task(server.complete())  # noqa: TID251
+            while not server.runner.in_flight:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            it.service.ask_stop()
-            await it.reaches(State.STOPPED, 1)
+            server.service.ask_stop()
+            await server.reaches(State.STOPPED, 1)
             with pytest.raises(httpx.HTTPError):
                 (await asked).raise_for_status()
 
@@ -149,7 +151,7 @@ def test_hang_ends_the_drain(tiny_model: Path, fake_server: FakeServer) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_loop_ends_in_503_with_the_time_of_the_next_try_and_a_good_try_ends_it(
+def test_crash_loop_answers_503_with_retry_after_until_a_try_succeeds(
     tiny_model: Path, fake_server: FakeServer, tmp_path: Path
 ) -> None:
     mended, runtime = tmp_path / "mended", tmp_path / "llama-server"
@@ -163,18 +165,18 @@ def test_a_crash_loop_ends_in_503_with_the_time_of_the_next_try_and_a_good_try_e
     policy = RestartPolicy(first_delay_s=0.01, longest_delay_s=0.02, most_crashes=2, half_open_s=2.0)
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=str(runtime), restart=policy, liveness=QUICK) as it:
-            await it.reaches(State.FAILED, 3)
-            refused = await it.complete()
+        async with serving(tiny_model, runtime=str(runtime), restart=policy, liveness=QUICK) as server:
+            await server.reaches(State.FAILED, 3)
+            refused = await server.complete()
             assert refused.status_code == 503
             assert 1 <= int(refused.headers["retry-after"]) <= 3  # the next try, and its load
             assert refused.json()["error"]["cause"] == "killed"
-            last = await it.exit_of(3)
+            last = await server.exit_of(3)
             assert last.restart_in_s == 2.0
-            await it.reaches(State.FAILED, 4)  # one try, and no more
+            await server.reaches(State.FAILED, 4)  # one try, and no more
             mended.touch()
-            await it.reaches(State.READY, 5)
-            assert (await it.complete()).status_code == 200
+            await server.reaches(State.READY, 5)
+            assert (await server.complete()).status_code == 200
 
     run(test)
 
@@ -187,7 +189,7 @@ async def decodes(prober: Any) -> int:
 
 
 @pytest.mark.slow
-def test_keep_trying_outlives_a_crash_loop_and_a_stop_ends_it_well(
+def test_keep_trying_survives_a_crash_loop_and_stops_with_0(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
     """Six crashes: at once, then 0.5, 1, 2 and 4 s between them."""
@@ -200,4 +202,4 @@ def test_keep_trying_outlives_a_crash_loop_and_a_stop_ends_it_well(
         assert refused.status_code == 503
         assert 200 < int(refused.headers["retry-after"]) <= 302  # the next try, and its load
         assert running.stop() == 0
-    assert "Restarting in 5" in running.said
+    assert "Restarting in 5" in running.stderr_text

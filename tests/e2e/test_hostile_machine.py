@@ -30,7 +30,7 @@ def asked(running: Llamasup) -> int:
 
 
 def warnings(running: Llamasup) -> list[str]:
-    records = [json.loads(line) for line in running.said.splitlines()]
+    records = [json.loads(line) for line in running.stderr_text.splitlines()]
     return [record["message"] for record in records if record["level"] == "warning"]
 
 
@@ -49,10 +49,10 @@ def mounted(folder: Path, options: str) -> list[str]:
     return words
 
 
-def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
+def test_full_disk_under_the_log_folder_affects_only_the_log(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
-    """1 MB of log into 64 KiB: told once, the child is drained, requests are served, the next one too."""
+    """1 MB of log into 64 KiB: one warning, and this child and the next one serve requests."""
     disk = mounted(own_folders / "state", "size=64k,mode=700")
     server = fake_server("log_bytes=1000000")
     with llamasup(tiny_model, "--runtime", server, "--log-format", "json", prefix=disk) as running:
@@ -63,15 +63,15 @@ def test_a_full_disk_under_the_log_folder_costs_the_log_and_nothing_else(
         running.wait_for("state", state="ready", generation=2)
         assert asked(running) == 200
         assert running.stop() == 0
-        told = [warning for warning in warnings(running) if "No space left on device" in warning]
-    assert 1 <= len(told) <= 2  # once for each server's log
+        reported = [warning for warning in warnings(running) if "No space left on device" in warning]
+    assert 1 <= len(reported) <= 2  # once for each server's log
 
 
 @pytest.mark.parametrize("place", ["state", "run"])
 def test_unwritable_folder_does_not_prevent_serving(
     place: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
-    """The log is not kept, and it is told; the run folder is made in the temporary folder."""
+    """The log is not kept, with a warning; the run folder is created in the temporary folder."""
     disk = mounted(own_folders / place, "ro,mode=700")
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json", prefix=disk) as running:
         running.wait_for("ready")
@@ -80,8 +80,8 @@ def test_unwritable_folder_does_not_prevent_serving(
         folder = Path(child.cwd())
         assert folder.is_relative_to(own_folders / "run") == (place != "run")
         assert running.stop() == 0
-        told = [warning for warning in warnings(running) if "output is not kept" in warning]
-        assert len(told) == (1 if place == "state" else 0)
+        reported = [warning for warning in warnings(running) if "output is not kept" in warning]
+        assert len(reported) == (1 if place == "state" else 0)
         assert not folder.exists()
 
 
@@ -148,7 +148,7 @@ def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Non
     return jump
 
 
-def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighbour(
+def test_clock_jumps_affect_neither_serving_nor_restarts(
     jump: Callable[[int], None], tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """A day ahead, two days back: as after a suspend, or when the first time server answers."""
@@ -161,12 +161,12 @@ def test_a_clock_that_jumps_disturbs_neither_serving_nor_restarting_nor_a_neighb
             child.kill()
             running.wait_for("state", state="ready", generation=generation)
             assert asked(running) == 200
-            # Who starts now must not take the one from before the jump for dead, nor sweep its folder.
+            # A llamasup that starts now must not treat the older one as dead and remove its folder.
             with llamasup(tiny_model, "--runtime", fake_server()) as neighbour:
                 neighbour.wait_for("ready")
                 assert asked(running) == 200
                 assert neighbour.stop() == 0
-                assert "Cleaned up after" not in neighbour.said
+                assert "Cleaned up after" not in neighbour.stderr_text
         exits = [event for event in running.events if event["event"] == "exit"]
         assert [event["cause"] for event in exits] == ["killed", "killed"]
         jump(3 * DAY_S)
@@ -185,7 +185,7 @@ def script(path: Path, *lines: str) -> str:
 def test_fork_of_an_exited_child_ends_before_the_next_start(
     tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
-    """A daemon puts itself where no process group and no parent reaches; it would hold the memory."""
+    """A daemon leaves its process group and its parent, and would keep the memory."""
     started = tmp_path / "started"
     daemon = script(
         tmp_path / "daemon",
@@ -200,7 +200,7 @@ def test_fork_of_an_exited_child_ends_before_the_next_start(
         running.wait_for("state", state="starting", generation=2)
         numbers = started.read_text().split()
         assert not _lives(int(numbers[0]))
-        running.ask(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         running.end()
         for number in started.read_text().split():
             assert not _lives(int(number))

@@ -1,4 +1,4 @@
-"""``llamasup inspect`` as a person and a program meet it: a real process on real files."""
+"""``llamasup inspect`` for users and programs: a real process on real files."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def put(path: Path, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_of_file_has_every_field_of_the_contract(kind: str, tmp_path: Path) -> None:
+def test_json_of_every_kind_of_file_has_all_documented_fields(kind: str, tmp_path: Path) -> None:
     make, model_class = KINDS[kind]
     path = put(tmp_path / "m.gguf", make())
     shown = as_json(path)
@@ -76,7 +76,7 @@ def test_each_kind_of_file_has_every_field_of_the_contract(kind: str, tmp_path: 
     assert (shown["fits_here"] is None) is (model_class in ("projector", "lora", "vocab"))
 
 
-def test_a_split_set_is_shown_whole(tmp_path: Path) -> None:
+def test_split_model_is_shown_as_one_model(tmp_path: Path) -> None:
     parts = models.write_split_decoder(tmp_path)
     shown = as_json(parts[0])
     assert shown["files"] == 3
@@ -121,7 +121,7 @@ def test_lora_text_shows_how_to_use_it(tmp_path: Path) -> None:
 
 
 def test_control_characters_in_file_content_are_escaped(tmp_path: Path) -> None:
-    evil = b"\x1b]0;owned"  # as long as what it replaces, so that the header stays true
+    evil = b"\x1b]0;owned"  # of the same length, so that the header stays valid
     content = models.tiny_decoder().replace(b"llamasup demo", evil.ljust(13))
     path = put(tmp_path / "\x1b[31mred\n.gguf", content)
     text = inspected(path).stdout
@@ -132,8 +132,8 @@ def test_control_characters_in_file_content_are_escaped(tmp_path: Path) -> None:
 
 
 def test_control_characters_in_errors_are_escaped(tmp_path: Path) -> None:
-    said = inspected(put(tmp_path / "\x1b[31mred.gguf", b""), code=65).stderr
-    assert "\\x1b[31mred.gguf: the file is empty" in said
+    stderr = inspected(put(tmp_path / "\x1b[31mred.gguf", b""), code=65).stderr
+    assert "\\x1b[31mred.gguf: the file is empty" in stderr
 
 
 # --- files that cannot be used -------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_control_characters_in_errors_are_escaped(tmp_path: Path) -> None:
     ],
     ids=["missing", "empty", "truncated", "fifo", "zero", "loop", "folder"],
 )
-def test_a_file_that_cannot_be_used_has_its_reason_and_exit_code(
+def test_unusable_file_is_reported_with_reason_and_exit_code(
     make: Callable[[Path], object], code: int, words: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -160,14 +160,14 @@ def test_a_file_that_cannot_be_used_has_its_reason_and_exit_code(
     assert words in inspected(path, code=code).stderr
 
 
-def test_a_set_without_a_part_names_the_part(tmp_path: Path) -> None:
+def test_error_for_an_incomplete_split_model_names_the_missing_part(tmp_path: Path) -> None:
     parts = models.write_split_decoder(tmp_path)
     parts[0].unlink()
     assert "part 1 of this model is missing" in inspected(parts[0], code=66).stderr
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
-def test_a_file_that_may_not_be_read(tiny_model: Path, tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tiny_model: Path, tmp_path: Path) -> None:
     path = put(tmp_path / "secret.gguf", tiny_model.read_bytes())
     path.chmod(0)
     # Root reads everything, except without these two capabilities.
@@ -195,7 +195,7 @@ def mixed(tmp_path: Path) -> Path:
     return top
 
 
-def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
+def test_folder_listing_marks_broken_files(mixed: Path) -> None:
     rows = [line.split() for line in inspected(mixed).stdout.splitlines()]
     assert rows[0] == ["NAME", "CLASS", "ARCHITECTURE", "SIZE", "QUANT", "CONTEXT", "FITS", "HERE"]
     assert {row[0]: row[1] for row in rows[1:]} == {
@@ -212,7 +212,7 @@ def test_a_folder_is_listed_with_its_broken_files_marked(mixed: Path) -> None:
     assert "661 KiB in 3 files" in text
 
 
-def test_a_folder_as_json_has_every_model_and_every_error(mixed: Path) -> None:
+def test_folder_json_contains_every_model_and_every_error(mixed: Path) -> None:
     shown = as_json(mixed)["models"]
     assert len(shown) == 7
     broken = {Path(model["path"]).name: model["error"] for model in shown if "error" in model}
@@ -244,19 +244,19 @@ def test_inspect_works_without_a_cache_folder(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.skipif(sys.byteorder == "big", reason="the other way round")
-def test_a_model_of_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
+def test_model_with_the_other_byte_order_does_not_fit(tmp_path: Path) -> None:
     path = put(tmp_path / "m.gguf", models.big_endian_decoder())
     assert as_json(path)["fits_here"]["foreign_byte_order"] is True
     for text in (inspected(path).stdout, inspected(tmp_path).stdout):
         assert "no: its byte order differs from the machine's" in text
 
 
-def test_a_folder_of_nothing_but_broken_files_is_listed(tmp_path: Path) -> None:
+def test_folder_with_only_broken_files_is_listed(tmp_path: Path) -> None:
     put(tmp_path / "cut.gguf", models.truncated_decoder())
     assert "broken" in inspected(tmp_path).stdout
 
 
-def test_a_folder_without_models(tmp_path: Path) -> None:
+def test_folder_without_models_is_reported(tmp_path: Path) -> None:
     put(tmp_path / "readme.md", b"")
     assert "no .gguf file in this folder" in inspected(tmp_path, code=66).stderr
     assert as_json(tmp_path) == {"models": [], "notes": []}
@@ -271,7 +271,7 @@ def test_folder_with_models_too_deep_is_not_reported_as_empty(tmp_path: Path) ->
 # --- several at once -----------------------------------------------------------------------------
 
 
-def test_several_files_are_shown_one_after_the_other_as_a_glob_gives_them(mixed: Path) -> None:
+def test_several_files_are_shown_in_the_given_order(mixed: Path) -> None:
     given = [mixed / "good.gguf", mixed / "lora.gguf", mixed / "org" / "repo"]
     text = inspected(*given).stdout
     places = [text.index(str(path)) for path in given]
@@ -284,7 +284,7 @@ def test_several_files_are_shown_one_after_the_other_as_a_glob_gives_them(mixed:
     ]
 
 
-def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path) -> None:
+def test_broken_file_does_not_hide_the_other_files(mixed: Path) -> None:
     given = list(map(str, (mixed / "gone.gguf", mixed / "good.gguf", mixed / "cut.gguf")))
     done = run_to_end("inspect", *given)
     assert done.returncode == 66  # of the first
@@ -306,7 +306,7 @@ def test_one_file_of_several_that_is_broken_does_not_hide_the_others(mixed: Path
 # --- terminals -----------------------------------------------------------------------------------
 
 
-def test_on_a_narrow_terminal_lines_are_broken_between_words(mixed: Path) -> None:
+def test_lines_are_wrapped_between_words_on_a_narrow_terminal(mixed: Path) -> None:
     wide = inspected(mixed, mixed / "good.gguf", mixed / "lora.gguf").stdout
     narrow = on_terminal(command("inspect", *map(str, (mixed, mixed / "good.gguf", mixed / "lora.gguf"))), 60)
     assert narrow.split() == wide.split()
@@ -315,11 +315,11 @@ def test_on_a_narrow_terminal_lines_are_broken_between_words(mixed: Path) -> Non
     assert max(len(line) for line in narrow.splitlines() if ":" in line) <= 76
 
 
-# --- whoever reads the output --------------------------------------------------------------------
+# --- readers of the output -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
-def test_a_reader_that_has_seen_enough_is_no_error(option: tuple[str, ...], tmp_path: Path) -> None:
+def test_reader_that_closes_the_pipe_early_is_no_error(option: tuple[str, ...], tmp_path: Path) -> None:
     """As ``| head -1``: the pipe is closed before the first byte, and the list would not fit into it."""
     for number in range(300):
         put(tmp_path / f"{number:0200}.gguf", b"")
@@ -339,7 +339,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(option: tuple[str, ...], tmp_
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_disk_without_room_is_an_error() -> None:
+def test_full_disk_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             command("inspect", "demo"),
@@ -354,7 +354,7 @@ def test_a_disk_without_room_is_an_error() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
+def test_terminal_without_unicode_gets_escapes(tmp_path: Path) -> None:
     put(tmp_path / "模型.gguf", models.tiny_decoder())
     done = run_to_end("inspect", str(tmp_path), env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr

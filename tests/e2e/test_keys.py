@@ -1,4 +1,4 @@
-"""API keys from the command that makes them to the request that is refused, with a service that goes on."""
+"""API keys from their creation to a refused request, while the service keeps running."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def client(running: Llamasup) -> httpx.Client:
     return httpx.Client(base_url=running.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=1))
 
 
-def test_a_key_is_made_used_and_revoked_while_the_service_goes_on(
+def test_key_is_created_used_and_revoked_during_the_service(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     plain, hashed = made("alice"), made("bob", "--hashed", "--rpm", "1")
@@ -66,7 +66,7 @@ def test_a_key_is_made_used_and_revoked_while_the_service_goes_on(
         await_status(http, made("carol"), 200)
         assert running.stop() == 0
         for secret in (plain, hashed):
-            assert secret not in running.said
+            assert secret not in running.stderr_text
             assert secret not in json.dumps(running.events)
 
 
@@ -86,7 +86,7 @@ def test_key_file_without_keys_admits_no_client_and_is_reported(
         await_status(http, "two", 200)
         assert asked(http, "one").status_code == 401
         assert running.stop() == 0
-        assert running.said.count("has no keys now") == 1
+        assert running.stderr_text.count("has no keys now") == 1
 
 
 def test_invalid_key_file_is_reported_before_the_start(
@@ -111,7 +111,7 @@ def test_key_file_readable_by_others_is_a_warning(
     with llamasup(tiny_model, *arguments) as running, client(running) as http:
         assert asked(http, "one").status_code == 200
         assert running.stop() == 0
-        assert running.said.count("Other users can read the API key file") == 1
+        assert running.stderr_text.count("Other users can read the API key file") == 1
 
 
 def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
@@ -141,7 +141,7 @@ def test_many_commands_at_once_lose_no_key(own_folders: Path) -> None:
         (("revoke", "a", "--file", "~nobody-of-this-name/keys"), "there is no user"),
     ],
 )
-def test_what_cannot_be_meant_is_a_usage_error(arguments: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_usage_errors(arguments: tuple[str, ...], says: str) -> None:
     done = run_to_end("key", *arguments)
     assert done.returncode == 2
     assert says in done.stderr

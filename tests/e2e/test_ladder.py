@@ -1,4 +1,4 @@
-"""Smaller plans after a start that was too much: what is tried, what is said, what is remembered."""
+"""Smaller plans after a failed start: the fallback steps, their messages, and the load history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def steps(running: Llamasup) -> list[Mapping[str, Any]]:
     return [event["adjustment"] for event in running.events if "adjustment" in event]
 
 
-def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
+def test_out_of_memory_at_load_leads_to_smaller_plans_step_by_step(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("out_of_memory=host", "above_ctx=5000")
@@ -28,8 +28,8 @@ def test_out_of_memory_at_load_is_answered_by_a_smaller_plan_step_by_step(
             (2, [{"setting": "--ctx-size", "before": "8192", "after": "2048"}]),
         ]
         assert running.stop() == 0
-    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.said
-    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.said
+    assert "Restarting with --parallel 1 instead of 4 (step 1 of 3)" in running.stderr_text
+    assert "Restarting with --ctx-size 2048 instead of 8192 (step 2 of 3)" in running.stderr_text
 
 
 def test_successful_plan_is_remembered_and_explained_at_the_next_start(
@@ -48,7 +48,10 @@ def test_successful_plan_is_remembered_and_explained_at_the_next_start(
         running.wait_for("ready")
         assert steps(running) == []
         assert running.stop() == 0
-    assert "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20" in running.said
+    assert (
+        "1 × 8192 tokens, KV cache f16 (adjusted: a larger plan ran out of memory on 20"
+        in running.stderr_text
+    )
 
 
 def test_settings_of_the_user_are_not_reduced(tiny_model: Path, fake_server: Callable[..., str]) -> None:
@@ -62,17 +65,15 @@ def test_settings_of_the_user_are_not_reduced(tiny_model: Path, fake_server: Cal
     assert failed["cause"] == "out_of_memory_host"
 
 
-def test_three_steps_and_no_more(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_at_most_three_fallback_steps_are_tried(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("out_of_memory=host")) as running:
         running.wait_for("state", state="failed")
         assert running.end() == 71
     assert 1 < len(steps(running)) <= 3
-    assert "out of memory" in running.said or "too small" in running.said
+    assert "out of memory" in running.stderr_text or "too small" in running.stderr_text
 
 
-def test_a_crash_of_the_packed_cache_is_answered_by_f16(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_crash_of_the_quantized_cache_leads_to_f16(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     server = fake_server("signal=load:SIGSEGV", "packed_kv")
     with llamasup(tiny_model, "--runtime", server, "--profile", "memory") as running:
         running.wait_for("ready")
@@ -96,7 +97,7 @@ def run_once(model: Path, server: str, *options: str) -> list[Mapping[str, Any]]
 
 
 @pytest.mark.parametrize(("phase", "remembered"), [("load", False), ("context", True)])
-def test_a_crash_is_remembered_if_it_came_behind_the_weights_and_was_seen_twice(
+def test_crash_is_recorded_if_it_follows_the_weights_and_happens_twice(
     tiny_model: Path, fake_server: Callable[..., str], phase: str, remembered: bool
 ) -> None:
     server = fake_server(f"signal={phase}:SIGSEGV", "packed_kv")
@@ -108,7 +109,7 @@ def test_a_crash_is_remembered_if_it_came_behind_the_weights_and_was_seen_twice(
     assert len(run_once(tiny_model, server, *memory)) == (0 if remembered else 1)
 
 
-def test_a_plan_that_has_served_is_not_blamed_for_a_crash(
+def test_plan_that_has_served_is_not_recorded_as_failed(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     """Two crashes behind the weights, of a plan that generated a token before them."""
@@ -123,7 +124,7 @@ def test_a_plan_that_has_served_is_not_blamed_for_a_crash(
     assert planned(tiny_model, server, "--flash-attn") == before != "off"
 
 
-def test_the_warning_that_it_will_not_fit_counts_before_memory_runs_out(
+def test_fit_warning_of_llama_server_leads_to_a_smaller_plan(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("fit_warning", "above_ctx=20000", "load_s=60")
@@ -135,7 +136,7 @@ def test_the_warning_that_it_will_not_fit_counts_before_memory_runs_out(
         assert running.stop() == 0
 
 
-def test_with_the_check_switched_off_the_warning_is_only_logged(
+def test_fit_warning_is_only_logged_without_the_memory_check(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("fit_warning")

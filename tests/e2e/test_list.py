@@ -1,4 +1,4 @@
-"""``llamasup list`` as a person and a program meet it: a real process on real folders."""
+"""``llamasup list`` for users and programs: a real process on real folders."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def put(path: Path, content: bytes = DECODER) -> Path:
     return path
 
 
-def test_models_are_listed_by_the_names_that_clients_would_ask_for(tmp_path: Path) -> None:
+def test_models_are_listed_by_the_names_for_requests(tmp_path: Path) -> None:
     put(tmp_path / "a b.gguf")
     put(tmp_path / "org/repo/x-Q4_K_M.gguf", models.tiny_encoder())
     put(tmp_path / "lora.gguf", models.tiny_lora())
@@ -55,15 +55,15 @@ def test_models_are_listed_by_the_names_that_clients_would_ask_for(tmp_path: Pat
         ["x-Q4_K_M", "encoder"],
     ]
     assert len({row.index("/") for row in rows[:2]}) == 1  # columns
-    told = {model["id"]: model for model in as_json(tmp_path)["models"]}
-    assert told["x-Q4_K_M"]["aliases"] == ["org/repo:Q4_K_M"]
-    assert told["big"]["files"] == len(parts)
-    assert told["big"]["file_bytes"] == sum(part.stat().st_size for part in parts)
-    assert told["a-b"]["class"] == "decoder"
-    assert told["a-b"]["path"] == str(tmp_path / "a b.gguf")
+    models_json = {model["id"]: model for model in as_json(tmp_path)["models"]}
+    assert models_json["x-Q4_K_M"]["aliases"] == ["org/repo:Q4_K_M"]
+    assert models_json["big"]["files"] == len(parts)
+    assert models_json["big"]["file_bytes"] == sum(part.stat().st_size for part in parts)
+    assert models_json["a-b"]["class"] == "decoder"
+    assert models_json["a-b"]["path"] == str(tmp_path / "a b.gguf")
 
 
-def test_broken_models_have_a_row_and_unserved_files_a_line_on_stderr(tmp_path: Path) -> None:
+def test_broken_models_get_a_row_and_unserved_files_a_line_on_stderr(tmp_path: Path) -> None:
     put(tmp_path / "cut.gguf", models.truncated_decoder(0.25))
     put(tmp_path / "one/same.gguf")
     put(tmp_path / "two/same.gguf", models.tiny_encoder())
@@ -73,9 +73,9 @@ def test_broken_models_have_a_row_and_unserved_files_a_line_on_stderr(tmp_path: 
     assert "truncated: 169040 of 676160 bytes" in row
     assert "2 files have the name 'same'" in done.stderr
     assert str(tmp_path / "two/same.gguf") in done.stderr
-    told = as_json(tmp_path)
-    assert {problem["cause"] for problem in told["problems"]} == {"same_id", "model_invalid"}
-    assert told["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
+    models_json = as_json(tmp_path)
+    assert {problem["cause"] for problem in models_json["problems"]} == {"same_id", "model_invalid"}
+    assert models_json["models"][0]["problem"].endswith("truncated: 169040 of 676160 bytes, 25.0 %")
 
 
 def test_attachments_are_shown_with_their_model(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_attachments_are_shown_with_their_model(tmp_path: Path) -> None:
     assert model["adapters"] == [str(tmp_path / "lora.gguf")]
 
 
-def test_without_folders_the_caches_and_llamasups_own_folder_are_looked_into(tmp_path: Path) -> None:
+def test_caches_and_own_folder_are_searched_by_default(tmp_path: Path) -> None:
     snapshot = tmp_path / "hub/models--org--repo/snapshots" / ("a" * 40)
     put(snapshot / "x-Q8_0.gguf")
     put(tmp_path / "llama/org2_repo_y-Q4_0.gguf")
@@ -121,14 +121,14 @@ def test_invalid_folder_is_refused_and_the_others_are_shown(tmp_path: Path) -> N
     assert f"llamasup inspect {tmp_path / 'm/x.gguf'}" in done.stderr
 
 
-def test_names_that_would_steer_a_terminal_are_written_out(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     put(tmp_path / "a\x1b[31m\nb.gguf")
     done = listed(tmp_path)
     assert r"a\x1b[31m\nb.gguf" in done.stdout
     assert len(done.stdout.splitlines()) == 2
 
 
-def test_a_name_outside_utf8_is_listed(tmp_path: Path) -> None:
+def test_name_outside_utf8_is_listed(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/x\xff.gguf"
     with open(path, "wb") as file:  # noqa: PTH123 - bytes
         file.write(DECODER)
@@ -137,7 +137,7 @@ def test_a_name_outside_utf8_is_listed(tmp_path: Path) -> None:
     assert model["path"].endswith(r"x\xff.gguf")
 
 
-def test_a_thousand_models_are_listed(tmp_path: Path) -> None:
+def test_thousand_models_are_listed(tmp_path: Path) -> None:
     top = tmp_path / "models"
     first = put(top / "m-0000.gguf")
     for number in range(1, 1000):

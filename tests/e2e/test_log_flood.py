@@ -1,4 +1,4 @@
-"""A child that writes 200 MB into its log: all of it is read, little of it is kept (S19)."""
+"""A child that writes 200 MB into its log: llamasup reads all of it and keeps little (S19)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def has_read(process: psutil.Process, size: int) -> bool:
 def test_large_log_is_read_whole_and_bounded_on_disk_and_in_memory(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
-    """The fake is not ready before it has got rid of every byte."""
+    """The fake server is ready only after it has written every byte."""
     with llamasup(tiny_model, "--runtime", fake_server(f"log_bytes={LOG_BYTES}")) as running:
         supervisor = psutil.Process(running.pid)
         for wanted in range(LOG_BYTES // 20, LOG_BYTES + 1, LOG_BYTES // 20):

@@ -1,4 +1,4 @@
-"""S14: whatever ends llamasup, nothing of it stays; and it never touches what belongs to somebody else."""
+"""S14: nothing is left after any end of llamasup, and it never touches processes or files of others."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def script(path: Path, *lines: str) -> str:
 
 @pytest.fixture
 def wrapper(fake_server: ServerMaker, tmp_path: Path) -> str:
-    """A script that starts the server and waits, as people write them, beside a helper that leaves it all."""
+    """A script that starts the server and waits, and a helper that leaves the process group."""
     server = fake_server()
     return script(
         tmp_path / "wrapper",
@@ -88,7 +88,7 @@ def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
         assert len(children) == 3  # the script, the server, and the sleeper in a session of its own
         folder = run_folder(own_folders, running)
         guardian = guardian_of(folder)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         took_s = seconds_until_gone(children)
         await_removed(folder)
@@ -97,20 +97,20 @@ def test_kill_ends_a_server_behind_a_script_and_processes_outside_its_group(
         print(f"everything was gone after {took_s:.3f} s")
 
 
-def test_a_kill_during_the_load_leaves_nothing_either(
+def test_kill_during_the_load_leaves_nothing_behind(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
         running.wait_for("state", state="loading")
         children = running.children()
         folder = run_folder(own_folders, running)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         seconds_until_gone(children)
         await_removed(folder)
 
 
-def test_a_kill_of_the_whole_group_leaves_nothing_either(
+def test_kill_of_the_whole_process_group_leaves_nothing_behind(
     tiny_model: Path, wrapper: str, own_folders: Path
 ) -> None:
     """What a terminal, an IDE or a test runner does with what hangs."""
@@ -128,7 +128,7 @@ def test_a_kill_of_the_whole_group_leaves_nothing_either(
 def killed_with_its_guardian(
     model: Path, wrapper: str, home: Path, *arguments: str
 ) -> Iterator[tuple[Path, list[psutil.Process]]]:
-    """The folder and the surviving processes of a run that nobody could clean up after."""
+    """The folder and the surviving processes of a run without any clean-up."""
     with llamasup(model, "--runtime", wrapper, *arguments) as running:
         running.wait_for("ready")
         children = running.children()
@@ -136,7 +136,7 @@ def killed_with_its_guardian(
         guardian = guardian_of(folder)
         guardian.kill()
         seconds_until_gone([guardian])
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
     seconds_until_gone([child for child in children if child.name() == "wrapper"])  # PR_SET_PDEATHSIG
     survivors = [child for child in children if is_alive(child)]
@@ -165,15 +165,15 @@ def test_next_start_ends_surviving_processes_and_reports_it_in_one_line(
             assert not any(map(is_alive, survivors))
             assert not folder.exists()
             assert not ready_file.exists()
-            # Nothing of the one that goes on was touched.
+            # The running llamasup is not affected.
             assert is_served(sibling)
             assert len(sibling.children()) == 3
             assert run_folder(own_folders, sibling).is_dir()
             assert running.stop() == 0
-            (line,) = [line for line in running.said.splitlines() if "Cleaned up after" in line]
+            (line,) = [line for line in running.stderr_text.splitlines() if "Cleaned up after" in line]
         assert str(folder) in line
         assert str(ready_file) in line
-        # The server itself may be gone by then: it ends if it has something to say and nobody reads it.
+        # The server may have ended by then: it ends if it writes output and the pipe has no reader.
         assert f"process {sleeper.pid} (a descendant)" in line
         assert sibling.stop() == 0
 
@@ -194,7 +194,7 @@ def test_doctor_shows_surviving_processes_and_ends_none(
             assert running.stop() == 0
 
 
-def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
+def test_concurrent_starts_clean_up_without_affecting_each_other(
     tiny_model: Path, wrapper: str, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with (
@@ -209,14 +209,16 @@ def test_two_that_start_at_once_sweep_together_and_leave_each_other_alone(
         assert is_served(one)
         assert is_served(two)
         assert one.stop() == two.stop() == 0
-        told = [line for line in (one.said + two.said).splitlines() if "Cleaned up after" in line]
-        assert len(told) == 1
+        reported = [
+            line for line in (one.stderr_text + two.stderr_text).splitlines() if "Cleaned up after" in line
+        ]
+        assert len(reported) == 1
 
 
 # --- other ends ----------------------------------------------------------------------------------
 
 
-def test_started_twice_on_one_port_the_second_ends_with_71_and_disturbs_nothing(
+def test_second_start_on_a_port_ends_with_71_and_affects_nothing(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server()) as first:
@@ -231,7 +233,7 @@ def test_started_twice_on_one_port_the_second_ends_with_71_and_disturbs_nothing(
         assert first.stop() == 0
 
 
-def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
+def test_second_llamasup_with_the_same_ready_file_is_refused(
     tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -246,7 +248,7 @@ def test_two_with_one_ready_file_the_second_is_refused_and_the_file_stays(
 
 
 @pytest.mark.parametrize("what", ["run", "serve"])
-def test_a_terminal_that_closes_is_a_stop(
+def test_closed_terminal_stops_llamasup(
     what: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path, tmp_path: Path
 ) -> None:
     """llamasup leads the terminal's session, as under a terminal emulator; its end sends SIGHUP. While the
@@ -294,7 +296,7 @@ def test_a_terminal_that_closes_is_a_stop(
 
 
 def _show(terminal: int, closing: int) -> None:
-    """A terminal window until somebody closes it. (A read that is going on would keep it open.)"""
+    """A terminal window until it is closed. (A pending read would keep it open.)"""
     while closing not in (readable := select.select([terminal, closing], [], [])[0]):
         assert readable
         os.read(terminal, 65536)
@@ -306,7 +308,7 @@ PATIENT = ("--drain-timeout", "1000", "--stop-timeout", "1000")
 
 @pytest.mark.parametrize("how", ["stdin", "pid"])
 @pytest.mark.parametrize("when", ["idle", "loading", "streaming"])
-def test_a_parent_that_is_killed_takes_everything_with_it(
+def test_everything_ends_when_the_parent_is_killed(
     how: str, when: str, tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     """Long before the time that a drain or a server's stop may take."""
@@ -344,10 +346,10 @@ def test_a_parent_that_is_killed_takes_everything_with_it(
                     < 0
                 ):
                     pass
-            running.ask(signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
             took_s = seconds_until_gone(family)
         running.end()
         assert list((own_folders / "run" / "llamasup").iterdir()) == []
         reason = "Standard input ended" if how == "stdin" else "The parent ended"
-        assert f"{reason}: stopping." in running.said
+        assert f"{reason}: stopping." in running.stderr_text
         print(f"{how}, {when}: everything was gone after {took_s:.3f} s")

@@ -1,4 +1,4 @@
-"""``llamasup run`` as systemd starts it: what it tells, what SIGHUP means there, and the sockets it is given.
+"""``llamasup run`` under systemd: its notifications, the effect of SIGHUP, and sockets from systemd.
 
 The service manager is a socket of the test; the real systemd is in tests/service/systemd.
 """
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linu
 
 
 class Manager:
-    """Hears what a service says."""
+    """Receives the notifications of a service."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.heard: list[str] = []
+        self.messages: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(str(path))
         self._socket.settimeout(PATIENCE_S)
@@ -37,19 +37,19 @@ class Manager:
 
     def until(self, wanted: str) -> list[str]:
         """Everything from now on, up to the message that holds this line or the beginning of one."""
-        said: list[str] = []
-        while not any(line.startswith(wanted) for line in said):
-            said += self._socket.recv(4096).decode().splitlines()
-        self.heard += said
-        return said
+        lines: list[str] = []
+        while not any(line.startswith(wanted) for line in lines):
+            lines += self._socket.recv(4096).decode().splitlines()
+        self.messages += lines
+        return lines
 
     def rest(self) -> list[str]:
         self._socket.setblocking(False)
         try:
             while True:
-                self.heard += self._socket.recv(4096).decode().splitlines()
+                self.messages += self._socket.recv(4096).decode().splitlines()
         except BlockingIOError:
-            return self.heard
+            return self.messages
 
     def is_silent_for(self, seconds: float) -> bool:
         self._socket.settimeout(seconds)
@@ -70,23 +70,23 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-def test_ready_comes_with_the_first_token_and_not_before(
+def test_ready_is_sent_after_the_first_token(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
     with llamasup(tiny_model, "--runtime", server, env=manager.environment()) as running:
-        said = manager.until("STATUS=loading")
+        lines = manager.until("STATUS=loading")
         (tmp_path / "go").touch()
-        said += manager.until("READY=1")
-        assert [line for line in said if not line.startswith(("WATCHDOG", "EXTEND"))] == [
+        lines += manager.until("READY=1")
+        assert [line for line in lines if not line.startswith(("WATCHDOG", "EXTEND"))] == [
             "STATUS=starting llama-server for tiny",
             "STATUS=loading tiny",
             "STATUS=waiting for the first token of tiny",
             "READY=1",
             f"STATUS=serving tiny at {running.url}, 4 slots",
         ]
-        assert "EXTEND_TIMEOUT_USEC=60000000" in said
-        # Nothing below the service may speak for it.
+        assert "EXTEND_TIMEOUT_USEC=60000000" in lines
+        # No child of the service may send notifications for it.
         for process in running.children():
             assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & process.environ().keys()
         assert running.stop() == 0
@@ -97,7 +97,7 @@ def test_ready_comes_with_the_first_token_and_not_before(
     ]
 
 
-def test_no_ready_without_a_token(
+def test_ready_is_not_sent_without_a_token(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     server = fake_server("status=500")
@@ -107,20 +107,20 @@ def test_no_ready_without_a_token(
     assert "READY=1" not in manager.rest()
 
 
-def test_sighup_of_a_service_restarts_the_model_and_says_so(
+def test_sighup_restarts_the_model_and_is_reported_to_systemd(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     environment = manager.environment()
     with llamasup(tiny_model, "--runtime", fake_server(), env=environment) as running:
         manager.until("READY=1")
-        running.ask(signal.SIGHUP)
-        said = manager.until("READY=1")
-        assert said[0] == "RELOADING=1"
-        assert said[1].removeprefix("MONOTONIC_USEC=").isdecimal()
+        running.send_signal(signal.SIGHUP)
+        lines = manager.until("READY=1")
+        assert lines[0] == "RELOADING=1"
+        assert lines[1].removeprefix("MONOTONIC_USEC=").isdecimal()
         assert running.wait_for("state", state="ready", generation=2)
         assert httpx.get(f"{running.url}/health").status_code == 200
         assert running.stop() == 0
-    assert "SIGHUP: restarting the model." in running.said
+    assert "SIGHUP: restarting the model." in running.stderr_text
 
 
 def test_crash_is_reported_in_the_status_and_the_service_stays_up(
@@ -133,12 +133,12 @@ def test_crash_is_reported_in_the_status_and_the_service_stays_up(
         (trouble,) = [line for line in manager.until("STATUS=restarting") if line.startswith("STATUS=")]
         assert trouble.startswith("STATUS=restarting tiny after ")
         assert trouble.endswith(" (1 of 5)")
-        said = manager.until("STATUS=serving")
-        assert "READY=1" not in said
+        lines = manager.until("STATUS=serving")
+        assert "READY=1" not in lines
         assert running.stop() == 0
 
 
-def test_the_watchdog_hears_the_loop_and_not_a_stopped_process(
+def test_watchdog_messages_stop_with_the_event_loop(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     environment = manager.environment(WATCHDOG_USEC="100000")
@@ -156,10 +156,10 @@ def test_the_watchdog_hears_the_loop_and_not_a_stopped_process(
         assert running.stop() == 0
 
 
-def test_many_models_are_one_service_that_stays_up(
+def test_service_with_many_models_stays_up(
     manager: Manager, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    """READY=1 with what is preloaded; then each of them comes and goes, and the config is read again."""
+    """READY=1 after the preloads; then models load and unload, and the config is reloaded."""
     (tmp_path / "models").mkdir()
     for name in ("a", "b"):
         (tmp_path / f"models/{name}.gguf").write_bytes(tiny_model.read_bytes())
@@ -167,26 +167,26 @@ def test_many_models_are_one_service_that_stays_up(
     config.write_text("models_dir: models\nmodels: {a: {preload: true}, b: {drain_timeout: 10m}}\n")
     words = ("--config", str(config), "--port", "0", "--runtime", fake_server())
     with started("serve", *words, env=manager.environment()) as running:
-        said = [line for line in manager.until("STATUS=serving") if "=1" in line or "serving" in line]
+        lines = [line for line in manager.until("STATUS=serving") if "=1" in line or "serving" in line]
         serving = f"STATUS=serving a, b at {running.url}"
-        assert said[-2:] == ["READY=1", serving]
+        assert lines[-2:] == ["READY=1", serving]
         asked = {"model": "b", "prompt": "x", "n_predict": 1}
         assert httpx.post(f"{running.url}/completion", json=asked).status_code == 200
-        said = manager.until("STATUS=serving")
-        assert said == [f"{serving}; starting llama-server for b"]
-        while said[-1] != serving:
-            said += manager.until("STATUS=serving")
-        assert "READY=1" not in said
+        lines = manager.until("STATUS=serving")
+        assert lines == [f"{serving}; starting llama-server for b"]
+        while lines[-1] != serving:
+            lines += manager.until("STATUS=serving")
+        assert "READY=1" not in lines
 
         config.write_text("models: {a: {}}\nunknown: 1\n")
-        running.ask(signal.SIGHUP)
-        said = manager.until("STATUS=serving")
-        assert said[0] == "RELOADING=1"
-        assert said[-2] == "READY=1"
-        assert said[-1].startswith(f"{serving}; config rejected: {config} has 1 error.")
-        assert f"{config}:2: unknown: unknown key" in said[-1]
+        running.send_signal(signal.SIGHUP)
+        lines = manager.until("STATUS=serving")
+        assert lines[0] == "RELOADING=1"
+        assert lines[-2] == "READY=1"
+        assert lines[-1].startswith(f"{serving}; config rejected: {config} has 1 error.")
+        assert f"{config}:2: unknown: unknown key" in lines[-1]
         config.write_text("models_dir: models\nmodels: {a: {}, b: {drain_timeout: 10m}}\n")
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         assert manager.until("STATUS=serving")[-2:] == ["READY=1", serving]
         assert running.stop() == 0
     # As long as the longest of them may take.
@@ -210,7 +210,9 @@ def activated(*sockets: socket.socket) -> list[str]:
     return [sys.executable, "-c", _ACTIVATE, ",".join(str(sock.fileno()) for sock in sockets)]
 
 
-def test_it_serves_on_the_socket_that_it_is_given(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_llamasup_serves_on_the_socket_from_systemd(
+    tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port = sock.getsockname()[1]
         # A client may come first: systemd starts the service for it.
@@ -230,10 +232,10 @@ def test_it_serves_on_the_socket_that_it_is_given(tiny_model: Path, fake_server:
             assert running.stop() == 0
 
 
-def test_a_socket_that_others_can_reach_needs_a_key(
+def test_socket_reachable_from_other_machines_needs_a_key(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
-    """X1: also where systemd has opened it."""
+    """X1: also for a socket that systemd has opened."""
     arguments = ("run", str(tiny_model), "--runtime", fake_server())
     with socket.create_server(("127.0.0.1", 0)) as inner, socket.create_server(("0.0.0.0", 0)) as outer:
         fds = [inner.fileno(), outer.fileno()]

@@ -38,10 +38,10 @@ def test_events_ready_file_and_log_are_json(
         # msgspec refuses half a surrogate pair.
         assert msgspec.json.decode(ready_file.read_bytes())["models"] == ["caf\\xe9"]
         assert httpx.get(f"{running.url}/health").json() == {"status": "ok"}
-        told = run_to_end("doctor", "--json", "--port", str(ready["port"]), *options[:2]).stdout
+        report = run_to_end("doctor", "--json", "--port", str(ready["port"]), *options[:2]).stdout
         assert (
             "serves caf\\xe9 (ready)"
-            in {check["name"]: check["found"] for check in msgspec.json.decode(told.encode())["checks"]}[
+            in {check["name"]: check["found"] for check in msgspec.json.decode(report.encode())["checks"]}[
                 "port"
             ]
         )

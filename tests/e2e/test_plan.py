@@ -1,4 +1,4 @@
-"""``llamasup plan`` as a person reads it."""
+"""``llamasup plan`` in its text form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.driver import command, on_terminal, run_to_end
 
 
-def test_a_variable_that_llamasup_sets_is_shown_with_its_reason_and_others_without(
+def test_plan_shows_reasons_only_for_variables_set_by_llamasup(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     done = run_to_end(
@@ -44,7 +44,7 @@ def test_polling_of_threads_set_by_the_user_is_kept(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems keep file names in UTF-8")
-def test_the_plan_of_a_path_outside_utf8_is_json_to_a_strict_parser(
+def test_plan_json_of_a_path_outside_utf8_is_strictly_valid(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9.gguf")
@@ -56,7 +56,7 @@ def test_the_plan_of_a_path_outside_utf8_is_json_to_a_strict_parser(
     assert escaped in shown["argv"]
 
 
-def test_on_a_narrow_terminal_reasons_are_broken_between_words(
+def test_reasons_are_wrapped_between_words_on_a_narrow_terminal(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     arguments = command("plan", str(tiny_model), "--runtime", fake_server())

@@ -66,23 +66,25 @@ class OnTerminal:
             command(*arguments), stdin=theirs, stdout=subprocess.PIPE, stderr=theirs, text=True
         )
         os.close(theirs)
-        self.said = ""
-        self._news = threading.Condition()
+        self.stderr_text = ""
+        self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         try:
             while chunk := os.read(self._ours, 65_536):
-                with self._news:
-                    self.said += chunk.decode()
-                    self._news.notify()
+                with self._changed:
+                    self.stderr_text += chunk.decode()
+                    self._changed.notify()
         except OSError:  # EIO: the other end is gone
             pass
 
     def wait_for(self, pattern: str) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: re.search(pattern, self.said), PATIENCE_S), self.said
+        with self._changed:
+            assert self._changed.wait_for(lambda: re.search(pattern, self.stderr_text), PATIENCE_S), (
+                self.stderr_text
+            )
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -97,7 +99,7 @@ class OnTerminal:
 # --- pull ------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_pulled_shown_again_and_inspected(hub: Hub, folder: Path) -> None:
+def test_pulled_model_is_shown_again_and_inspected(hub: Hub, folder: Path) -> None:
     done = pulled("org/tiny-GGUF")
     path = folder / "org/tiny-GGUF" / NAME
     assert done.stdout == f"{path}\n"
@@ -113,7 +115,7 @@ def test_a_model_is_pulled_shown_again_and_inspected(hub: Hub, folder: Path) -> 
     assert shown["class"] == "decoder"
 
 
-def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
+def test_pull_reports_json_events(hub: Hub, tmp_path: Path) -> None:
     done = pulled("org/tiny-GGUF", "--json", "--folder", str(tmp_path / "m"), "--quant", "q4_k_m")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert events[0] == {
@@ -129,7 +131,7 @@ def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
     }
     progress = [event for event in events if event["event"] == "progress"]
     assert progress
-    assert all(each["total_bytes"] == 40 * MIB for each in progress)
+    assert all(path["total_bytes"] == 40 * MIB for path in progress)
     path = str(tmp_path / "m/org/tiny-GGUF" / NAME)
     assert {**events[-1], "seconds": 0} == {
         "event": "done",
@@ -142,9 +144,7 @@ def test_events_for_programs(hub: Hub, tmp_path: Path) -> None:
     }
 
 
-def test_of_several_those_that_can_be_had_come_and_the_code_is_that_of_the_first_error(
-    hub: Hub, folder: Path
-) -> None:
+def test_pull_of_several_models_continues_after_an_error(hub: Hub, folder: Path) -> None:
     done = pulled("org/tiny-GGUF:Q2_K", "org/tiny-GGUF", "./path", code=66)
     assert "has no quantization Q2_K" in done.stderr
     assert "Q8_0" in done.stderr  # what there is
@@ -172,7 +172,7 @@ def test_invalid_or_forbidden_references_are_refused(hub: Hub, arguments: list[s
     assert hub.asked == []
 
 
-def test_the_token_of_the_environment_is_used_and_seen_nowhere(hub: Hub) -> None:
+def test_token_from_the_environment_is_used_and_never_printed(hub: Hub) -> None:
     hub.gated.add("org/tiny-GGUF")
     hub.token = "hf_verysecret"
     assert "is gated" in pulled("org/tiny-GGUF", code=66).stderr
@@ -180,7 +180,7 @@ def test_the_token_of_the_environment_is_used_and_seen_nowhere(hub: Hub) -> None
     assert "verysecret" not in done.stdout + done.stderr
 
 
-def test_a_bar_on_a_terminal_with_speed_and_time_left(hub: Hub) -> None:
+def test_terminal_shows_a_progress_bar_with_speed_and_time_left(hub: Hub) -> None:
     hub.faults.append(Fault(NAME, hold_after=4 * MIB, only_parts=True))
     running = OnTerminal("pull", "org/tiny-GGUF")
     running.wait_for(r"/40\.0 MiB")
@@ -189,8 +189,8 @@ def test_a_bar_on_a_terminal_with_speed_and_time_left(hub: Hub) -> None:
     code, stdout = running.end()
     assert code == 0
     assert stdout.endswith(f"{NAME}\n")
-    assert "━" in running.said
-    assert "llamasup run" in running.said
+    assert "━" in running.stderr_text
+    assert "llamasup run" in running.stderr_text
 
 
 def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, folder: Path) -> None:
@@ -201,8 +201,8 @@ def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, fo
     running.process.send_signal(signal.SIGINT)
     code, _ = running.end()
     assert code == 130
-    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.said)
-    assert "Traceback" not in running.said
+    assert re.search(r"Stopped; .* are kept. Run the same command to continue", running.stderr_text)
+    assert "Traceback" not in running.stderr_text
     left = sorted(path.name for path in (folder / "org/tiny-GGUF").iterdir())
     assert left == [f"{NAME}.part", f"{NAME}.part.json"]
     hub.released.set()
@@ -214,7 +214,7 @@ def test_ctrl_c_keeps_the_partial_file_and_the_same_command_resumes(hub: Hub, fo
     assert (folder / "org/tiny-GGUF" / NAME).read_bytes() == hub.repos["org/tiny-GGUF"][NAME]
 
 
-def test_a_killed_download_goes_on_too(hub: Hub, folder: Path) -> None:
+def test_killed_download_resumes(hub: Hub, folder: Path) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=8 * MIB, only_parts=True))
     process = subprocess.Popen(command("pull", "org/tiny-GGUF"), stderr=subprocess.DEVNULL)
     record = folder / "org/tiny-GGUF" / f"{NAME}.part.json"
@@ -257,31 +257,31 @@ def test_run_downloads_a_missing_model_and_sends_no_request_for_a_present_one(
                 assert answer.status == 200
             assert running.stop() == 0
         assert bool(hub.asked) is expected
-        assert ("Downloaded" in running.said) is expected
+        assert ("Downloaded" in running.stderr_text) is expected
 
 
-def test_a_stop_while_run_downloads_ends_it_as_any_other_stop(
+def test_stop_during_a_download_of_run_is_a_normal_stop(
     hub: Hub, fake_server: Callable[..., str], folder: Path
 ) -> None:
     hub.faults.append(Fault(NAME, times=9, hold_after=4 * MIB, only_parts=True))
     with llamasup("org/tiny-GGUF", "--runtime", fake_server()) as running:
         hub.held.wait(PATIENCE_S)
         assert running.stop() == 0
-    assert "Stopped" in running.said
-    assert "Traceback" not in running.said
+    assert "Stopped" in running.stderr_text
+    assert "Traceback" not in running.stderr_text
     assert not (folder / "org/tiny-GGUF" / NAME).exists()
 
 
-def test_a_url_may_be_longer_than_any_path(hub: Hub, fake_server: Callable[..., str]) -> None:
+def test_url_may_be_longer_than_any_path(hub: Hub, fake_server: Callable[..., str]) -> None:
     hub.plain["/m.gguf"] = models.tiny_decoder()
     url = f"{hub.url}/m.gguf?X-Signature={'s' * 1000}"
-    said = run_to_end("plan", url, "--runtime", fake_server())
-    assert said.returncode == 66
-    assert f"llamasup pull {hub.url}/m.gguf" in said.stderr
+    planned = run_to_end("plan", url, "--runtime", fake_server())
+    assert planned.returncode == 66
+    assert f"llamasup pull {hub.url}/m.gguf" in planned.stderr
     with llamasup(url, "--runtime", fake_server()) as running:
         assert running.wait_for("ready")["models"] == ["m"]
         assert running.stop() == 0
-    assert "sss" not in running.said
+    assert "sss" not in running.stderr_text
 
 
 def test_commands_that_only_read_a_model_say_how_to_download_it(hub: Hub) -> None:
@@ -316,7 +316,7 @@ def test_model_is_removed_only_after_confirmation(model: Path, folder: Path) -> 
     assert list(folder.iterdir()) == []
 
 
-def test_removing_for_programs(model: Path) -> None:
+def test_rm_reports_json(model: Path) -> None:
     done = run_to_end("rm", "--yes", "--json", "org/m-GGUF:Q4_K_M")
     assert done.returncode == 0, done.stderr
     answer: Mapping[str, Any] = json.loads(done.stdout)
@@ -325,7 +325,7 @@ def test_removing_for_programs(model: Path) -> None:
     assert run_to_end("rm", "--yes", "org/m-GGUF").returncode == 66
 
 
-def test_a_model_that_is_loaded_stays(model: Path) -> None:
+def test_loaded_model_is_not_removed(model: Path) -> None:
     loaded = subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()", "--model", str(model)],
         stdin=subprocess.PIPE,
@@ -340,6 +340,6 @@ def test_a_model_that_is_loaded_stays(model: Path) -> None:
     assert run_to_end("rm", "--yes", "org/m-GGUF").returncode == 0
 
 
-def test_nothing_goes_unless_all_can(model: Path) -> None:
+def test_rm_removes_nothing_unless_all_models_exist(model: Path) -> None:
     assert run_to_end("rm", "--yes", "org/m-GGUF", "org/none").returncode == 66
     assert model.exists()

@@ -70,15 +70,15 @@ def test_refused_requests_lead_to_a_bounded_number_of_bytes(
     words = ("--runtime", fake_server(), "--log-format", log_format)
     with llamasup(tiny_model, *words, env=env) as running:
         running.wait_for("ready")
-        before = len(running.said)
+        before = len(running.stderr_text)
         began = time.monotonic()
         flood(running)
         took_s = time.monotonic() - began
         assert running.stop() == 0
-        said = running.said[before:]
+        stderr = running.stderr_text[before:]
     # Each kind (a status) has its first lines and one more each second, of at most 2 KB.
     statuses = {status for _, status in (*KINDS.values(), *LAST.values()) if status >= 400}
-    assert len(said) < len(statuses) * 2_000 * (6 + took_s) + 5_000, said[:10_000]
-    assert "with status 401 (refused)" in said
-    assert "x" * 600 not in said
-    assert "\x1b" not in said
+    assert len(stderr) < len(statuses) * 2_000 * (6 + took_s) + 5_000, stderr[:10_000]
+    assert "with status 401 (refused)" in stderr
+    assert "x" * 600 not in stderr
+    assert "\x1b" not in stderr

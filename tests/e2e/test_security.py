@@ -1,4 +1,4 @@
-"""What only a process shows: where it listens, what its child gets, what is logged (X1, X5, X6, X13)."""
+"""Security checks that need a process: addresses, environment of the child, and logs (X1, X5, X6, X13)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def serve(tiny_model: Path, fake_server: Callable[..., str]) -> Serve:
 
 
 @pytest.mark.check("X1", "127.0.0.1 and nothing else; the child has no port at all")
-def test_by_default_only_this_machine_can_connect(serve: Serve) -> None:
+def test_only_this_machine_can_connect_by_default(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
         assert listening(psutil.Process(running.pid)) == {"127.0.0.1"}
@@ -60,7 +60,7 @@ def test_by_default_only_this_machine_can_connect(serve: Serve) -> None:
 
 @pytest.mark.check("X1", "exit code 78 before anything starts, with what to do")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "localhost.localdomain."])
-def test_an_address_that_others_can_reach_needs_a_key(
+def test_address_reachable_from_other_machines_requires_a_key(
     tiny_model: Path, fake_server: Callable[..., str], host: str
 ) -> None:
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--port", "0", "--host", host)
@@ -70,7 +70,7 @@ def test_an_address_that_others_can_reach_needs_a_key(
 
 
 @pytest.mark.check("X1", "starts, and says nothing of a key")
-def test_insecure_no_auth_comes_only_from_the_user(serve: Serve) -> None:
+def test_only_the_user_can_switch_authentication_off(serve: Serve) -> None:
     with serve("--host", "0.0.0.0", "--insecure-no-auth") as running:
         running.wait_for("ready")
         assert listening(psutil.Process(running.pid)) == {"0.0.0.0"}
@@ -78,7 +78,7 @@ def test_insecure_no_auth_comes_only_from_the_user(serve: Serve) -> None:
 
 
 @pytest.mark.check("X5", "in folders of mode 0700 that are ours, and gone with the run")
-def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
+def test_only_its_owner_can_reach_the_socket_of_the_child(serve: Serve) -> None:
     with serve() as running:
         running.wait_for("ready")
         sockets = [
@@ -95,7 +95,7 @@ def test_the_childs_socket_is_its_owners_alone(serve: Serve) -> None:
 
 
 @pytest.mark.check("X5", "no key of the user's or of ours in any command line")
-def test_no_command_line_holds_a_key(serve: Serve, tmp_path: Path) -> None:
+def test_no_command_line_contains_a_key(serve: Serve, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("in-a-file\n")
     env = {**os.environ, "LLAMASUP_API_KEY": "in-the-environment"}
@@ -109,7 +109,7 @@ def test_no_command_line_holds_a_key(serve: Serve, tmp_path: Path) -> None:
 
 
 @pytest.mark.check("X6", "none of them reaches the child: what /proc shows is the allowlist and ours")
-def test_the_childs_environment_is_an_allowlist(serve: Serve) -> None:
+def test_environment_of_the_child_is_an_allowlist(serve: Serve) -> None:
     with serve(env={**os.environ, **PLANTED}) as running:
         running.wait_for("ready")
         for child in running.children():
@@ -121,16 +121,16 @@ def test_the_childs_environment_is_an_allowlist(serve: Serve) -> None:
 
 
 def seen_of(running: Llamasup, folder: Path) -> bytes:
-    """Everything that it says and keeps."""
-    lines = [" ".join(each.cmdline()).encode() for each in (psutil.Process(running.pid), *running.children())]
+    """All its output and files."""
+    lines = [" ".join(path.cmdline()).encode() for path in (psutil.Process(running.pid), *running.children())]
     kept = everything_in(folder)
     assert running.stop() == 0
-    return running.said.encode() + kept + everything_in(folder) + b"\n".join(lines)
+    return running.stderr_text.encode() + kept + everything_in(folder) + b"\n".join(lines)
 
 
 @pytest.mark.check("X13", "at the highest log level, no line and no file holds them")
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_no_log_holds_a_prompt_a_key_or_a_query(
+def test_no_log_contains_a_prompt_a_key_or_a_query(
     serve: Serve, own_folders: Path, tmp_path: Path, log_format: str
 ) -> None:
     keys = tmp_path / "keys"

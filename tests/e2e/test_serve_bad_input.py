@@ -1,4 +1,4 @@
-"""``llamasup serve`` and what nobody should give it: each has its stated outcome, and ends no other model."""
+"""``llamasup serve`` with bad input: each case has a defined outcome and ends no other model."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def until(holds: Callable[[], bool]) -> None:
 # --- names
 
 
-def test_a_name_that_no_model_has_is_refused_with_those_that_are_near(config: Path) -> None:
+def test_unknown_name_is_refused_with_similar_names(config: Path) -> None:
     with serve("--config", str(config)) as running, client_of(running) as client:
         refused = ask(client, "alhpa")
 
@@ -108,7 +108,7 @@ def test_model_too_large_for_memory_is_refused_at_the_start_with_its_needs(
     assert "Traceback" not in ended.stderr
 
 
-def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
+def test_reload_with_a_too_large_model_is_refused_and_changes_nothing(
     tmp_path: Path, folder: Path, fake_server: Callable[..., str]
 ) -> None:
     """S16."""
@@ -141,7 +141,7 @@ def test_a_reload_with_a_model_that_cannot_fit_is_refused_and_all_is_as_it_was(
         assert [child.pid for child in running.children()] == before
 
 
-def test_a_reload_of_an_invalid_config_is_the_configs_error_over_the_control_socket(
+def test_reload_of_an_invalid_config_returns_the_config_error(
     tmp_path: Path, folder: Path, config: Path, own_folders: Path
 ) -> None:
     """S16: 400, its exit code, a line for each mistake; and the old one stays in use."""
@@ -188,10 +188,8 @@ def test_invalid_missing_or_unreadable_config_changes_nothing(config: Path) -> N
 # --- folders
 
 
-def test_a_folder_that_disappears_takes_no_model_with_it(
-    config: Path, folder: Path, tiny_model: Path
-) -> None:
-    """What is loaded serves on, before and after a reload; when it is back, so is what is new in it."""
+def test_models_of_a_disappeared_folder_stay(config: Path, folder: Path, tiny_model: Path) -> None:
+    """Loaded models keep serving, also after a reload. When the folder is back, its new models are served."""
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
         away = folder.rename(folder.with_name("away"))
@@ -210,7 +208,7 @@ def test_a_folder_that_disappears_takes_no_model_with_it(
         assert run_to_end("load", "beta").returncode == 0
 
 
-def test_a_model_that_came_after_the_start_outlives_its_folder_too(
+def test_models_found_after_the_start_stay_when_the_folder_disappears(
     config: Path, folder: Path, tiny_model: Path
 ) -> None:
     with serve("--config", str(config)) as running, client_of(running) as client:
@@ -229,10 +227,8 @@ needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="need
 
 
 @needs_setpriv
-def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
-    config: Path, folder: Path, tiny_model: Path
-) -> None:
-    """As below a share that is dead: the system does not say that nothing is there."""
+def test_models_of_an_unreachable_folder_stay(config: Path, folder: Path, tiny_model: Path) -> None:
+    """As below a dead network share: the system reports an error, not a missing folder."""
     inner = folder / "inner"
     inner.mkdir()
     (folder / "alpha.gguf").rename(inner / "alpha.gguf")
@@ -241,7 +237,7 @@ def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
         assert ask(client, "alpha").status_code == 200
         try:
             folder.chmod(0)
-            until(lambda: "may not be read" in running.said)
+            until(lambda: "may not be read" in running.stderr_text)
             os.kill(running.pid, signal.SIGHUP)
             assert run_to_end("reload").returncode == 0
             assert listed(client) == ["alpha"]
@@ -254,13 +250,11 @@ def test_a_folder_that_may_not_be_reached_takes_no_model_with_it(
             folder.chmod(0o755)
         (inner / "gamma.gguf").write_bytes(tiny_model.read_bytes())
         until(lambda: "gamma" in listed(client))
-        assert "Traceback" not in running.said
+        assert "Traceback" not in running.stderr_text
 
 
 @needs_setpriv
-def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
-    config: Path, folder: Path, tiny_model: Path
-) -> None:
+def test_models_of_an_unreadable_subfolder_stay(config: Path, folder: Path, tiny_model: Path) -> None:
     sub = folder / "sub"
     sub.mkdir()
     (folder / "alpha.gguf").rename(sub / "alpha.gguf")
@@ -277,21 +271,21 @@ def test_models_of_a_subfolder_that_may_not_be_looked_into_stay(
             sub.chmod(0o755)
 
 
-def test_half_a_copy_of_a_model_takes_it_out_of_nobodys_hands(
+def test_partial_copy_of_a_model_does_not_affect_the_served_one(
     config: Path, folder: Path, tiny_model: Path
 ) -> None:
-    """Not while it is copied, nor by a reload in the middle, nor once it is clear that it was cut off."""
+    """Neither during the copy, nor by a reload meanwhile, nor once the copy is clearly incomplete."""
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert ask(client, "alpha").status_code == 200
         copy = folder / "backup/alpha.gguf"
         copy.parent.mkdir()
         copy.write_bytes(tiny_model.read_bytes()[:2000])
         assert run_to_end("reload").returncode == 0
-        assert str(copy) not in running.said
+        assert str(copy) not in running.stderr_text
         assert ask(client, "alpha").status_code == 200
         os.utime(copy, (1, 1))
         assert run_to_end("reload").returncode == 0
-        until(lambda: str(copy) in running.said)
+        until(lambda: str(copy) in running.stderr_text)
         assert ask(client, "alpha").status_code == 200
         assert listed(client) == ["alpha", "beta"]
 
@@ -303,7 +297,7 @@ def test_half_a_copy_of_a_model_takes_it_out_of_nobodys_hands(
         assert str(folder) not in ask(client, "alpha").text
 
 
-def test_an_empty_folder_serves_nothing_until_there_is_something(
+def test_empty_folder_serves_models_that_are_added_later(
     tmp_path: Path, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     folder = tmp_path / "models"
@@ -320,7 +314,7 @@ def test_an_empty_folder_serves_nothing_until_there_is_something(
 
 
 @pytest.mark.parametrize(("is_file", "said"), [(True, " is a file"), (False, ": there is no such folder")])
-def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tmp_path: Path) -> None:
+def test_folder_on_the_command_line_must_exist(is_file: bool, said: str, tmp_path: Path) -> None:
     path = tmp_path / "models"
     if is_file:
         path.write_text("")
@@ -330,12 +324,12 @@ def test_a_folder_on_the_command_line_has_to_be_one(is_file: bool, said: str, tm
     assert f"{path}{said}" in ended.stderr
 
 
-def test_a_folder_of_the_config_may_come_later(config: Path, folder: Path) -> None:
-    """A disk that is mounted after the start, say."""
+def test_folder_of_the_config_may_be_created_later(config: Path, folder: Path) -> None:
+    """For example, a disk that is mounted after the start."""
     away = folder.rename(folder.with_name("away"))
     with serve("--config", str(config)) as running, client_of(running) as client:
         assert listed(client) == []
-        assert f"{folder}: there is no such folder" in running.said
+        assert f"{folder}: there is no such folder" in running.stderr_text
         away.rename(folder)
         assert run_to_end("reload").returncode == 0
         assert ask(client, "alpha").status_code == 200
@@ -365,7 +359,7 @@ def test_thousand_models_are_listed_and_cost_no_cpu_while_idle(
         assert ask(client, "model-999").status_code == 200
         assert ask(client, "model-1000").status_code == 404
         process = psutil.Process(running.pid)
-        until(lambda: process.cpu_percent(0.5) < 20.0)  # what it does after a start is over
+        until(lambda: process.cpu_percent(0.5) < 20.0)  # until the work after the start is done
         before, began_s = process.cpu_times(), time.monotonic()
         time.sleep(2.0)
         after = process.cpu_times()
@@ -379,7 +373,7 @@ def test_thousand_models_are_listed_and_cost_no_cpu_while_idle(
 # --- ports and files
 
 
-def test_of_two_on_one_port_the_second_is_refused_and_the_first_serves_on(config: Path) -> None:
+def test_second_serve_on_a_port_is_refused_and_the_first_keeps_serving(config: Path) -> None:
     with serve("--config", str(config)) as running, client_of(running) as client:
         port = running.wait_for("ready")["port"]
         ended = run_to_end("serve", "--config", str(config), "--port", str(port))
@@ -389,9 +383,7 @@ def test_of_two_on_one_port_the_second_is_refused_and_the_first_serves_on(config
         assert ask(client, "alpha").status_code == 200
 
 
-def test_broken_file_is_reported_to_its_client_and_disturbs_no_other_model(
-    config: Path, folder: Path
-) -> None:
+def test_broken_file_is_reported_to_its_client_and_affects_no_other_model(config: Path, folder: Path) -> None:
     (folder / "broken.gguf").write_bytes(b"GGUF" + bytes(60))
     with serve("--config", str(config)) as running, client_of(running) as client:
         ended = run_to_end("load", "broken")

@@ -1,4 +1,4 @@
-"""``llamasup service`` as a command: what it writes, removes, shows and refuses.
+"""``llamasup service`` as a command: the files it writes and removes, its output, and its errors.
 
 Its ``systemctl`` is a small program of the test that writes down what it is asked; the real one is in
 tests/service/systemd. Only ``--user`` units are written: their folder belongs to the test.
@@ -98,7 +98,7 @@ def test_install_writes_the_unit_that_print_shows_and_uninstall_removes_it(
 
 
 @pytest.mark.parametrize("name", ["tiny", "llamasup-tiny.service", "/somewhere/tiny.gguf"])
-def test_status_shows_how_it_does(desk: Desk, name: str) -> None:
+def test_service_status_shows_the_state_of_the_service(desk: Desk, name: str) -> None:
     shown = json.loads(desk.service("status", name, "--user", "--json").stdout)
     assert shown == {
         "unit": "llamasup-tiny.service",
@@ -135,7 +135,7 @@ def test_foreign_unit_files_are_left_alone(desk: Desk, tiny_model: Path, foreign
     assert unit.is_symlink() if foreign is None else unit.read_text() == foreign
 
 
-def test_an_own_unit_is_changed_in_place(desk: Desk, tiny_model: Path) -> None:
+def test_own_unit_is_changed_in_place(desk: Desk, tiny_model: Path) -> None:
     unit = desk.units / "llamasup-tiny.service"
     unit.parent.mkdir(parents=True)
     unit.write_text(f"{MARKER}\n[Unit]\nDescription=older\n")
@@ -164,7 +164,7 @@ def test_without_systemd_nothing_is_written(desk: Desk, tiny_model: Path, tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write the system's units")
-def test_the_systems_units_are_roots(desk: Desk, tiny_model: Path) -> None:
+def test_system_units_require_root(desk: Desk, tiny_model: Path) -> None:
     done = desk.service("install", str(tiny_model), *RUNTIME)
     assert done.returncode == 71
     assert "--user" in done.stderr
@@ -206,7 +206,7 @@ def test_unservable_model_is_refused_with_the_error_of_run(desk: Desk, tmp_path:
     assert done.returncode == (65 if "\n" in name else 66)
 
 
-def test_a_path_is_made_absolute_and_keeps_its_odd_letters(
+def test_relative_path_with_odd_characters_becomes_absolute(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / 'a b 50% $x "q" é.gguf'
@@ -227,7 +227,7 @@ def test_install_without_a_model_is_refused(desk: Desk, name: str) -> None:
     assert desk.asked == []
 
 
-def test_a_path_with_dots_and_files_of_llama_servers_own_flags_are_there_in_the_sandbox(
+def test_sandbox_contains_paths_with_dots_and_files_of_extra_flags(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:
     """systemd ignores a BindReadOnlyPaths= with "..", and /tmp is another one for the service."""
@@ -244,7 +244,7 @@ def test_a_path_with_dots_and_files_of_llama_servers_own_flags_are_there_in_the_
     assert ".." not in done.stdout
 
 
-def test_a_model_that_the_services_user_could_not_read_is_refused(
+def test_model_unreadable_for_the_service_user_is_refused(
     desk: Desk, tiny_model: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "private.gguf"
@@ -257,7 +257,7 @@ def test_a_model_that_the_services_user_could_not_read_is_refused(
     assert desk.service("print", str(model), *RUNTIME, "--run-as", "root").returncode == 0
 
 
-def test_a_key_in_the_environment_is_not_written_down(desk: Desk, tiny_model: Path) -> None:
+def test_key_from_the_environment_is_not_written_into_the_unit(desk: Desk, tiny_model: Path) -> None:
     done = desk.service("install", str(tiny_model), "--user", *RUNTIME, LLAMASUP_API_KEY="s3cret")
     assert "does not see your $LLAMASUP_API_KEY" in done.stderr
     assert "s3cret" not in (desk.units / "llamasup-tiny.service").read_text()

@@ -1,4 +1,4 @@
-"""``llamasup service`` of many models: what the unit says for a config, and what is refused.
+"""``llamasup service`` of many models: the unit for a config, and refused configs.
 
 The unit under a real systemd is in tests/service/systemd.
 """
@@ -22,7 +22,7 @@ RUNTIME = ("--runtime", "embedded")
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_model: Path) -> Path:
-    """A config's own, with a folder of two models beside it, open to all."""
+    """The folder of a config, with a folder of two models, readable by all users."""
     tmp_path.chmod(0o755)
     (tmp_path / "models").mkdir()
     for name in ("a", "b"):
@@ -67,7 +67,7 @@ def test_sandbox_contains_the_paths_of_the_config(folder: Path) -> None:
     assert "llamasup-serve.service" in unit.stdout
 
 
-def test_files_elsewhere_are_made_visible_one_by_one(
+def test_files_outside_the_config_folder_are_made_visible_one_by_one(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     away = tmp_path_factory.mktemp("away")
@@ -85,7 +85,7 @@ def test_files_elsewhere_are_made_visible_one_by_one(
     assert "llamasup-two.service" in unit.stdout
 
 
-def test_downloads_open_the_way_to_other_machines_and_into_their_folder(folder: Path) -> None:
+def test_downloads_give_the_unit_network_access_and_a_writable_folder(folder: Path) -> None:
     (folder / "fetched").mkdir()
     for config in (
         "downloads: {on_demand: true, folder: fetched}",
@@ -104,7 +104,7 @@ def test_downloads_open_the_way_to_other_machines_and_into_their_folder(folder: 
     assert settings(own, "BindPaths") == settings(own, "ReadWritePaths") == []
 
 
-def test_a_users_own_service_reads_its_files_itself(folder: Path) -> None:
+def test_user_service_reads_its_files_directly(folder: Path) -> None:
     config = f"models_dir: ~/models\nauth: {{api_key_file: {folder}/keys}}\nhttp: {{access_log: ~/log}}"
     unit = printed(folder, config, "--user", HOME=str(folder))
     assert settings(unit, "LoadCredential") == []
@@ -125,7 +125,7 @@ def test_a_users_own_service_reads_its_files_itself(folder: Path) -> None:
         (["--config", "x.yaml", "--name", "a/b"], "not a valid name for a service"),
     ],
 )
-def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str) -> None:
+def test_invalid_options_are_usage_errors(words: list[str], said: str) -> None:
     done = run_to_end("service", "print", *words)
     assert (done.returncode, said in done.stderr) == (2, True), done.stderr
 
@@ -151,14 +151,14 @@ def test_what_cannot_be_meant_is_a_mistake_of_usage(words: list[str], said: str)
 def test_service_that_could_not_serve_is_not_installed(
     folder: Path, config: str, words: list[str], code: int, said: str
 ) -> None:
-    """``${MODELS}`` of the person who installs is no variable of a service's."""
+    """A service does not have the variable ``${MODELS}`` of the user who installs it."""
     done = printed(folder, config, *words, MODELS=str(folder / "models"))
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_config_that_lies_in_a_home_itself_would_show_all_of_it() -> None:
+def test_config_directly_in_a_home_is_refused() -> None:
     with NamedTemporaryFile("w", dir="/tmp", suffix=".yaml") as config:
         config.write("models: {demo: {path: demo}}")
         config.flush()
@@ -167,7 +167,7 @@ def test_a_config_that_lies_in_a_home_itself_would_show_all_of_it() -> None:
     assert "get access to all files there" in done.stderr
 
 
-def test_a_config_that_the_services_user_could_not_read_is_refused(folder: Path) -> None:
+def test_config_unreadable_for_the_service_user_is_refused(folder: Path) -> None:
     assert printed(folder, "models_dir: models").returncode == 0
     (folder / "served.yaml").chmod(0o600)
     done = printed(folder, "models_dir: models")

@@ -57,7 +57,7 @@ def end_stdin(running: Llamasup) -> None:
     running.process.stdin.close()
 
 
-def test_any_free_port_events_on_stdout_and_a_stop_at_the_end_of_stdin(
+def test_sidecar_uses_a_free_port_prints_events_and_stops_with_stdin(
     tiny_model: Path, fake_server: ServerMaker, own_folders: Path
 ) -> None:
     with sidecar(tiny_model, "--runtime", fake_server()) as running:
@@ -68,12 +68,12 @@ def test_any_free_port_events_on_stdout_and_a_stop_at_the_end_of_stdin(
         end_stdin(running)
         assert running.end() == 0
         assert running.wait_for("stopped") == {"event": "stopped", "protocol": 1}
-        assert "Standard input ended: stopping." in running.said
+        assert "Standard input ended: stopping." in running.stderr_text
         seconds_until_gone(children)
     assert list((own_folders / "run" / "llamasup").iterdir()) == []
 
 
-def test_a_port_that_was_chosen_holds(tiny_model: Path, fake_server: ServerMaker) -> None:
+def test_chosen_port_is_used(tiny_model: Path, fake_server: ServerMaker) -> None:
     with sidecar(tiny_model, "--runtime", fake_server()) as first:
         free = first.wait_for("ready")["port"]
     with sidecar(tiny_model, "--runtime", fake_server(), "--port", str(free)) as running:
@@ -93,10 +93,8 @@ def test_input_from_the_parent_is_read_and_ignored(tiny_model: Path, fake_server
         assert running.end() == 0
 
 
-def test_a_stdin_that_has_ended_before_the_start_is_a_stop(
-    tiny_model: Path, fake_server: ServerMaker
-) -> None:
-    """The parent died while it was starting us; nothing is loaded for nobody."""
+def test_stdin_closed_before_the_start_is_a_stop(tiny_model: Path, fake_server: ServerMaker) -> None:
+    """The parent died during the start of llamasup, so no model is loaded."""
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), "--sidecar", input="")
     assert done.returncode == 0
     assert "Standard input ended: stopping." in done.stderr
@@ -117,7 +115,7 @@ def test_stdin_without_a_parent_is_refused_with_a_remedy(
     assert done.stdout == ""
 
 
-def test_a_background_job_of_a_terminal_is_refused_instead_of_stopped(
+def test_background_job_of_a_terminal_is_refused_instead_of_suspended(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     """``llamasup run … --sidecar &`` at a prompt: to read the terminal would stop llamasup (SIGTTIN)."""
@@ -138,14 +136,14 @@ def test_a_background_job_of_a_terminal_is_refused_instead_of_stopped(
     assert shown.endswith("\n2\n")
 
 
-def test_with_a_parents_number_stdin_may_be_dev_null(tiny_model: Path, fake_server: ServerMaker) -> None:
+def test_stdin_may_be_dev_null_with_parent_pid(tiny_model: Path, fake_server: ServerMaker) -> None:
     with subprocess.Popen(["sleep", "600"]) as parent:
         words = ("--runtime", fake_server(), "--parent-pid", str(parent.pid))
         with sidecar(tiny_model, *words, stdin=subprocess.DEVNULL) as running:
             running.wait_for("ready")
             parent.kill()
             assert running.end() == 0
-            assert "The parent ended: stopping." in running.said
+            assert "The parent ended: stopping." in running.stderr_text
 
 
 def test_zombie_parent_counts_as_ended(tiny_model: Path, fake_server: ServerMaker) -> None:
@@ -164,7 +162,7 @@ def test_zombie_parent_counts_as_ended(tiny_model: Path, fake_server: ServerMake
     ("number", "why"),
     [("0", "cannot be"), ("-5", "cannot be"), ("99999999999999999999", "no such process"), ("x", "x")],
 )
-def test_a_number_that_is_nobodys_is_refused(
+def test_parent_pid_without_a_process_is_refused(
     number: str, why: str, tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     done = run_to_end("run", str(tiny_model), "--runtime", fake_server(), f"--parent-pid={number}")
@@ -173,9 +171,7 @@ def test_a_number_that_is_nobodys_is_refused(
     assert "Traceback" not in done.stderr
 
 
-def test_a_number_that_another_process_has_got_since_is_refused(
-    tiny_model: Path, fake_server: ServerMaker, tmp_path: Path
-) -> None:
+def test_reused_parent_pid_is_refused(tiny_model: Path, fake_server: ServerMaker, tmp_path: Path) -> None:
     """A process that began after llamasup is not the one that started it. Here the shell is to become it."""
     a_tick_later = "sleep 0.05"  # the kernel counts in steps of 10 ms
     begin = f'{a_tick_later}; sleep 600 >/dev/null 2>&1 & echo $! >"$0"; exec "$@" --parent-pid $!'
@@ -185,16 +181,16 @@ def test_a_number_that_another_process_has_got_since_is_refused(
         ["sh", "-c", begin, str(number), *words], stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            _, said = process.communicate(timeout=PATIENCE_S)
+            _, stderr = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
             sleeper = int(number.read_text())
             os.kill(sleeper, signal.SIGKILL)
     assert process.returncode == 2
-    assert f"--parent-pid {sleeper}: that process started after llamasup" in said
+    assert f"--parent-pid {sleeper}: that process started after llamasup" in stderr
 
 
-def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
+def test_parent_that_closes_stdout_and_stderr_does_not_stop_llamasup(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
     process = subprocess.Popen(
@@ -212,7 +208,7 @@ def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
         process.stdout.close()
         process.stderr.close()
         (child,) = psutil.Process(process.pid).children()
-        child.kill()  # which it tells of, to nobody
+        child.kill()  # llamasup reports it to closed streams
         while [each.pid for each in psutil.Process(process.pid).children()] in ([], [child.pid]):
             assert process.poll() is None
         answer = httpx.post(f"{url}/completion", json={"prompt": "x"}, timeout=PATIENCE_S)
@@ -227,7 +223,7 @@ def test_a_parent_that_closes_stdout_and_stderr_stops_nothing(
 def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
     tiny_model: Path, fake_server: ServerMaker
 ) -> None:
-    """Standard input cannot end again: nobody is told to do it again to stop now."""
+    """Standard input cannot end twice, so no message says to repeat it."""
     with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
         url = running.url
         with httpx.stream(
@@ -235,21 +231,22 @@ def test_stream_has_one_second_after_the_end_of_stdin_and_gets_an_error_event(
         ):
             end_stdin(running)
             assert running.end() == 0
-    assert "Standard input ended: stopping. 1 request in flight may finish within 1.0 s.\n" in running.said
+    assert (
+        "Standard input ended: stopping. 1 request in flight may finish within 1.0 s.\n"
+        in running.stderr_text
+    )
 
 
-def test_a_sigterm_and_then_the_end_of_the_parent_is_one_stop_in_a_hurry(
-    tiny_model: Path, fake_server: ServerMaker
-) -> None:
-    """An application that quits: it asks kindly and is gone. A stream in flight cannot hold us for 30 s."""
+def test_end_of_the_parent_speeds_up_a_stop_by_sigterm(tiny_model: Path, fake_server: ServerMaker) -> None:
+    """An application sends SIGTERM and exits. A stream in flight does not delay llamasup for 30 s."""
     with sidecar(tiny_model, "--runtime", fake_server("stall_after=1"), "--no-warmup") as running:
         url = running.url
         with httpx.Client(timeout=PATIENCE_S) as client:
             request = client.build_request("POST", f"{url}/completion", json={"prompt": "x", "stream": True})
             response = client.send(request, stream=True)
-            running.ask(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
             running.wait_for("state", state="draining")
             end_stdin(running)
             assert running.end() == 0
             response.close()
-        assert running.said.count("stopping.") == 1
+        assert running.stderr_text.count("stopping.") == 1

@@ -46,7 +46,7 @@ def assert_nothing_left(home: Path, new_children: NewChildren) -> None:
     assert list((home / "run" / "llamasup").iterdir()) == []
 
 
-def test_every_example_is_here_and_in_the_docs() -> None:
+def test_every_example_is_tested_and_in_the_docs() -> None:
     assert {path.name for path in EXAMPLES.iterdir()} == set(INTERPRETERS)
     docs = (ROOT / "docs" / "sidecar.md").read_text("utf-8")
     for name in INTERPRETERS:
@@ -54,7 +54,7 @@ def test_every_example_is_here_and_in_the_docs() -> None:
 
 
 @examples
-def test_an_example_asks_once_and_leaves_nothing(
+def test_example_sends_a_request_and_leaves_nothing_behind(
     name: str,
     tiny_model: Path,
     fake_server: Callable[..., str],
@@ -72,7 +72,7 @@ def test_an_example_asks_once_and_leaves_nothing(
 
 @pytest.mark.real
 @examples
-def test_an_example_gets_an_answer_of_a_real_server(
+def test_example_gets_an_answer_of_a_real_server(
     name: str,
     runtime: str,
     tiny_model: Path,
@@ -88,7 +88,7 @@ def test_an_example_gets_an_answer_of_a_real_server(
 
 
 @examples
-def test_an_example_says_that_llamasup_could_not_start(
+def test_example_reports_that_llamasup_could_not_start(
     name: str, tmp_path: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
@@ -99,7 +99,7 @@ def test_an_example_says_that_llamasup_could_not_start(
 
 
 @examples
-def test_an_example_that_is_killed_takes_everything_with_it(
+def test_everything_ends_when_an_example_is_killed(
     name: str,
     tiny_model: Path,
     fake_server: Callable[..., str],
@@ -123,7 +123,7 @@ def test_an_example_that_is_killed_takes_everything_with_it(
 
 
 def _serves(process: psutil.Process) -> bool:
-    """Whether it is the llama-server, and not one that is only asked what it can do."""
+    """Whether the process serves a model, and is not a probe of the capabilities."""
     try:
         return "--model" in process.cmdline()
     except psutil.NoSuchProcess:

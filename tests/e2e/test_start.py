@@ -1,4 +1,4 @@
-"""How ``llamasup run`` starts: what is proven, what is said meanwhile, how a failure is explained."""
+"""How ``llamasup run`` starts: the warm-up, the messages meanwhile, and the diagnosis of failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_states_are_reported_in_order_and_ready_is_last(
         assert running.stop() == 0
 
 
-def test_without_waiting_clients_get_the_503_of_llama_server_during_the_load(
+def test_clients_get_503_during_the_load_without_a_queue(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60"), "--wait-timeout", "0") as running:
@@ -56,7 +56,7 @@ def test_without_waiting_clients_get_the_503_of_llama_server_during_the_load(
         assert running.stop() == 0
 
 
-def test_a_server_that_serves_no_token_is_never_announced(
+def test_server_without_a_token_is_never_announced_as_ready(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("status=500")) as running:
@@ -67,7 +67,7 @@ def test_a_server_that_serves_no_token_is_never_announced(
         assert not [one_event for one_event in running.events if one_event["event"] == "ready"]
 
 
-def test_without_warm_up_it_is_announced_when_it_says_that_it_is_healthy(
+def test_server_without_warm_up_is_announced_when_it_is_healthy(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("status=500"), "--no-warmup") as running:
@@ -83,7 +83,7 @@ def test_without_warm_up_it_is_announced_when_it_says_that_it_is_healthy(
         ("out_of_memory=device", 71, "out_of_memory"),
     ],
 )
-def test_a_server_that_ends_while_starting_is_explained(
+def test_exit_during_the_start_is_explained(
     fault: str, code: int, cause: str, tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     done = run_to_end(
@@ -104,9 +104,7 @@ def test_a_server_that_ends_while_starting_is_explained(
 
 
 @pytest.mark.slow
-def test_a_server_that_keeps_crashing_is_given_up_with_75(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_repeated_crashes_end_with_75(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     """Six crashes: 0.5, 1, 2, 4 and 8 s between them. The longest test here, and about real time."""
     no_ladder = ("--kv-type", "f16", "--flash-attn", "off")
     with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV"), *no_ladder) as running:
@@ -119,7 +117,7 @@ def test_a_server_that_keeps_crashing_is_given_up_with_75(
     assert waits[-1] is None
     for wait, middle in zip(waits[:-1], (0.5, 1, 2, 4, 8), strict=True):
         assert wait == pytest.approx(middle, rel=0.2)
-    assert "Gave up after 6 crashes" in running.said
+    assert "Gave up after 6 crashes" in running.stderr_text
 
 
 def _drain(running: object) -> list[dict[str, object]]:
@@ -127,9 +125,7 @@ def _drain(running: object) -> list[dict[str, object]]:
     return running.events  # type: ignore[attr-defined,no-any-return]
 
 
-def test_a_server_that_is_killed_is_served_again_by_the_next_generation(
-    tiny_model: Path, fake_server: Callable[..., str]
-) -> None:
+def test_next_generation_serves_after_a_kill(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server()) as running:
         url = running.url
         (child,) = running.children()
@@ -140,10 +136,10 @@ def test_a_server_that_is_killed_is_served_again_by_the_next_generation(
         assert httpx.post(f"{url}/completion", json={"prompt": "x"}).status_code == 200
         assert 'llamasup_restarts_total{cause="killed",model="tiny"} 1.0' in httpx.get(f"{url}/metrics").text
         assert running.stop() == 0
-        assert "is ready again" in running.said
+        assert "is ready again" in running.stderr_text
 
 
-def test_a_stream_that_dies_with_its_server_never_looks_complete(
+def test_stream_cut_by_a_crash_never_looks_complete(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("token_s=0.05", "tokens=100")) as running:
@@ -165,23 +161,23 @@ def test_a_stream_that_dies_with_its_server_never_looks_complete(
         assert running.stop() == 0
 
 
-def test_a_request_is_one_line_for_people_and_holds_no_prompt(
+def test_request_is_logged_as_one_line_without_the_prompt(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server()) as running:
         body = {"prompt": "my secret", "n_predict": 4}
         httpx.post(f"{running.url}/completion?also=secret", json=body)
         assert running.stop() == 0
-        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        (line,) = [line for line in running.stderr_text.splitlines() if line.startswith("POST")]
         assert re.fullmatch(r"POST  /completion  200  \d+\+4 tokens(  [\d.]+ tok/s)?  [\d.]+ m?s", line)
-        assert "secret" not in running.said
+        assert "secret" not in running.stderr_text
 
 
-def test_json_logs_are_one_object_a_line(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+def test_json_log_has_one_object_per_line(tiny_model: Path, fake_server: Callable[..., str]) -> None:
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json") as running:
         httpx.post(f"{running.url}/completion", json={"prompt": "x", "n_predict": 4})
         assert running.stop() == 0
-        records = [json.loads(line) for line in running.said.splitlines()]
+        records = [json.loads(line) for line in running.stderr_text.splitlines()]
     by_event = {record["event"]: record for record in records}
     assert {"ready", "request", "stop", "stopped"} <= set(by_event)
     assert by_event["request"]["status"] == 200
@@ -190,7 +186,7 @@ def test_json_logs_are_one_object_a_line(tiny_model: Path, fake_server: Callable
     assert all(set(record) >= {"time", "level", "event", "message"} for record in records)
 
 
-def test_the_key_opens_the_door_and_reaches_no_log_and_no_command_line(
+def test_api_key_is_accepted_and_appears_in_no_log_or_command_line(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -205,10 +201,10 @@ def test_the_key_opens_the_door_and_reaches_no_log_and_no_command_line(
         (child,) = running.children()
         assert not [word for word in child.cmdline() if "s3cret" in word]
         assert running.stop() == 0
-        assert "s3cret" not in running.said
+        assert "s3cret" not in running.stderr_text
 
 
-def test_the_childs_environment_holds_nothing_of_ours(
+def test_environment_of_the_child_contains_nothing_of_llamasup(
     tiny_model: Path, fake_server: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -223,11 +219,11 @@ def test_the_childs_environment_holds_nothing_of_ours(
         assert running.stop() == 0
 
 
-def test_a_server_that_asks_for_a_key_of_its_own_is_not_started_again_and_again(
+def test_server_with_an_unknown_api_key_is_not_restarted_forever(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("status=401")) as running:
         failed = running.wait_for("exit")
         assert running.end() == 69
     assert (failed["cause"], failed["restart_in_s"]) == ("locked_out", None)
-    assert "config.ini" in running.said
+    assert "config.ini" in running.stderr_text

@@ -26,7 +26,7 @@ def assert_nothing_left(children: list[psutil.Process], home: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_an_idle_server_stops_at_a_signal(
+def test_idle_server_stops_at_a_signal(
     name: signal.Signals, tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server()) as running:
@@ -45,7 +45,7 @@ def _all(running: Llamasup) -> list[dict[str, object]]:
     return [dict(event) for event in running.events]
 
 
-def test_the_ready_file_is_there_while_requests_are_served(
+def test_ready_file_exists_while_requests_are_served(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready.json"
@@ -76,7 +76,7 @@ def stream(url: str, pieces: list[bytes], outcome: list[object]) -> threading.Th
     return thread
 
 
-def test_a_stream_in_flight_may_finish(
+def test_stream_in_flight_finishes_during_the_drain(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path, tmp_path: Path
 ) -> None:
     pieces: list[bytes] = []
@@ -86,7 +86,7 @@ def test_a_stream_in_flight_may_finish(
         reader = stream(running.url, pieces, outcome)
         eventually(lambda: pieces, "no first piece")
         children = running.children()
-        running.ask(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         running.wait_for("state", state="draining")
         late = httpx.post(f"{running.url}/completion", json={"prompt": "late"})
         assert late.status_code == 503
@@ -99,7 +99,7 @@ def test_a_stream_in_flight_may_finish(
         assert_nothing_left(children, own_folders)
 
 
-def test_a_drain_ends_at_its_time_out_and_the_stream_says_so(
+def test_drain_timeout_ends_streams_with_an_error_event(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     pieces: list[bytes] = []
@@ -115,7 +115,7 @@ def test_a_drain_ends_at_its_time_out_and_the_stream_says_so(
         assert_nothing_left(children, own_folders)
 
 
-def test_a_second_ctrl_c_does_not_wait(
+def test_second_ctrl_c_does_not_wait(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     pieces: list[bytes] = []
@@ -123,14 +123,14 @@ def test_a_second_ctrl_c_does_not_wait(
         stream(running.url, pieces, [])
         eventually(lambda: pieces, "no first piece")
         children = running.children()
-        running.ask(signal.SIGINT)
+        running.send_signal(signal.SIGINT)
         running.wait_for("state", state="draining")
         assert running.stop(signal.SIGINT) == 0
-        assert "stopping now" in running.said
+        assert "stopping now" in running.stderr_text
         assert_nothing_left(children, own_folders)
 
 
-def test_a_child_that_ignores_sigterm_is_killed(
+def test_child_that_ignores_sigterm_is_killed(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     with llamasup(
@@ -142,7 +142,7 @@ def test_a_child_that_ignores_sigterm_is_killed(
         assert_nothing_left(children, own_folders)
 
 
-def test_a_stop_while_loading_does_not_wait_for_the_load(
+def test_stop_during_the_load_does_not_wait_for_the_load(
     tiny_model: Path, fake_server: Callable[..., str], own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
@@ -160,7 +160,7 @@ def test_no_child_survives_a_sigkill_of_llamasup(
         running.wait_for("ready")
         children = running.children()
         (folder,) = (own_folders / "run" / "llamasup").iterdir()
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         running.end()
         seconds_until_gone(children)
         await_removed(folder)

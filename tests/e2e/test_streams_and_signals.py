@@ -1,4 +1,4 @@
-"""Parents are careless: pipes that nobody reads, closed streams, signals at any moment."""
+"""Careless parents: pipes without a reader, closed streams, and signals at any moment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def url_from(ready_file: Path, process: subprocess.Popen[bytes]) -> str:
     return str(json.loads(ready_file.read_text())["url"])
 
 
-def test_a_parent_that_reads_neither_stdout_nor_stderr_stops_nothing(
+def test_parent_that_reads_no_output_does_not_block_llamasup(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     """4,000 request lines are several times what a pipe holds (64 KiB)."""
@@ -50,12 +50,12 @@ def test_a_parent_that_reads_neither_stdout_nor_stderr_stops_nothing(
         assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
-        _, said = process.communicate()
-    assert b"is ready at" in said
+        _, stderr = process.communicate()
+    assert b"is ready at" in stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_change_nothing(
+def test_closed_standard_streams_change_nothing(
     closed: str, tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     ready_file = tmp_path / "ready"
@@ -84,7 +84,7 @@ _PYTHON, _LLAMASUP = "python", "llamasup"
         *((_LLAMASUP, delay_s) for delay_s in (0.0, 0.05, 0.1, 0.2, 0.3)),
     ],
 )
-def test_a_sigterm_at_any_moment_of_the_start_is_a_stop(
+def test_sigterm_at_any_moment_of_the_start_is_a_stop(
     begun: str,
     delay_s: float,
     tiny_model: Path,
@@ -109,13 +109,13 @@ def test_a_sigterm_at_any_moment_of_the_start_is_a_stop(
     time.sleep(delay_s)
     caught = catches(process.pid, signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert "Traceback" not in said
-    assert process.returncode == 0 or (process.returncode == -signal.SIGTERM and not caught), said
+    _, stderr = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in stderr
+    assert process.returncode == 0 or (process.returncode == -signal.SIGTERM and not caught), stderr
     assert new_children() == []
 
 
-def test_a_hangup_that_the_parent_ignores_stays_ignored(
+def test_sighup_ignored_by_the_parent_stays_ignored(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     """``nohup llamasup run …`` outlives its terminal."""
@@ -125,20 +125,20 @@ def test_a_hangup_that_the_parent_ignores_stays_ignored(
 
     with llamasup(tiny_model, "--runtime", fake_server(), preexec_fn=nohup) as running:
         url = running.url
-        running.ask(signal.SIGHUP)
+        running.send_signal(signal.SIGHUP)
         assert httpx.get(f"{url}/health").status_code == 200
         assert running.stop() == 0
-        assert "SIGHUP" not in running.said
+        assert "SIGHUP" not in running.stderr_text
 
 
-def test_a_ready_file_in_no_folder_is_refused_before_the_start(
+def test_ready_file_in_a_missing_folder_is_refused_before_the_start(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     nowhere = str(tmp_path / "none" / "r.json")
     with llamasup(tiny_model, "--runtime", fake_server(), "--ready-file", nowhere) as running:
         assert running.end() == 2
-        assert nowhere in running.said
-        assert "starting" not in running.said
+        assert nowhere in running.stderr_text
+        assert "starting" not in running.stderr_text
 
 
 def test_no_log_line_breaks_the_json(
@@ -148,13 +148,13 @@ def test_no_log_line_breaks_the_json(
     with llamasup(tiny_model, "--runtime", fake_server(), "--log-format", "json") as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        records = [json.loads(line) for line in running.said.splitlines()]
+        records = [json.loads(line) for line in running.stderr_text.splitlines()]
     (warning,) = [record for record in records if record["event"] == "log"]
     assert warning["level"] == "warning"
     assert "output is not kept" in warning["message"]
 
 
-def test_plan_into_a_pipe_that_closes_or_a_disk_that_is_full(
+def test_plan_handles_a_closed_pipe_and_a_full_disk(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     words = command("plan", str(tiny_model), "--runtime", fake_server())

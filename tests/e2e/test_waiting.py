@@ -29,7 +29,7 @@ def crowd() -> Iterator[ThreadPoolExecutor]:
 
 
 def url_of(running: Llamasup) -> str:
-    """Where it listens, long before it says so: the model has to load first."""
+    """The address where llamasup listens, before the model is loaded."""
     running.wait_for("state", state="starting")  # a load that crashes at once may not be seen
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -59,7 +59,7 @@ def ask(crowd: ThreadPoolExecutor, url: str, path: str = "/v1/chat/completions")
     return crowd.submit(httpx.post, f"{url}{path}", json=CHAT, timeout=PATIENCE_S)
 
 
-def test_a_stop_while_requests_wait_answers_them_and_is_not_held_up(
+def test_stop_answers_queued_requests_without_delay(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
 ) -> None:
     with llamasup(tiny_model, "--runtime", fake_server("load_s=60")) as running:
@@ -95,7 +95,7 @@ def test_failed_start_answers_queued_requests_with_its_cause(
 def test_crash_loop_answers_all_requests_and_then_gives_up(
     tiny_model: Path, fake_server: Callable[..., str], crowd: ThreadPoolExecutor
 ) -> None:
-    """Requests wait through the whole of it, about 16 s, and learn why nothing comes."""
+    """Requests wait during the whole crash loop, about 16 s, and get its cause."""
     with llamasup(tiny_model, "--runtime", fake_server("signal=load:SIGSEGV")) as running:
         url = url_of(running)
         patient = ask(crowd, url)
@@ -106,18 +106,18 @@ def test_crash_loop_answers_all_requests_and_then_gives_up(
         assert response.json()["error"]["cause"]
 
 
-def test_a_start_that_comes_too_late_for_a_request_is_not_waited_for(
+def test_request_does_not_wait_for_a_start_after_its_timeout(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     """The next start is more than five minutes away, and a request waits for no more than two."""
     policy = RestartPolicy(first_delay_s=400.0, longest_delay_s=400.0)
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("signal=load:SIGSEGV"), restart=policy) as it:
+        async with serving(tiny_model, runtime=fake_server("signal=load:SIGSEGV"), restart=policy) as server:
             began_s = time.monotonic()
-            exited = await it.told(ServerExited, lambda told: bool(told.restart_in_s))
+            exited = await server.wait_for_event(ServerExited, lambda event: bool(event.restart_in_s))
             restart_in_s = exited.restart_in_s or 0.0
-            answer = await it.client.post("/v1/chat/completions", json=CHAT)
+            answer = await server.client.post("/v1/chat/completions", json=CHAT)
             passed_s = time.monotonic() - began_s
             assert answer.status_code == 503
             assert restart_in_s - passed_s <= int(answer.headers["retry-after"]) <= restart_in_s + 1

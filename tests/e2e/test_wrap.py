@@ -28,7 +28,7 @@ def server_of(running: Llamasup) -> list[str]:
     return found
 
 
-def test_a_script_that_passes_its_words_on_is_wrapped(
+def test_script_that_passes_its_arguments_on_is_wrapped(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     start = script(tmp_path / "start.sh", f'exec {fake_server()} -m {tiny_model} "$@"')
@@ -70,14 +70,14 @@ def test_options_of_llamasup_end_where_the_command_begins(
         assert httpx.get(f"{running.url}/props").status_code == 401
         key = {"Authorization": "Bearer k"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
-        assert "k" not in running.said.split()
+        assert "k" not in running.stderr_text.split()
         states = [event["state"] for event in running.events if event["event"] == "state"]
         assert "warming" not in states
         assert running.stop() == 0
 
 
 @pytest.mark.check("X5", "loopback, a random key in a file of mode 0600, 401 without it")
-def test_a_build_without_unix_sockets_listens_on_loopback_with_a_key_that_clients_need_not_know(
+def test_build_without_unix_sockets_listens_on_loopback_with_a_secret_key(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     start = script(
@@ -98,7 +98,7 @@ def test_a_build_without_unix_sockets_listens_on_loopback_with_a_key_that_client
         assert running.stop() == 0
 
 
-def test_with_keys_of_the_users_own_such_a_build_keeps_to_those(
+def test_build_without_unix_sockets_uses_the_keys_of_the_user(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -136,7 +136,7 @@ def test_crash_loop_ends_with_75_and_not_with_the_exit_code_of_the_child(
     assert "Gave up" in ended.stderr
 
 
-def test_a_failure_that_stays_ends_with_the_signal_as_a_shell_has_it(
+def test_permanent_crash_ends_with_the_signal_as_in_a_shell(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     line = (fake_server("signal=load:SIGILL"), "-m", str(tiny_model), "--port", "0")
@@ -145,8 +145,8 @@ def test_a_failure_that_stays_ends_with_the_signal_as_a_shell_has_it(
     assert "another processor" in ended.stderr
 
 
-def test_a_model_that_cannot_be_tried_is_served_once_it_is_healthy(fake_server: Callable[..., str]) -> None:
-    """A model that llama-server itself downloads: nobody knows yet what it is."""
+def test_model_without_a_warm_up_request_is_served_once_healthy(fake_server: Callable[..., str]) -> None:
+    """A model that llama-server itself downloads: its class is still unknown."""
     with wrapped(fake_server("status=500"), "-m", "/dev/null", "-hf", "org/repo", "--port", "0") as running:
         assert running.wait_for("ready")["models"] == ["repo"]
         states = [event["state"] for event in running.events if event["event"] == "state"]
@@ -154,7 +154,7 @@ def test_a_model_that_cannot_be_tried_is_served_once_it_is_healthy(fake_server: 
         assert running.stop() == 0
 
 
-def test_the_ready_file_and_the_event_name_a_unix_socket(
+def test_ready_file_and_event_contain_the_unix_socket(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     path, ready_file = tmp_path / "front.sock", tmp_path / "ready.json"
@@ -167,12 +167,12 @@ def test_the_ready_file_and_the_event_name_a_unix_socket(
         with httpx.Client(transport=transport, base_url="http://localhost") as client:
             assert client.get("/health").status_code == 200
         assert running.stop() == 0
-        assert f"is ready at {path} after" in running.said
+        assert f"is ready at {path} after" in running.stderr_text
     assert not path.exists()
     assert not ready_file.exists()
 
 
-def test_a_sidecar_ends_with_its_parents_end_of_the_pipe(
+def test_wrapped_sidecar_ends_when_the_parent_closes_the_pipe(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     line = (fake_server(), "-m", str(tiny_model), "--port", "0")
@@ -195,7 +195,7 @@ def loading_url(running: Llamasup, port: int) -> str:
     return f"http://127.0.0.1:{port}"
 
 
-def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
+def test_llama_server_answers_during_the_first_load(
     tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int, tmp_path: Path
 ) -> None:
     """With 503, at once; later generations are waited for."""
@@ -221,7 +221,7 @@ def test_while_it_loads_for_the_first_time_llama_server_answers_itself(
         assert running.stop() == 0
 
 
-def test_a_wait_that_is_asked_for_covers_the_first_load(
+def test_requested_wait_timeout_covers_the_first_load(
     tiny_model: Path, fake_server: Callable[..., str], free_tcp_port: int, tmp_path: Path
 ) -> None:
     server = fake_server("load_s=600", f"until={tmp_path / 'go'}")
@@ -234,23 +234,23 @@ def test_a_wait_that_is_asked_for_covers_the_first_load(
         assert running.stop() == 0
 
 
-def test_the_log_of_llama_server_is_where_people_look_for_it(
+def test_server_log_goes_to_stderr_unless_a_file_is_requested(
     tiny_model: Path, fake_server: Callable[..., str]
 ) -> None:
     words = (fake_server(), "-m", str(tiny_model), "--port", "0")
     with wrapped(*words) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        assert " I srv  llama_server: model loaded\n" in running.said
+        assert " I srv  llama_server: model loaded\n" in running.stderr_text
     with wrapped(*words, options=("--server-log", "file")) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-        assert "llama_server:" not in running.said
+        assert "llama_server:" not in running.stderr_text
     ended = run_to_end("wrap", "--server-log", "nowhere", "--", *words)
     assert (ended.returncode, "'nowhere' is not stderr or file" in ended.stderr) == (2, True)
 
 
-def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
+def test_unknown_key_of_a_script_prevents_only_the_warm_up(
     tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
 ) -> None:
     start = script(tmp_path / "start.sh", f'exec {fake_server()} "$@" --api-key hidden')
@@ -259,5 +259,5 @@ def test_a_key_that_only_a_script_knows_keeps_the_proof_out_and_nothing_else(
         key = {"Authorization": "Bearer hidden"}
         assert httpx.get(f"{running.url}/props", headers=key).status_code == 200
         assert running.stop() == 0
-        assert "requires an API key that llamasup does not know" in running.said
-        assert "hidden" not in running.said
+        assert "requires an API key that llamasup does not know" in running.stderr_text
+        assert "hidden" not in running.stderr_text

@@ -1,4 +1,4 @@
-"""A real server without a llamasup before it, on a Unix socket."""
+"""A real server without llamasup, on a Unix socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of llama-server's sends and sees, the same for a bare server and for one that is wrapped."""
+"""Requests to llama-server and its responses, in a form that compares a bare server with a wrapped one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.ports import free_port as free_port
 
-# Whatever differs between two runs of the very same server.
+# The values that differ between two runs of the same server.
 _VARIES = re.compile(
     r'"(?:id|created|created_at|completed_at|id_slot|id_task|media_marker|system_fingerprint'
     r'|t_[a-z_]+|[a-z_]+_ms|[a-z_]+_per_second)":\s*'
     r'(?:"[^"]*"|-?[\d.e+-]+)'
 )
-# Of the connection, of the process, and what llamasup adds.
+# Headers of the connection and of the process, and those that llamasup adds.
 _NOT_COMPARED = frozenset(
     {"connection", "keep-alive", "content-length", "transfer-encoding"}
     | {"process-start-time-unix", "x-request-id", "server-timing"}
@@ -32,8 +32,8 @@ _NOT_COMPARED = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. ``numbers``: the answer is full of numbers that depend on what was asked before."""
+class Request:
+    """One request. ``numbers``: the response contains numbers that depend on earlier requests."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Response:
     status: int
     headers: frozenset[tuple[str, str]]
     body: str
@@ -63,19 +63,19 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def see(connection: http.client.HTTPConnection, ask: Ask) -> Seen:
-    body = ask.body if isinstance(ask.body, bytes | None) else json.dumps(ask.body).encode()
+def response_to(connection: http.client.HTTPConnection, request: Request) -> Response:
+    body = request.body if isinstance(request.body, bytes | None) else json.dumps(request.body).encode()
     try:
-        connection.request(ask.method, ask.path, body=body, headers=dict(ask.headers))
+        connection.request(request.method, request.path, body=body, headers=dict(request.headers))
         answer = connection.getresponse()
         text = answer.read().decode()
     finally:
         connection.close()
     headers = {(name.lower(), value) for name, value in answer.getheaders()}
     text = _VARIES.sub("_", text)
-    if ask.numbers:
+    if request.numbers:
         text = re.sub(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", "#", text)
-    return Seen(
+    return Response(
         answer.status,
         frozenset((name, value) for name, value in headers if name not in _NOT_COMPARED),
         text,
@@ -84,7 +84,7 @@ def see(connection: http.client.HTTPConnection, ask: Ask) -> Seen:
 
 @contextmanager
 def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """llama-server as it is, ready."""
+    """A llama-server without llamasup, ready for requests."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -96,18 +96,18 @@ def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.P
     assert process.stderr is not None
     stderr = process.stderr
     ready = threading.Event()
-    said: list[str] = []
+    log: list[str] = []
 
     def drain() -> None:
         for line in stderr:
-            said.append(line)
+            log.append(line)
             if "listening on" in line:
                 ready.set()
 
     reader = threading.Thread(target=drain)
     reader.start()
     try:
-        assert ready.wait(PATIENCE_S), said
+        assert ready.wait(PATIENCE_S), log
         yield process
     finally:
         process.kill()
@@ -117,7 +117,7 @@ def bare_server(command: Sequence[str], **options: Any) -> Iterator[subprocess.P
 
 
 def environment(llama_server: str | None, folder: Path) -> dict[str, str]:
-    """A user's environment, in which nothing of this machine's configuration is read."""
+    """The environment of a user, without the configuration of this machine."""
     env = {
         "PATH": os.environ["PATH"],
         "HOME": str(folder),

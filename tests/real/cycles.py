@@ -1,4 +1,4 @@
-"""What this process holds over many crashes of a real server, and stops and starts of its service (S18)."""
+"""The resources of this process over many crashes of a real server and restarts of its service (S18)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 from tests.real.remains import seconds_until_gone
 
-__all__ = ["Held", "crash_cycles", "leaks"]
+__all__ = ["ResourceUsage", "crash_cycles", "leaked_resources"]
 
 AT_ONCE = RestartPolicy(first_delay_s=0.0, longest_delay_s=0.0, window_s=1.0, most_crashes=1_000_000)
-# The allocator's own ups and downs; 1,000 cycles that leaked no more than an event each would be above it.
+# The allocator's own variation. A leak of one event per cycle exceeds it after 1,000 cycles.
 MAX_GROWTH_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What this process has at a moment at which nothing is served."""
+class ResourceUsage:
+    """The resources of this process while no service runs."""
 
     cycles: int
     descriptors: int
@@ -45,35 +45,37 @@ class Held:
     rss_bytes: int
 
 
-def leaks(held: Sequence[Held]) -> Sequence[str]:
-    """What there is more of at the end than after the first service, if anything."""
-    first, last = held[0], held[-1]
+def leaked_resources(usages: Sequence[ResourceUsage]) -> Sequence[str]:
+    """The resources that grew between the first service and the last one."""
+    first, last = usages[0], usages[-1]
     counted = ("descriptors", "threads", "tasks", "children", "files")
-    found = [
+    growth = [
         f"{name}: {getattr(first, name)} before, {getattr(last, name)} after"
         for name in counted
         if getattr(last, name) > getattr(first, name)
     ]
     grown_bytes = last.rss_bytes - first.rss_bytes
-    return found + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MAX_GROWTH_BYTES)
+    return growth + [f"RSS: {grown_bytes} bytes more"] * (grown_bytes > MAX_GROWTH_BYTES)
 
 
-def crash_cycles(runtime: str, model: Path, home: Path, *, services: int, crashes: int) -> Sequence[Held]:
-    """Start, ``crashes`` times a server killed in the middle of a stream, stop; ``services`` times over.
+def crash_cycles(
+    runtime: str, model: Path, home: Path, *, services: int, crashes: int
+) -> Sequence[ResourceUsage]:
+    """Run ``services`` services. In each, kill the server ``crashes`` times in the middle of a stream.
 
-    Returns what was held after each service, the first of which has loaded what is loaded once.
+    Returns the resources after each service. The first service also loads what a process loads once.
     """
-    held = []
+    usages = []
     for number in range(1, services + 1):
-        # A loop for each: its pool of threads grows by need, up to a bound, and goes with it.
+        # Each service gets its own loop, because the thread pool of a loop grows up to a bound.
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
             tasks = loop.run(_one_service(runtime, model, crashes))
-        held.append(_held(home, number * crashes, tasks))
-    return held
+        usages.append(_resource_usage(home, number * crashes, tasks))
+    return usages
 
 
 async def _one_service(runtime: str, model: Path, crashes: int) -> int:
-    """The tasks that there are afterwards, this one included."""
+    """Returns the number of tasks afterwards, including this one."""
     sockets = tuple(bind("127.0.0.1", 0))
     port = sockets[0].getsockname()[1]
     settings = Settings(ctx_size=2048, parallel=1, extra=("--context-shift",))  # streams without an end
@@ -95,7 +97,7 @@ async def _one_service(runtime: str, model: Path, crashes: int) -> int:
 
 
 async def _cut_stream(port: int, pid: int | None) -> None:
-    """A client in the middle of an answer, whose server is killed."""
+    """Kill the server while a client reads its answer."""
     assert pid is not None
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "Once", "n_predict": -1, "ignore_eos": True, "stream": True}).encode()
@@ -111,11 +113,11 @@ async def _cut_stream(port: int, pid: int | None) -> None:
     await writer.wait_closed()
 
 
-def _held(home: Path, cycles: int, tasks: int) -> Held:
-    seconds_until_gone(home)  # the guardian goes a moment after us
+def _resource_usage(home: Path, cycles: int, tasks: int) -> ResourceUsage:
+    seconds_until_gone(home)  # the guardian ends shortly after llamasup
     gc.collect()
     process = psutil.Process()
-    return Held(
+    return ResourceUsage(
         cycles,
         descriptors=process.num_fds(),
         threads=threading.active_count(),

@@ -1,6 +1,6 @@
-"""The faults of the matrix (docs/reliability.md): each is done to a real llama-server under ``llamasup run``.
+"""The faults of the matrix (docs/reliability.md), injected into a real llama-server under ``llamasup run``.
 
-A case hurts something at a certain moment, and returns what came of it. It judges nothing.
+A case injects one fault and returns its outcome. The tests and scripts/faults.py judge the outcome.
 """
 
 from __future__ import annotations
@@ -18,174 +18,176 @@ from pathlib import Path
 
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import adopted, command
-from tests.real.fault_bench import Bench, Outcome, Patient, patient
+from tests.real.fault_testbed import FaultRun, Outcome, Testbed, fault_run
 from tests.real.memory_group import in_group, memory_group
 from tests.real.remains import folders_of
 
-__all__ = ["CASES", "Case", "Impossible"]
+__all__ = ["CASES", "Case", "UnsupportedFault"]
 
 MIB = 1 << 20
 SLOTS = ("--ctx-size", "4096", "--parallel", "10")
 ENDLESS = -1
-"""Tokens of a stream that is to be cut: it runs until then, for old context makes room for new."""
+"""Tokens of a stream that a fault cuts. It does not end by itself, because the context is shifted."""
 SHIFT = ("--", "--context-shift")
-A_WHILE = 3000
-"""Tokens of a stream that has to end by itself: 0.2 s at least."""
+LONG_ANSWER = 3000
+"""Tokens of a stream that ends by itself, after at least 0.2 s."""
 BINARY, EMBEDDED = ("binary",), ("embedded",)
 
 
-class Impossible(Exception):
-    """This machine does not allow the fault; says why."""
+class UnsupportedFault(Exception):
+    """This machine does not allow the fault. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    run: Callable[[Bench], Outcome]
-    ends_us: bool = False
-    """llamasup itself ends: no request is answered any more, and no process or file may be left."""
+    run: Callable[[Testbed], Outcome]
+    ends_llamasup: bool = False
+    """llamasup itself ends: it answers no more requests, and no process or file may be left."""
     slow: bool = False
     runtimes: Sequence[str] = (*BINARY, *EMBEDDED)
-    """Those the tests run it with. One where the kind of llama-server makes no difference to the outcome."""
+    """The runtimes of the tests: one of them if the outcome does not depend on the runtime."""
 
 
 # --- the server ends -------------------------------------------------------------------------------------
 
 
-def idle(bench: Bench, number: signal.Signals = signal.SIGKILL) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS) as it:
-        it.ready()
-        server = it.server()
-        it.hurt(lambda: server.send_signal(number))
-        it.ask(n_predict=1)
-        return it.outcome()
+def idle(testbed: Testbed, number: signal.Signals = signal.SIGKILL) -> Outcome:
+    with fault_run(testbed, testbed.tiny, *SLOTS) as run:
+        run.wait_until_ready()
+        server = run.server()
+        run.inject(lambda: server.send_signal(number))
+        run.send_request(n_predict=1)
+        return run.outcome()
 
 
-def during_load(bench: Bench) -> Outcome:
-    """Three requests are there already, two of them streams."""
-    with patient(bench, bench.large, "--ctx-size", "4096") as it:
-        it.running.wait_for("state", state="starting")
-        server = it.server()
+def during_load(testbed: Testbed) -> Outcome:
+    """Three requests wait already, two of them streams."""
+    with fault_run(testbed, testbed.large, "--ctx-size", "4096") as run:
+        run.running.wait_for("state", state="starting")
+        server = run.server()
         for stream in (True, True, False):
-            it.ask(n_predict=1, stream=stream)
-        it.hurt(server.kill)
-        return it.outcome()
+            run.send_request(n_predict=1, stream=stream)
+        run.inject(server.kill)
+        return run.outcome()
 
 
-def in_prefill(bench: Bench, clients: int) -> Outcome:
-    with patient(bench, bench.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as it:
-        it.ready()
-        it.in_flight()  # the first look takes longer: the control application is loaded for it
-        it.prompts(clients, words=360 // clients)
-        it.hurt(it.server().kill)
-        return it.outcome()
+def in_prefill(testbed: Testbed, clients: int) -> Outcome:
+    with fault_run(testbed, testbed.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as run:
+        run.wait_until_ready()
+        run.in_flight()  # the first request for metrics takes longer: it loads the control application
+        run.start_prompts(clients, words=360 // clients)
+        run.inject(run.server().kill)
+        return run.outcome()
 
 
 def in_stream(
-    bench: Bench, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
+    testbed: Testbed, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
 ) -> Outcome:
-    """``waiting``: so many more have no byte yet, since they asked for the whole answer at once."""
-    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
-        it.ready()
-        it.in_flight()  # the first look takes longer: the control application is loaded for it
-        it.stream(clients, ENDLESS)
-        server = it.server()
-        it.wait_plainly(waiting, server)
+    """``waiting``: the number of other requests, without a stream, that have received no byte."""
+    with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
+        run.wait_until_ready()
+        run.in_flight()  # the first request for metrics takes longer: it loads the control application
+        run.start_streams(clients, ENDLESS)
+        server = run.server()
+        run.start_waiting_requests(waiting, server)
 
         def end() -> None:
             server.send_signal(number)
             if number is not signal.SIGKILL:
                 server.resume()
 
-        it.hurt(end)
-        return it.outcome()
+        run.inject(end)
+        return run.outcome()
 
 
-def exit_1(bench: Bench) -> Outcome:
-    """A script around the server ends with 1, and does not end the server."""
-    wrapper = bench.place() / "llama-server"
+def exit_1(testbed: Testbed) -> Outcome:
+    """A script that runs the server exits with 1 and leaves the server running."""
+    wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
-        f'case "$*" in *--model*) ;; *) exec {bench.executable} "$@" ;; esac\n'
+        f'case "$*" in *--model*) ;; *) exec {testbed.executable} "$@" ;; esac\n'
         "trap 'exit 1' USR1\n"
-        f'{bench.executable} "$@" &\n'
+        f'{testbed.executable} "$@" &\n'
         "wait\n"
     )
     wrapper.chmod(0o755)
-    with patient(bench, bench.tiny, *SLOTS, *SHIFT, runtime=str(wrapper)) as it:
-        it.ready()
-        it.in_flight()
-        it.stream(1, ENDLESS)
-        it.wait_plainly(1, it.server())
-        script = next(child for child in it.running.children() if child.ppid() == it.running.pid)
-        it.hurt(lambda: script.send_signal(signal.SIGUSR1))
-        return it.outcome()
+    with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT, runtime=str(wrapper)) as run:
+        run.wait_until_ready()
+        run.in_flight()
+        run.start_streams(1, ENDLESS)
+        run.start_waiting_requests(1, run.server())
+        script = next(child for child in run.running.children() if child.ppid() == run.running.pid)
+        run.inject(lambda: script.send_signal(signal.SIGUSR1))
+        return run.outcome()
 
 
-# --- the server is of no use any more --------------------------------------------------------------------
+# --- the server hangs or cannot be reached ---------------------------------------------------------------
 
 
-def stopped(bench: Bench) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
-        it.ready()
-        it.in_flight()
-        it.stream(1, ENDLESS)
-        server = it.server()
-        it.wait_plainly(1, server)
-        it.hurt(server.suspend)
-        it.ask(n_predict=1)
-        return it.outcome()
+def suspended(testbed: Testbed) -> Outcome:
+    with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
+        run.wait_until_ready()
+        run.in_flight()
+        run.start_streams(1, ENDLESS)
+        server = run.server()
+        run.start_waiting_requests(1, server)
+        run.inject(server.suspend)
+        run.send_request(n_predict=1)
+        return run.outcome()
 
 
-def without_socket(bench: Bench) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS) as it:
-        it.ready()
-        (path,) = (it.home / "run" / "llamasup").glob("*/[0-9]*.sock")
-        it.hurt(path.unlink)
+def without_socket(testbed: Testbed) -> Outcome:
+    with fault_run(testbed, testbed.tiny, *SLOTS) as run:
+        run.wait_until_ready()
+        (path,) = (run.home / "run" / "llamasup").glob("*/[0-9]*.sock")
+        run.inject(path.unlink)
         for _ in range(3):
-            it.ask(n_predict=1)
-        return it.outcome()
+            run.send_request(n_predict=1)
+        return run.outcome()
 
 
 # --- memory and disk -------------------------------------------------------------------------------------
 
 
-def memory_at_load(bench: Bench) -> Outcome:
-    """More than the group may have is asked for, and the check that would have refused it is off."""
-    fat = bench.home / "fat.gguf"
-    if not fat.exists():
-        write_large_decoder(fat, 300_000_000, head_count_kv=16)
+def memory_at_load(testbed: Testbed) -> Outcome:
+    """The plan needs more memory than the group's limit, and the memory check is off."""
+    large = testbed.home / "fat.gguf"
+    if not large.exists():
+        write_large_decoder(large, 300_000_000, head_count_kv=16)
     with (
         _group() as group,
-        patient(bench, fat, "--no-memory-check", prefix=in_group(group, 1000 * MIB)) as it,
+        fault_run(testbed, large, "--no-memory-check", prefix=in_group(group, 1000 * MIB)) as run,
     ):
-        it.running.wait_for("state", state="starting")
-        it.hurt(lambda: None)
-        it.ask(n_predict=1)
-        return it.outcome()
+        run.running.wait_for("state", state="starting")
+        run.inject(lambda: None)
+        run.send_request(n_predict=1)
+        return run.outcome()
 
 
-def memory_while_serving(bench: Bench) -> Outcome:
-    """A neighbour in the same group takes what there is: the kernel ends the largest, which is the server."""
-    with _group() as group, patient(
-        bench, bench.large, "--ctx-size", "32768", "--parallel", "4", "--kv-type", "f16",
+def memory_while_serving(testbed: Testbed) -> Outcome:
+    """A process in the same group uses up the memory. The kernel kills the largest process, the server."""
+    with _group() as group, fault_run(
+        testbed, testbed.large, "--ctx-size", "32768", "--parallel", "4", "--kv-type", "f16",
         prefix=in_group(group, 4000 * MIB),
-    ) as it:  # fmt: skip
-        it.ready()
-        it.ask(n_predict=1).ending()
-        # Room for the same plan again, but not for what the neighbour wants as well.
-        prefix = in_group(group, _anonymous_bytes(it) + 350 * MIB)
+    ) as run:  # fmt: skip
+        run.wait_until_ready()
+        run.send_request(n_predict=1).ending()
+        # Enough for the same plan again, but not for the other process too.
+        prefix = in_group(group, _anonymous_bytes(run) + 350 * MIB)
         neighbour = subprocess.Popen(
-            [*prefix, sys.executable, "-c", _GREED, "450"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            [*prefix, sys.executable, "-c", _MEMORY_HOG, "450"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
         )
-        it.running.wait_for("exit")
-        it.hurt(neighbour.kill)
+        run.running.wait_for("exit")
+        run.inject(neighbour.kill)
         neighbour.communicate()
-        it.ask(n_predict=1)
-        return it.outcome()
+        run.send_request(n_predict=1)
+        return run.outcome()
 
 
-_GREED = """
+_MEMORY_HOG = """
 import sys
 taken = []
 for _ in range(int(sys.argv[1])):
@@ -194,8 +196,8 @@ sys.stdin.read()
 """
 
 
-def _anonymous_bytes(it: Patient) -> int:
-    status = Path(f"/proc/{it.server().pid}/status").read_text()
+def _anonymous_bytes(run: FaultRun) -> int:
+    status = Path(f"/proc/{run.server().pid}/status").read_text()
     (line,) = [line for line in status.splitlines() if line.startswith("RssAnon")]
     return int(line.split()[1]) * 1024
 
@@ -204,54 +206,54 @@ def _anonymous_bytes(it: Patient) -> int:
 def _group() -> Iterator[Path]:
     with memory_group() as group:
         if group is None:
-            raise Impossible("no memory cgroup can be made here")
+            raise UnsupportedFault("no memory cgroup can be made here")
         yield group
 
 
-def full_disk(bench: Bench) -> Outcome:
-    """64 KiB for logs and state, and a server that logs every request at length."""
+def full_disk(testbed: Testbed) -> Outcome:
+    """64 KiB for logs and state, and a server with a verbose log."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
-        raise Impossible("a small disk needs root and unshare")
-    state = bench.next_place / "state"
+        raise UnsupportedFault("a small disk needs root and unshare")
+    state = testbed.next_folder / "state"
     script = 'mount -t tmpfs -o size=64k,mode=700 tmpfs "$0" && exec "$@"'
     prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, str(state)]
     state.mkdir(parents=True)
     if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode != 0:
-        raise Impossible("this machine allows no mount")
-    with patient(bench, bench.tiny, *SLOTS, "--", "-lv", "5", prefix=prefix) as it:
-        it.ready()
+        raise UnsupportedFault("this machine allows no mount")
+    with fault_run(testbed, testbed.tiny, *SLOTS, "--", "-lv", "5", prefix=prefix) as run:
+        run.wait_until_ready()
         for _ in range(20):
-            it.ask(n_predict=20, stream=True).ending()
-        assert "No space left on device" in it.running.said
-        it.hurt(it.server().kill)
-        it.ask(n_predict=1)
-        return it.outcome()
+            run.send_request(n_predict=20, stream=True).ending()
+        assert "No space left on device" in run.running.stderr_text
+        run.inject(run.server().kill)
+        run.send_request(n_predict=1)
+        return run.outcome()
 
 
-# --- somebody else ends ----------------------------------------------------------------------------------
+# --- another process ends --------------------------------------------------------------------------------
 
 
-def neighbour(bench: Bench) -> Outcome:
+def neighbour(testbed: Testbed) -> Outcome:
     """S17: the server of another model dies while this one streams."""
-    with patient(bench, bench.tiny, *SLOTS) as it, patient(bench, bench.tiny, *SLOTS) as other:
-        for each in (it, other):
-            each.ready()
-        it.stream(2, A_WHILE)
-        other.hurt(other.server().kill)
-        other.ask(n_predict=1)
+    with fault_run(testbed, testbed.tiny, *SLOTS) as run, fault_run(testbed, testbed.tiny, *SLOTS) as other:
+        for one_run in (run, other):
+            one_run.wait_until_ready()
+        run.start_streams(2, LONG_ANSWER)
+        other.inject(other.server().kill)
+        other.send_request(n_predict=1)
         other_left = other.outcome().left
-        seen = it.undisturbed()
+        seen = run.outcome_without_restart()
         assert not other_left, other_left
         return seen
 
 
-def supervisor(bench: Bench) -> Outcome:
-    with patient(bench, bench.tiny, *SLOTS, *SHIFT) as it:
-        it.ready()
-        it.running.wait_for("ready")
-        it.stream(1, ENDLESS)
-        it.hurt(it.running.process.kill)
-        return it.ended()
+def supervisor(testbed: Testbed) -> Outcome:
+    with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
+        run.wait_until_ready()
+        run.running.wait_for("ready")
+        run.start_streams(1, ENDLESS)
+        run.inject(run.running.process.kill)
+        return run.outcome_of_end()
 
 
 _PARENT = """
@@ -261,24 +263,24 @@ subprocess.Popen(argv, stdin=subprocess.PIPE if sys.argv[1] == "pipe" else subpr
 """
 
 
-def parent(bench: Bench, tie: str) -> Outcome:
-    """``tie``: what holds llamasup to its parent, a pipe or a process number."""
-    home = bench.place()
+def parent(testbed: Testbed, tie: str) -> Outcome:
+    """``tie``: how llamasup notices the end of its parent, by a pipe or by a process ID."""
+    home = testbed.new_folder()
     ready_file = home / "ready.json"
     words = ["--sidecar"] if tie == "pipe" else ["--events", "jsonl", "--port", "0", "--parent-pid", "PARENT"]
-    words = ["--runtime", bench.runtime, "--ready-file", str(ready_file), *words]
+    words = ["--runtime", testbed.runtime, "--ready-file", str(ready_file), *words]
     process = subprocess.Popen(
-        [sys.executable, "-c", _PARENT, tie, *command("run", str(bench.tiny), *words, *SHIFT)],
+        [sys.executable, "-c", _PARENT, tie, *command("run", str(testbed.tiny), *words, *SHIFT)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | folders_of(home),
     )
     with adopted(process) as running:
-        it = Patient(running, home, ready_file, int(running.wait_for("ready")["port"]))
-        it.stream(1, ENDLESS)
-        it.hurt(process.kill)
-        return it.ended()
+        run = FaultRun(running, home, ready_file, int(running.wait_for("ready")["port"]))
+        run.start_streams(1, ENDLESS)
+        run.inject(process.kill)
+        return run.outcome_of_end()
 
 
 # --- all of them -----------------------------------------------------------------------------------------
@@ -294,15 +296,15 @@ CASES = (
     Case("SIGABRT, 1 in mid-stream, 1 before its first byte",
          partial(in_stream, clients=1, waiting=1, number=signal.SIGABRT)),
     Case("exit 1, 1 in mid-stream, 1 before its first byte", exit_1),
-    Case("SIGSTOP, 1 in mid-stream, 2 before their first byte", stopped, slow=True),
+    Case("SIGSTOP, 1 in mid-stream, 2 before their first byte", suspended, slow=True),
     Case("socket file removed", without_socket, slow=True, runtimes=BINARY),
     Case("memory limit hit at load (cgroup)", memory_at_load, slow=True),
     Case("memory limit hit while serving (cgroup)", memory_while_serving, slow=True),
     Case("disk full under the logs, then SIGKILL", full_disk, runtimes=BINARY),
     Case("SIGKILL of another model's server", neighbour, runtimes=EMBEDDED),
-    Case("llamasup SIGKILLed, 1 in mid-stream", supervisor, ends_us=True),
-    Case("parent SIGKILLed (--sidecar), 1 in mid-stream", partial(parent, tie="pipe"), ends_us=True,
+    Case("llamasup SIGKILLed, 1 in mid-stream", supervisor, ends_llamasup=True),
+    Case("parent SIGKILLed (--sidecar), 1 in mid-stream", partial(parent, tie="pipe"), ends_llamasup=True,
          runtimes=BINARY),
-    Case("parent SIGKILLed (--parent-pid), 1 in mid-stream", partial(parent, tie="pid"), ends_us=True,
+    Case("parent SIGKILLed (--parent-pid), 1 in mid-stream", partial(parent, tie="pid"), ends_llamasup=True,
          runtimes=EMBEDDED),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Clients that are there when something breaks, and what each of them saw of it."""
+"""Clients with open requests during a fault, and how their requests ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 __all__ = ["Client", "Ending"]
 
 PATIENCE_S = 120.0
-# One for all: making one takes 30 ms, which would be taken for llamasup's. Each request has its connection.
+# One for all clients: its creation takes 30 ms and would distort the times. Connections are not reused.
 _HTTP = httpx.Client(
     timeout=PATIENCE_S,
     verify=False,  # noqa: S501 - there is no TLS
@@ -24,17 +24,17 @@ _HTTP = httpx.Client(
 
 
 class Ending(Enum):
-    """How a request came out. Of these, only the last two break a promise."""
+    """How a request ended. Only the last two break a promise."""
 
     ANSWERED = "answered"
     ERROR_EVENT = "cut with an error event"
-    RESET = "reset in mid-answer"  # outside SSE: never an answer that looks whole
+    RESET = "reset in mid-answer"  # without SSE: a cut answer never looks complete
     CUT = "cut without an error event"
     LOST = "lost without a byte"
 
 
 class Client(threading.Thread):
-    """Sends one ``/completion`` and keeps what comes. Times are monotonic, in seconds."""
+    """Sends one ``/completion`` and stores the response. Times are monotonic, in seconds."""
 
     def __init__(self, url: str, body: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -47,7 +47,7 @@ class Client(threading.Thread):
         self._body = body
         self._received = bytearray()
         self._whole = False
-        self._flows = threading.Event()
+        self._body_began = threading.Event()
         self.start()
 
     def run(self) -> None:
@@ -57,25 +57,25 @@ class Client(threading.Thread):
                 self.status = response.status_code
                 for piece in response.iter_raw():
                     self._received += piece
-                    self._flows.set()
+                    self._body_began.set()
             self._whole = True
         except httpx.HTTPError as error:
             self.error = repr(error)
         finally:
             self.ended_s = time.monotonic()
-            self._flows.set()
+            self._body_began.set()
 
-    def flows(self) -> bool:
-        """Wait until a byte of the body has come (True), or it has ended without (False)."""
-        assert self._flows.wait(PATIENCE_S)
+    def wait_for_body(self) -> bool:
+        """Wait until a byte of the body has arrived (True), or the response has ended (False)."""
+        assert self._body_began.wait(PATIENCE_S)
         return bool(self._received) and not self.ended_s
 
     @property
-    def had_a_byte(self) -> bool:
+    def has_response(self) -> bool:
         return self.status is not None
 
     def ending(self) -> Ending:
-        """Wait for the end, and judge it."""
+        """Wait for the end of the response and classify it."""
         self.join(PATIENCE_S)
         if self.status != 200 or not self.ended_s:
             return Ending.LOST
@@ -83,7 +83,7 @@ class Client(threading.Thread):
             return Ending.ANSWERED if self._whole else Ending.RESET
         last = bytes(self._received).rstrip().rpartition(b"\n\n")[2]
         event = _event(last)
-        if self._whole:  # it ended as a whole answer does: it had better be one
+        if self._whole:  # HTTP marks the response as complete, so the stream must be complete
             return Ending.ANSWERED if event.get("stop") is True else Ending.CUT
         return Ending.ERROR_EVENT if event.get("error") else Ending.CUT
 

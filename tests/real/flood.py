@@ -1,4 +1,4 @@
-"""A real server beside which somebody writes to its log, a million lines a minute, now and then (S19)."""
+"""A real server, and a process that writes a million lines per minute to its log at times (S19)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import httpx
 import psutil
 
-from tests.real.fault_bench import PATIENCE_S, Bench, Patient, patient
+from tests.real.fault_testbed import PATIENCE_S, FaultRun, Testbed, fault_run
 
 __all__ = ["flooded_over_quiet"]
 
 LINES_PER_MINUTE = 1_000_000
-# Into nowhere or, after a SIGUSR1, into the log, and back after the next: what the writer itself costs is
-# there both times, and what is compared is the log alone.
+# Each SIGUSR1 switches the output between /dev/null and the log. The writer costs the same both times, so the
+# difference is the cost of the log.
 _FLOOD = f"""
 import os, signal, time
 block = (b"0.00.000.100 I srv  " + b"z" * 79 + b"\\n") * ({LINES_PER_MINUTE} // 6000)
@@ -33,23 +33,23 @@ while True:
 """
 
 
-def flooded_over_quiet(bench: Bench, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
+def flooded_over_quiet(testbed: Testbed, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
     """Median seconds of a small request with a quiet log and with a flooded one, in turn."""
-    wrapper = bench.place() / "llama-server"
+    wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(
         "#!/bin/sh\n"
         f'case "$*" in *--model*) {shlex.join([sys.executable, "-c", _FLOOD])} & ;; esac\n'
-        f'exec {bench.executable} "$@"\n'
+        f'exec {testbed.executable} "$@"\n'
     )
     wrapper.chmod(0o755)
-    with patient(bench, bench.tiny, "--parallel", "1", runtime=str(wrapper)) as it:
-        it.ready()
-        flood = next(child for child in it.running.children() if _FLOOD in child.cmdline())
-        with httpx.Client(base_url=it.url, timeout=PATIENCE_S) as client:
-            _median_s(client, requests)  # what is done once
+    with fault_run(testbed, testbed.tiny, "--parallel", "1", runtime=str(wrapper)) as run:
+        run.wait_until_ready()
+        flood = next(child for child in run.running.children() if _FLOOD in child.cmdline())
+        with httpx.Client(base_url=run.url, timeout=PATIENCE_S) as client:
+            _median_s(client, requests)  # the first requests load what is loaded once
             seen = [_round(client, flood, requests) for _ in range(rounds)]
-        assert _flooded_lines(it) > 1_000
-        assert it.stopped() == ()
+        assert _flooded_lines(run) > 1_000
+        assert run.stop() == ()
     return seen
 
 
@@ -65,12 +65,12 @@ def _median_s(client: httpx.Client, requests: int) -> float:
     taken_s = []
     for _ in range(requests):
         began_s = time.monotonic()
-        client.post("/tokenize", json={"content": "Once"}).raise_for_status()  # no busy threads in the way
+        client.post("/tokenize", json={"content": "Once"}).raise_for_status()  # uses no busy threads
         taken_s.append(time.monotonic() - began_s)
     return statistics.median(taken_s)
 
 
-def _flooded_lines(it: Patient) -> int:
-    """Of the flood itself; requests are logged as well."""
-    logs = (path.read_bytes() for path in (it.home / "state").rglob("*.log*"))
+def _flooded_lines(run: FaultRun) -> int:
+    """Only lines of the flood: requests are logged too."""
+    logs = (path.read_bytes() for path in (run.home / "state").rglob("*.log*"))
     return sum(log.count(b"z" * 79) for log in logs)

@@ -1,4 +1,4 @@
-"""Memory cgroups of our own, where this user may make one (v1, or a delegated v2)."""
+"""Memory cgroups for tests, if this user may create one (v1, or a delegated v2)."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ sys.stdin.read()
 
 @contextmanager
 def memory_group() -> Iterator[Path | None]:
-    """A group without a limit yet; None where none can be made.
+    """A group without a limit; None if this user cannot create one.
 
     The memory of a killed process counts until the kernel has freed it. If llamasup needs a page meanwhile,
     the kernel kills a second process of the group (Linux 6.18, on a busy machine 0.1 s after the first). The
     ballast is larger than llamasup, so it is the second.
     """
-    group = next(filter(None, map(_made_group, _group_folders())), None)
+    group = next(filter(None, map(_create_group, _group_folders())), None)
     if group is None:
         yield None
         return
-    command = [*_entering(group), sys.executable, "-c", _BALLAST, str(_BALLAST_BYTES)]
+    command = [*_enter_group_command(group), sys.executable, "-c", _BALLAST, str(_BALLAST_BYTES)]
     ballast = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert ballast.stdout is not None
@@ -50,10 +50,10 @@ def in_group(group: Path, limit_bytes: int) -> list[str]:
     limit = _limit_file(group)
     assert limit is not None
     limit.write_text(str(limit_bytes + _BALLAST_BYTES))
-    return _entering(group)
+    return _enter_group_command(group)
 
 
-def _entering(group: Path) -> list[str]:
+def _enter_group_command(group: Path) -> list[str]:
     return ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
 
 
@@ -63,7 +63,7 @@ def _group_folders() -> list[Path]:
     return [root / "memory", root / own.get("", "/").lstrip("/")]
 
 
-def _made_group(parent: Path) -> Path | None:
+def _create_group(parent: Path) -> Path | None:
     group = parent / f"llamasup-test-{os.getpid()}"
     try:
         group.mkdir()

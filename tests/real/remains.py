@@ -1,4 +1,4 @@
-"""What a run has left behind: processes by the mark in their environment, and files in its folders."""
+"""Processes and files that a run left behind. The environment of a process shows the run's folder."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Remains = tuple[str, ...]
 
 
 def folders_of(home: Path) -> dict[str, str]:
-    """The environment of a llamasup with folders of its own in ``home``; they are made.
+    """The environment of a llamasup with its own folders in ``home``. Creates the folders.
 
-    The cache is whoever's it is: asking a runtime what it can do takes 0.2 s each time.
+    All runs share one cache, because reading the capabilities of a runtime takes 0.2 s.
     """
     names = {
         "XDG_RUNTIME_DIR": "run",
@@ -33,9 +33,9 @@ def folders_of(home: Path) -> dict[str, str]:
 
 
 def processes_of(home: Path) -> tuple[int, ...]:
-    """Whoever lives and has ``home`` in its environment: llamasup, its guardian, its children and theirs.
+    """The living processes with ``home`` in their environment: llamasup, its guardian and all descendants.
 
-    (The children by LLAMASUP_RUN, the path of their run folder.)
+    (The environment of a child has the run folder in LLAMASUP_RUN.)
     """
     mark = b"=" + os.fsencode(home) + b"/"
     return tuple(pid for pid, environment in _environments() if mark in environment)
@@ -47,7 +47,7 @@ def _environments() -> Iterator[tuple[int, bytes]]:
             try:
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
                 environment = (entry / "environ").read_bytes()
-            except OSError:  # it has ended, or is another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
             if state != "Z":
                 yield int(entry.name), environment
@@ -62,20 +62,20 @@ def seconds_until_gone(home: Path) -> float:
     return time.monotonic() - began
 
 
-def _below(folder: Path) -> list[str]:
-    """As it is, also while it goes: a glob ends with an error at what is gone when it comes there."""
+def _paths_below(folder: Path) -> list[str]:
+    """All paths below ``folder``, which may disappear meanwhile. (A glob would raise an error then.)"""
     return [
         str(Path(above, name)) for above, folders, files in os.walk(folder) for name in (*folders, *files)
     ]
 
 
 def remains_of(home: Path, ready_file: Path) -> Remains:
-    """All that a finished run should have removed. Logs and its load history may stay."""
+    """Everything that a finished run should have removed. Logs and the load history may stay."""
     deadline_s = time.monotonic() + GONE_WITHIN_S  # the guardian ends a moment after llamasup
     while (processes := processes_of(home)) and time.monotonic() < deadline_s:
         time.sleep(0.005)
     left = [f"process {pid}" for pid in processes]
-    left += _below(home / "run" / "llamasup")
+    left += _paths_below(home / "run" / "llamasup")
     left += [str(path) for path in (home / "tmp").iterdir()]
     left += [str(path) for path in home.glob("**/*.part")]
     return (*left, str(ready_file)) if ready_file.exists() else tuple(left)

@@ -1,7 +1,7 @@
-"""What the clients of the soak do: one function each, done over and over, and judged each time.
+"""The kinds of requests in the soak: one function each, which also checks the answers.
 
-Every text that is asked for is the client's own: a grammar lets the server say nothing else. So an answer
-that is short, mixed up with a neighbour's or somebody else's altogether is seen.
+Each request has its own text, and a grammar forces the server to answer with it. So a client detects an
+incomplete answer, and an answer to another request.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from typing import Any
 
 from llamasup.gguf.demo import WORDS
 from llamasup.proxy import Limits
-from tests.real.soak_wire import Answer, Outcome, Wire, judged, spoken
+from tests.real.soak_wire import Answer, Outcome, Wire, complete_text, outcome_of
 
-__all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Asked", "Client", "Kind"]
+__all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Client", "Kind", "Result"]
 
 KEY = "soak-key"
-KEEPALIVE_S = 75.0  # X8; for a connection that has been quiet for about as long, either end is right
+KEEPALIVE_S = 75.0  # X8; a connection that has been idle for about this time may be closed or not
 MAX_IDLE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What came of one request."""
+class Result:
+    """The result of one request."""
 
     outcome: Outcome
-    said: str = ""
-    """What the client saw, for whoever has to find out why."""
+    detail: str = ""
+    """What the client received, to explain a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     port: int
-    dice: random.Random = field(default_factory=random.Random)
-    most_idle_s: float = MAX_IDLE_S
+    rng: random.Random = field(default_factory=random.Random)
+    max_idle_s: float = MAX_IDLE_S
 
     def wire(self, *, small: bool = False) -> Wire:
         return Wire(self.port, small=small)
 
     def words(self, least: int, most: int) -> str:
-        return " ".join(self.dice.choices(WORDS, k=self.dice.randint(least, most)))
+        return " ".join(self.rng.choices(WORDS, k=self.rng.randint(least, most)))
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     name: str
     weight: int
-    """How often, beside the others."""
-    ask: Callable[[Client], Awaitable[list[Asked]]]
+    """The relative frequency."""
+    send: Callable[[Client], Awaitable[list[Result]]]
     work: bool = True
-    """It waits for its model. What only looks may be told that there is none just now."""
+    """Whether the request waits for its model. Other requests may get an error during a restart."""
 
 
 def request(
@@ -72,7 +72,7 @@ def post(path: str, body: Any, **options: str) -> bytes:
 def text_request(client: Client, text: str, *, stream: bool) -> bytes:
     """A request, in one of three APIs, whose only possible answer is ``text``."""
     common = {"grammar": f'root ::= "{text}"', "stream": stream, "max_tokens": 6 * len(text) + 10}
-    match client.dice.randrange(3):
+    match client.rng.randrange(3):
         case 0:
             return post("/completion", {"prompt": client.words(1, 40), **common})
         case 1:
@@ -86,89 +86,89 @@ def long_stream(n_predict: int) -> bytes:
     return post("/completion", {"prompt": "Once", "n_predict": n_predict, "ignore_eos": True, "stream": True})
 
 
-def seen(answer: Answer, right: bool) -> list[Asked]:
-    return [Asked(judged(answer, right), str(answer))]
+def seen(answer: Answer, correct: bool) -> list[Result]:
+    return [Result(outcome_of(answer, correct), str(answer))]
 
 
 def said_all(answer: Answer, n_predict: int) -> bool:
-    return bool(spoken(answer)) and f'"tokens_predicted":{n_predict},'.encode() in answer.body
+    return bool(complete_text(answer)) and f'"tokens_predicted":{n_predict},'.encode() in answer.body
 
 
 # --- whoever asks for something and takes the answer -----------------------------------------------------
 
 
-async def plain(client: Client) -> list[Asked]:
+async def plain(client: Client) -> list[Result]:
     text = client.words(1, 30)
     async with client.wire() as wire:
         await wire.send(text_request(client, text, stream=False))
         answer = await wire.answer()
-    return seen(answer, spoken(answer) == text)
+    return seen(answer, complete_text(answer) == text)
 
 
-async def stream(client: Client) -> list[Asked]:
+async def stream(client: Client) -> list[Result]:
     text = client.words(3, 150)
     async with client.wire() as wire:
         await wire.send(text_request(client, text, stream=True))
         answer = await wire.answer()
-    return seen(answer, spoken(answer) == text)
+    return seen(answer, complete_text(answer) == text)
 
 
-async def long_answer(client: Client) -> list[Asked]:
-    n_predict = client.dice.randint(500, 3000)
+async def long_answer(client: Client) -> list[Result]:
+    n_predict = client.rng.randint(500, 3000)
     async with client.wire() as wire:
         await wire.send(long_stream(n_predict))
         answer = await wire.answer()
     return seen(answer, said_all(answer, n_predict))
 
 
-async def slow_reader(client: Client) -> list[Asked]:
-    n_predict = client.dice.randint(1500, 3000)
+async def slow_reader(client: Client) -> list[Result]:
+    n_predict = client.rng.randint(1500, 3000)
     async with client.wire(small=True) as wire:
         await wire.send(long_stream(n_predict))
-        answer = await wire.answer(step=4096, pause_s=client.dice.uniform(0.0, 0.03))
+        answer = await wire.answer(step=4096, pause_s=client.rng.uniform(0.0, 0.03))
     return seen(answer, said_all(answer, n_predict))
 
 
-async def slow_sender(client: Client) -> list[Asked]:
+async def slow_sender(client: Client) -> list[Result]:
     text = client.words(1, 30)
     message = text_request(client, text, stream=False)
     async with client.wire() as wire:
         for begin in range(0, len(message), 128):
             await wire.send(message[begin : begin + 128])
-            await asyncio.sleep(client.dice.uniform(0.0, 0.4))
+            await asyncio.sleep(client.rng.uniform(0.0, 0.4))
         answer = await wire.answer()
-    return seen(answer, spoken(answer) == text)
+    return seen(answer, complete_text(answer) == text)
 
 
-async def keep_alive(client: Client) -> list[Asked]:
-    asked: list[Asked] = []
+async def keep_alive(client: Client) -> list[Result]:
+    results: list[Result] = []
     async with client.wire() as wire:
-        for _ in range(client.dice.randint(2, 8)):
+        for _ in range(client.rng.randint(2, 8)):
             text = client.words(1, 10)
-            await wire.send(text_request(client, text, stream=client.dice.random() < 0.3))
+            await wire.send(text_request(client, text, stream=client.rng.random() < 0.3))
             answer = await wire.answer()
-            asked += seen(answer, spoken(answer) == text)
+            results += seen(answer, complete_text(answer) == text)
             if not answer.whole:
                 break
-            await asyncio.sleep(client.dice.uniform(0.0, 0.3))
-    return asked
+            await asyncio.sleep(client.rng.uniform(0.0, 0.3))
+    return results
 
 
-async def pipelined(client: Client) -> list[Asked]:
-    """All sent at once. Behind an answer that is broken off nothing can follow, which its end tells too."""
-    texts = [client.words(1, 10) for _ in range(client.dice.randint(2, 6))]
-    asked: list[Asked] = []
+async def pipelined(client: Client) -> list[Result]:
+    """Sends all requests at once. No answer can follow one that was cut."""
+    texts = [client.words(1, 10) for _ in range(client.rng.randint(2, 6))]
+    results: list[Result] = []
     async with client.wire() as wire:
         await wire.send(b"".join(text_request(client, text, stream=False) for text in texts))
         for text in texts:
             answer = await wire.answer()
-            asked += seen(answer, spoken(answer) == text)
+            results += seen(answer, complete_text(answer) == text)
             if not answer.whole:
                 break
-    return asked
+    return results
 
 
-async def tokenize(client: Client) -> list[Asked]:
+async def tokenize(client: Client) -> list[Result]:
     text = client.words(1, 60)
     async with client.wire() as wire:
         await wire.send(post("/tokenize", {"content": text}))
@@ -181,72 +181,72 @@ async def tokenize(client: Client) -> list[Asked]:
     return seen(answer, True) + seen(back, (back.json or {}).get("content", "").strip() == text)
 
 
-async def big_body(client: Client) -> list[Asked]:
-    """Up to 1.5 MB there, up to 7 MB back: a token for each letter.
+async def big_body(client: Client) -> list[Result]:
+    """Sends up to 1.5 MB and receives up to 7 MB: one token per letter.
 
-    A body above 1 MiB is not kept, and cannot be sent again when its server dies.
+    llamasup does not keep a body above 1 MiB, so it cannot send it again after a crash.
     """
-    letters = client.dice.randint(100_000, 1_500_000)
+    letters = client.rng.randint(100_000, 1_500_000)
     async with client.wire() as wire:
         await wire.send(post("/tokenize", {"content": "x" * letters}))
         answer = await wire.answer()
     if letters > Limits().replay_bytes and answer.status == 502:
-        return [Asked(Outcome.TOLD)]
+        return [Result(Outcome.CUT)]
     tokens = (answer.json or {}).get("tokens") or [] if answer.whole else []
     return seen(answer, len(tokens) == letters and len(set(tokens)) == 1)
 
 
-async def idle(client: Client) -> list[Asked]:
-    """Quiet after an answer, for longer than is allowed at times."""
+async def idle(client: Client) -> list[Result]:
+    """Stays idle after an answer, sometimes for longer than the keep-alive timeout."""
     async with client.wire() as wire:
         await wire.send(request("GET", "/livez"))
         first = await wire.answer()
-        quiet_s = client.dice.uniform(0.0, client.most_idle_s)
+        quiet_s = client.rng.uniform(0.0, client.max_idle_s)
         await asyncio.sleep(quiet_s)
         text = client.words(1, 5)
         await wire.send(text_request(client, text, stream=False))
         second = await wire.answer()
-    if quiet_s > KEEPALIVE_S - 2.0 and not second.status and not second.late:
-        return [*seen(first, True), Asked(Outcome.REFUSED)]
-    return seen(first, True) + seen(second, spoken(second) == text)
+    if quiet_s > KEEPALIVE_S - 2.0 and not second.status and not second.timed_out:
+        return [*seen(first, True), Result(Outcome.REFUSED)]
+    return seen(first, True) + seen(second, complete_text(second) == text)
 
 
-# --- whoever leaves --------------------------------------------------------------------------------------
+# --- clients that disconnect -----------------------------------------------------------------------------
 
 
-async def leave_stream(client: Client) -> list[Asked]:
-    """After any number of bytes, none of them included."""
+async def abandon_stream(client: Client) -> list[Result]:
+    """Disconnects after any number of bytes, including none."""
     async with client.wire() as wire:
-        await wire.send(long_stream(client.dice.randint(100, 3000)))
-        await wire.read(client.dice.choice((0, client.dice.randrange(1000), client.dice.randrange(300_000))))
-        if client.dice.random() < 0.5:
+        await wire.send(long_stream(client.rng.randint(100, 3000)))
+        await wire.read(client.rng.choice((0, client.rng.randrange(1000), client.rng.randrange(300_000))))
+        if client.rng.random() < 0.5:
             wire.reset()
-    return [Asked(Outcome.LEFT)]
+    return [Result(Outcome.ABANDONED)]
 
 
-async def leave_while_sending(client: Client) -> list[Asked]:
+async def abandon_while_sending(client: Client) -> list[Result]:
     message = text_request(client, client.words(50, 200), stream=True)
     async with client.wire() as wire:
-        await wire.send(message[: client.dice.randrange(1, len(message))])
-        await asyncio.sleep(client.dice.uniform(0.0, 0.2))
-        if client.dice.random() < 0.5:
+        await wire.send(message[: client.rng.randrange(1, len(message))])
+        await asyncio.sleep(client.rng.uniform(0.0, 0.2))
+        if client.rng.random() < 0.5:
             wire.reset()
-    return [Asked(Outcome.LEFT)]
+    return [Result(Outcome.ABANDONED)]
 
 
-async def leave_plain(client: Client) -> list[Asked]:
-    """Whoever asked for the whole answer at once, and does not wait for it."""
+async def abandon_plain(client: Client) -> list[Result]:
+    """Disconnects before an answer without a stream."""
     async with client.wire() as wire:
         await wire.send(post("/completion", {"prompt": "Once", "n_predict": 3000, "ignore_eos": True}))
-        await asyncio.sleep(client.dice.uniform(0.0, 0.5))
-    return [Asked(Outcome.LEFT)]
+        await asyncio.sleep(client.rng.uniform(0.0, 0.5))
+    return [Result(Outcome.ABANDONED)]
 
 
-# --- whoever looks, and whoever asks for what cannot be --------------------------------------------------
+# --- status requests and invalid requests ----------------------------------------------------------------
 
 
-async def look(client: Client) -> list[Asked]:
-    path = client.dice.choice(
+async def read_status(client: Client) -> list[Result]:
+    path = client.rng.choice(
         ("/livez", "/readyz", "/health", "/v1/models", "/props", "/slots", "/metrics", "/llamasup/v1/status")
     )
     closed = path.startswith("/llamasup/")  # there is no admin key
@@ -254,14 +254,14 @@ async def look(client: Client) -> list[Asked]:
         await wire.send(request("GET", path))
         answer = await wire.answer()
     if answer.whole and closed and answer.status in (401, 403):
-        return [Asked(Outcome.REFUSED)]
+        return [Result(Outcome.REFUSED)]
     if answer.status in (502, 503) and answer.error and path not in ("/livez", "/metrics"):
-        return [Asked(Outcome.TOLD, str(answer))]
+        return [Result(Outcome.CUT, str(answer))]
     return seen(answer, len(answer.body) > 0)
 
 
 _LONG = {"prompt": "there " * 6000}
-_BAD: tuple[tuple[bytes, int], ...] = (
+_INVALID_REQUESTS: tuple[tuple[bytes, int], ...] = (
     (b"NO REQUEST\r\n\r\n", 400),
     (b"GET /health HTTP/1.1\r\n\r\n", 400),
     (
@@ -286,14 +286,16 @@ _BAD: tuple[tuple[bytes, int], ...] = (
 )  # fmt: skip
 
 
-async def bad(client: Client) -> list[Asked]:
-    message, status = client.dice.choice(_BAD)
+async def invalid_request(client: Client) -> list[Result]:
+    message, status = client.rng.choice(_INVALID_REQUESTS)
     async with client.wire() as wire:
         await wire.send(message)
         answer = await wire.answer()
-    right = answer.status == status and bool(answer.error)
+    correct = answer.status == status and bool(answer.error)
     return [
-        Asked(Outcome.REFUSED if right else Outcome.LOST, f"wanted {status} for {message[:60]!r}: {answer}")
+        Result(
+            Outcome.REFUSED if correct else Outcome.LOST, f"wanted {status} for {message[:60]!r}: {answer}"
+        )
     ]
 
 
@@ -308,9 +310,9 @@ KINDS = (
     Kind("pipelined", 5, pipelined),
     Kind("tokenize and back", 6, tokenize),
     Kind("big bodies", 2, big_body),
-    Kind("leave in mid-stream", 10, leave_stream),
-    Kind("leave while sending", 4, leave_while_sending),
-    Kind("leave before the answer", 4, leave_plain),
-    Kind("look at status and metrics", 6, look, work=False),
-    Kind("bad requests", 8, bad),
+    Kind("leave in mid-stream", 10, abandon_stream),
+    Kind("leave while sending", 4, abandon_while_sending),
+    Kind("leave before the answer", 4, abandon_plain),
+    Kind("look at status and metrics", 6, read_status, work=False),
+    Kind("bad requests", 8, invalid_request),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""A client of the soak, as slow, hasty or odd as it is told to be, and what it makes of an answer."""
+"""An HTTP connection of a soak client, with a configurable speed, and the classification of its answers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from typing import Any, Self
 
 import httptools
 
-__all__ = ["Answer", "Outcome", "Wire", "events_of", "judged", "said_so_far", "spoken"]
+__all__ = ["Answer", "Outcome", "Wire", "complete_text", "events_of", "outcome_of", "received_text"]
 
 PATIENCE_S = 120.0
-"""As long as a request may wait for its model (S9). Whoever waits longer has been forgotten."""
+"""A request may wait this long for its model (S9). A longer wait counts as lost."""
 SMALL_BUFFER_BYTES = 4096
 
 
 class Outcome(StrEnum):
-    """How a request came out. Only the last one breaks a promise."""
+    """How a request ended. Only the last one breaks a promise."""
 
     RIGHT = "right answer"
     REFUSED = "refused as expected"
-    LEFT = "left by the client"
-    TOLD = "ended by an error"
+    ABANDONED = "left by the client"
+    CUT = "ended by an error"
     LOST = "lost"
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came. ``whole``: it ended as HTTP says that a whole answer ends. ``late``: nothing more came."""
+    """One response. ``whole``: HTTP marked its end. ``timed_out``: its end did not arrive in time."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     whole: bool = False
-    late: bool = False
+    timed_out: bool = False
 
     @property
     def is_stream(self) -> bool:
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """None for what is no JSON."""
+        """The parsed body; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
@@ -56,18 +56,18 @@ class Answer:
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """Of an answer that is nothing but an error in the API's own words; else empty."""
-        said = self.json
-        error = said.get("error") if isinstance(said, dict) else None
+        """The error of a complete error response; otherwise empty."""
+        parsed = self.json
+        error = parsed.get("error") if isinstance(parsed, dict) else None
         return error if self.whole and isinstance(error, dict) and error.get("message") else {}
 
     def __str__(self) -> str:
-        end = "whole" if self.whole else "late" if self.late else "broken off"
+        end = "whole" if self.whole else "late" if self.timed_out else "broken off"
         return f"{self.status or 'no answer'}, {end}, {len(self.body)} bytes …{bytes(self.body[-160:])!r}"
 
 
 class Wire:
-    """One connection. ``small``: with a small receive buffer, so that whoever is slow is felt."""
+    """One connection. ``small``: with a small receive buffer, so that a slow reader blocks the sender."""
 
     def __init__(self, port: int, *, small: bool = False) -> None:
         self._port = port
@@ -77,7 +77,7 @@ class Wire:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
         self._parser = httptools.HttpResponseParser(self)
         self._now = Answer()
-        self._done: deque[Answer] = deque()
+        self._inject_fault: deque[Answer] = deque()
 
     async def __aenter__(self) -> Self:
         try:
@@ -93,7 +93,7 @@ class Wire:
         self._sock.close()
 
     async def send(self, message: bytes) -> None:
-        """All of it, or as much as somebody takes: whoever refuses early has an answer to be read."""
+        """Send the message, or as much as the server accepts: an early refusal still has a response."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 await asyncio.get_running_loop().sock_sendall(self._sock, message)
@@ -104,7 +104,7 @@ class Wire:
         """The next answer, ``step`` bytes at a time with a pause before each."""
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while not self._done:
+                while not self._inject_fault:
                     if pause_s:
                         await asyncio.sleep(pause_s)
                     received = await self._receive(step)
@@ -112,32 +112,32 @@ class Wire:
                         return self._now
                     self._parser.feed_data(received)
         except TimeoutError:
-            self._now.late = True
+            self._now.timed_out = True
             return self._now
-        return self._done.popleft()
+        return self._inject_fault.popleft()
 
-    async def read(self, most: int) -> int:
-        """Up to so many bytes of whatever comes; how many those were."""
+    async def read(self, max_bytes: int) -> int:
+        """Read up to ``max_bytes`` bytes. Returns their number."""
         count = 0
-        while count < most:
-            received = await self._receive(min(most - count, 65_536))
+        while count < max_bytes:
+            received = await self._receive(min(max_bytes - count, 65_536))
             if not received:
                 break
             count += len(received)
         return count
 
     def reset(self) -> None:
-        """Close with a RST, as a client does that dies."""
+        """Close with a RST, like a client that crashes."""
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._sock.close()
 
-    async def _receive(self, most: int) -> bytes:
+    async def _receive(self, max_bytes: int) -> bytes:
         try:
-            return await asyncio.get_running_loop().sock_recv(self._sock, most)
+            return await asyncio.get_running_loop().sock_recv(self._sock, max_bytes)
         except ConnectionError:
             return b""
 
-    # --- what httptools tells
+    # --- callbacks of httptools
 
     def on_message_begin(self) -> None:
         self._now = Answer()
@@ -153,48 +153,48 @@ class Wire:
 
     def on_message_complete(self) -> None:
         self._now.whole = True
-        self._done.append(self._now)
+        self._inject_fault.append(self._now)
         self._now = Answer()
 
 
-def judged(answer: Answer, right: bool) -> Outcome:
-    """``right``: whether it is, as a whole answer, what was asked for.
+def outcome_of(answer: Answer, correct: bool) -> Outcome:
+    """``correct``: whether a complete answer has the expected content.
 
-    An answer that has begun may be broken off if that is told: by an error event, or outside of a stream by
-    an end that HTTP calls none. Whoever had no byte of it is not to notice anything (S10, S12).
+    A started answer may be cut if the client can detect it: by an error event in a stream, otherwise by a
+    missing end in HTTP. A client without a byte must not notice the fault (S10, S12).
     """
     if answer.whole:
-        return Outcome.RIGHT if answer.status == 200 and right else Outcome.LOST
-    if answer.late or answer.status != 200:
+        return Outcome.RIGHT if answer.status == 200 and correct else Outcome.LOST
+    if answer.timed_out or answer.status != 200:
         return Outcome.LOST
     if answer.is_stream:
         last = deque(events_of(answer.body), maxlen=1)
-        return Outcome.TOLD if last and last[0].get("error") else Outcome.LOST
-    return Outcome.TOLD
+        return Outcome.CUT if last and last[0].get("error") else Outcome.LOST
+    return Outcome.CUT
 
 
-def spoken(answer: Answer) -> str:
-    """The text of a whole answer in any of the three APIs; ``""`` for a stream without its proper end."""
+def complete_text(answer: Answer) -> str:
+    """The text of a complete answer of any of the three APIs; ``""`` for a stream without its end."""
     if not answer.is_stream:
-        return said_so_far(answer)
+        return received_text(answer)
     events = list(events_of(answer.body))
     ended = answer.body.endswith(b"data: [DONE]\n\n") or (bool(events) and events[-1].get("stop") is True)
-    return said_so_far(answer) if ended else ""
+    return received_text(answer) if ended else ""
 
 
-def said_so_far(answer: Answer) -> str:
-    """The text of an answer, whether it has its end or not."""
+def received_text(answer: Answer) -> str:
+    """The text received so far."""
     if answer.is_stream:
         return "".join(map(_text, events_of(answer.body)))
-    said = answer.json
-    return _text(said) if isinstance(said, dict) else ""
+    parsed = answer.json
+    return _text(parsed) if isinstance(parsed, dict) else ""
 
 
-def _text(said: Mapping[str, Any]) -> str:
-    if "content" in said:
-        return str(said["content"])
+def _text(message: Mapping[str, Any]) -> str:
+    if "content" in message:
+        return str(message["content"])
     text = ""
-    for choice in said.get("choices", ()):
+    for choice in message.get("choices", ()):
         part = choice.get("delta") or choice.get("message") or choice
         text += part.get("content") or part.get("text") or ""
     return text

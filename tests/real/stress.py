@@ -1,7 +1,8 @@
 """``llamasup serve`` with more models than fit, under random load and changes; every answer is checked.
 
-The clients are here; what is done meanwhile is in stress_chaos.py, what an answer may be at which time in
-stress_world.py. Now and then all of it stops, so that memory and processes can be compared with the status.
+The clients are here; stress_chaos.py makes the changes, and stress_expectations.py decides which answers are
+correct at which time. At intervals all activity stops, so that the test can compare memory and processes with
+the status.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from tests.real.remains import folders_of, remains_of
 from tests.real.soak_clients import KEY, post, request
 from tests.real.soak_wire import Wire
 from tests.real.stress_chaos import PAUSE_S, Chaos, Target, write_first
-from tests.real.stress_config import FAVOURITE, StressConfig
-from tests.real.stress_models import KNOWN_WORDS, MODELS, PROMPTS, learn
-from tests.real.stress_world import Ask, Seen, Verdict, World
+from tests.real.stress_config import MOVING_ALIAS, StressConfig
+from tests.real.stress_expectations import Expectations, JudgedAnswer, Request, Verdict
+from tests.real.stress_models import KNOWN_WORDS, MODELS, PROMPTS, record_answers
 
 __all__ = ["Report", "stress"]
 
@@ -35,31 +36,31 @@ CLIENT_PAUSE_S = 0.15  # on average, between two requests of a client
 LONGEST_TOKENS = 1500
 CALM_EVERY_S = 20.0
 PATIENCE_S = 120.0
-MAX_TOLD = 20
-"""Violations that are reported in full. More of them say nothing new."""
+MAX_PRINTED = 20
+"""The number of violations that are printed. The report contains all of them."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What happened. ``off`` says what of it should not have."""
+    """The results of a stress run. ``violations`` must be empty."""
 
     seed: int
     counts: Counter[tuple[str, Verdict]] = field(default_factory=Counter)
     causes: Counter[str] = field(default_factory=Counter)
-    """Of each 503."""
+    """The causes of the 503 responses."""
     done: Counter[str] = field(default_factory=Counter)
-    orders: Counter[str] = field(default_factory=Counter)
+    command_results: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
     longest_wait_s: float = 0.0
-    calm: int = 0
+    idle_checks: int = 0
     """How often memory and processes were compared with the status."""
-    most_loaded: int = 0
+    max_loaded_seen: int = 0
     budget_bytes: int = 0
-    off: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
 
     def violation(self, what: str) -> None:
-        self.off.append(what)
-        if len(self.off) <= MAX_TOLD:
+        self.violations.append(what)
+        if len(self.violations) <= MAX_PRINTED:
             print(f"OFF: {what}", file=sys.stderr, flush=True)
 
     def count(self, *verdicts: Verdict) -> int:
@@ -74,11 +75,11 @@ class Report:
         yield ""
         yield f"Seed {self.seed}; {self.budget_bytes / 1e6:.0f} MB for all models."
         yield f"Longest wait of a client: {self.longest_wait_s:.1f} s."
-        yield f"Memory and processes agreed with the status {self.calm} times,"
-        yield f"with up to {self.most_loaded} models loaded.\n"
+        yield f"Memory and processes agreed with the status {self.idle_checks} times,"
+        yield f"with up to {self.max_loaded_seen} models loaded.\n"
         yield f"Changes and faults: {_listed(self.done)}.\n"
         yield f"Models: {_listed(self.events)}.\n"
-        yield f"Commands: {_listed(self.orders)}."
+        yield f"Commands: {_listed(self.command_results)}."
         if self.causes:
             yield f"\nCauses of 503: {_listed(self.causes)}."
 
@@ -88,12 +89,12 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
-    """``home``: for files and for llamasup's folders; sockets lie below it, so a short path."""
+    """``home``: for files and llamasup's folders. Its path must be short, because it contains sockets."""
     report = Report(seed)
-    learnt, folder = home / "learnt", home / "models"
-    for each in (learnt, folder):
-        each.mkdir()
-    answers, needs = learn(runtime, learnt)
+    recordings, folder = home / "recordings", home / "models"
+    for new_folder in (recordings, folder):
+        new_folder.mkdir()
+    answers, needs = record_answers(runtime, recordings)
     # Three of the smallest fit, or the two largest.
     report.budget_bytes = max(round(1.03 * sum(sorted(needs.values())[:3])), 2 * max(needs.values()))
     keys = folder / "keys"
@@ -101,18 +102,18 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
     keys.chmod(0o600)
     environ = {**os.environ, **folders_of(home)}
     ready_file = home / "ready.json"
-    world, config = World(answers), StressConfig.first(folder, report.budget_bytes)
-    write_first(world, config)
+    expectations, config = Expectations(answers), StressConfig.first(folder, report.budget_bytes)
+    write_first(expectations, config)
     words = ["--config", str(config.path), "--runtime", runtime, "--port", "0"]
     words += ["--log-level", "warning", "--ready-file", str(ready_file)]
     with started("serve", *words, env=environ) as running:
-        asyncio.run(_Stress(running, environ, world, config, report, duration_s).run())
+        asyncio.run(_Stress(running, environ, expectations, config, report, duration_s).run())
         code = running.stop()
     if code:
-        report.violation(f"llamasup ended with {code}: {running.said[-4000:]}")
-    own = [line for line in running.stderr if not line.startswith("    | ")]  # those are llama-server's
+        report.violation(f"llamasup ended with {code}: {running.stderr_text[-4000:]}")
+    own = [line for line in running.stderr if not line.startswith("    | ")]  # lines of llama-server
     if any("Traceback" in line or "bug" in line for line in own):
-        report.violation(f"llamasup said: {running.said[-8000:]}")
+        report.violation(f"llamasup said: {running.stderr_text[-8000:]}")
     for left in remains_of(home, ready_file):
         report.violation(f"left behind: {left}")
     for event in running.all_events():
@@ -130,22 +131,22 @@ class _Stress:
         self,
         running: Llamasup,
         environ: Mapping[str, str],
-        world: World,
+        expectations: Expectations,
         config: StressConfig,
         report: Report,
         duration_s: float,
     ) -> None:
         self._running = running
         self._environ = environ
-        self._world = world
+        self._expectations = expectations
         self._config = config
         self._report = report
         self._duration_s = duration_s
         self._port = int(running.wait_for("ready")["port"])
         self._over = False
         self._go = asyncio.Event()
-        """Cleared while all is to be calm."""
-        self._asking = 0
+        """Cleared during an idle check."""
+        self._in_flight = 0
         self._idle = asyncio.Event()
         """Set while no client waits for an answer."""
         self._idle.set()
@@ -158,9 +159,9 @@ class _Stress:
             trust_env=False,
             limits=httpx.Limits(max_keepalive_connections=0),
         ) as http:
-            dice = random.Random(f"{report.seed} chaos")
+            rng = random.Random(f"{report.seed} chaos")
             target = Target(self._running, http, self._environ)
-            chaos = Chaos(target, self._world, self._config, dice, report.violation, report.done)
+            chaos = Chaos(target, self._expectations, self._config, rng, report.violation, report.done)
             self._go.set()
             async with asyncio.TaskGroup() as tasks:
                 for number in range(CLIENTS):
@@ -168,118 +169,118 @@ class _Stress:
                 await self._disturb(chaos, tasks)
                 self._over = True
                 self._go.set()
-            await self._last_words(chaos)
-            report.orders = chaos.orders
+            await self._final_check(chaos)
+            report.command_results = chaos.command_results
 
     async def _disturb(self, chaos: Chaos, tasks: asyncio.TaskGroup) -> None:
-        """In rounds, each of which ends in a calm."""
+        """Make changes in rounds. Each round ends with an idle check."""
         rounds = max(1, round(self._duration_s / CALM_EVERY_S))
         for _ in range(rounds):
             deadline_s = time.monotonic() + self._duration_s / rounds
             while time.monotonic() < deadline_s:
                 await chaos.step(tasks)
-                await asyncio.sleep(chaos.dice.expovariate(1 / PAUSE_S))
+                await asyncio.sleep(chaos.rng.expovariate(1 / PAUSE_S))
             self._go.clear()
             await self._idle.wait()
             await chaos.replace_loaded_file(tasks)
-            await self._calm(chaos)
+            await self._check_idle(chaos)
             self._go.set()
 
     # --- clients
 
-    async def _client(self, dice: random.Random) -> None:
+    async def _client(self, rng: random.Random) -> None:
         kinds, weights = zip(*_KINDS, strict=True)
         while not self._over:
             await self._go.wait()
-            kind = dice.choices(kinds, weights)[0]
-            self._asking += 1
+            kind = rng.choices(kinds, weights)[0]
+            self._in_flight += 1
             self._idle.clear()
             try:
-                for seen in await getattr(self, f"_{kind.replace(' ', '_')}")(dice):
+                for seen in await getattr(self, f"_{kind.replace(' ', '_')}")(rng):
                     self._note(kind, seen)
             except OSError as error:
-                self._note(kind, Seen(Verdict.WRONG, f"no connection: {error!r}"))
+                self._note(kind, JudgedAnswer(Verdict.WRONG, f"no connection: {error!r}"))
             finally:
-                self._asking -= 1
-                if not self._asking:
+                self._in_flight -= 1
+                if not self._in_flight:
                     self._idle.set()
-            await asyncio.sleep(dice.expovariate(1 / CLIENT_PAUSE_S))
+            await asyncio.sleep(rng.expovariate(1 / CLIENT_PAUSE_S))
 
-    def _note(self, kind: str, seen: Seen) -> None:
+    def _note(self, kind: str, seen: JudgedAnswer) -> None:
         self._report.counts[kind, seen.verdict] += 1
         if seen.verdict is Verdict.WRONG:
-            self._report.violation(f"{kind}: {seen.said}")
+            self._report.violation(f"{kind}: {seen.detail}")
         elif seen.verdict is Verdict.UNAVAILABLE:
-            self._report.causes[seen.said] += 1
+            self._report.causes[seen.detail] += 1
 
-    async def _plain(self, dice: random.Random) -> list[Seen]:
+    async def _plain(self, rng: random.Random) -> list[JudgedAnswer]:
         async with Wire(self._port) as wire:
-            return [await self._ask(wire, dice, dice.randint(1, 60), is_stream=False)]
+            return [await self._ask(wire, rng, rng.randint(1, 60), is_stream=False)]
 
-    async def _stream(self, dice: random.Random) -> list[Seen]:
+    async def _stream(self, rng: random.Random) -> list[JudgedAnswer]:
         async with Wire(self._port) as wire:
-            return [await self._ask(wire, dice, dice.randint(1, KNOWN_WORDS), is_stream=True)]
+            return [await self._ask(wire, rng, rng.randint(1, KNOWN_WORDS), is_stream=True)]
 
-    async def _long_stream(self, dice: random.Random) -> list[Seen]:
+    async def _long_stream(self, rng: random.Random) -> list[JudgedAnswer]:
         async with Wire(self._port) as wire:
-            return [await self._ask(wire, dice, dice.randint(KNOWN_WORDS, LONGEST_TOKENS), is_stream=True)]
+            return [await self._ask(wire, rng, rng.randint(KNOWN_WORDS, LONGEST_TOKENS), is_stream=True)]
 
-    async def _several_on_one_connection(self, dice: random.Random) -> list[Seen]:
-        """For different models. One that is cut ends the connection."""
-        seen: list[Seen] = []
+    async def _several_on_one_connection(self, rng: random.Random) -> list[JudgedAnswer]:
+        """Requests for different models. A cut answer ends the connection."""
+        seen: list[JudgedAnswer] = []
         async with Wire(self._port) as wire:
-            for _ in range(dice.randint(2, 6)):
-                seen.append(await self._ask(wire, dice, dice.randint(1, 20), is_stream=dice.random() < 0.3))
+            for _ in range(rng.randint(2, 6)):
+                seen.append(await self._ask(wire, rng, rng.randint(1, 20), is_stream=rng.random() < 0.3))
                 if seen[-1].verdict in (Verdict.CUT, Verdict.WRONG):
                     break
         return seen
 
-    async def _unknown_name(self, dice: random.Random) -> list[Seen]:
-        name = dice.choice(("m8", "m", "alias", "../m0.gguf", "m0.gguf/..", "none", "m0 m1"))
+    async def _unknown_name(self, rng: random.Random) -> list[JudgedAnswer]:
+        name = rng.choice(("m8", "m", "alias", "../m0.gguf", "m0.gguf/..", "none", "m0 m1"))
         async with Wire(self._port) as wire:
-            return [await self._ask(wire, dice, 5, is_stream=dice.random() < 0.5, name=name)]
+            return [await self._ask(wire, rng, 5, is_stream=rng.random() < 0.5, name=name)]
 
-    async def _leave(self, dice: random.Random) -> list[Seen]:
-        """While the model is loaded, in mid-stream, or at the end."""
-        after_bytes, after_s = dice.choice((0, 200, 5000)), dice.uniform(0.0, 2.0)
-        path, body = dice.choice(PROMPTS).request(_name(dice), dice.randint(10, LONGEST_TOKENS))
+    async def _leave(self, rng: random.Random) -> list[JudgedAnswer]:
+        """Disconnect during the load of the model, in mid-stream, or at the end."""
+        after_bytes, after_s = rng.choice((0, 200, 5000)), rng.uniform(0.0, 2.0)
+        path, body = rng.choice(PROMPTS).request(_name(rng), rng.randint(10, LONGEST_TOKENS))
         async with Wire(self._port) as wire:
-            await wire.send(post(path, {**body, "stream": dice.random() < 0.7}))
+            await wire.send(post(path, {**body, "stream": rng.random() < 0.7}))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(after_s):
                     await wire.read(after_bytes or LONGEST_TOKENS * 1000)
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
                 wire.reset()
-        return [Seen(Verdict.LEFT)]
+        return [JudgedAnswer(Verdict.ABANDONED)]
 
-    async def _list(self, dice: random.Random) -> list[Seen]:
+    async def _list(self, rng: random.Random) -> list[JudgedAnswer]:
         """``/v1/models``: exactly the models of a config that may be in force."""
         began_s = time.monotonic()
         async with Wire(self._port) as wire:
             await wire.send(request("GET", "/v1/models"))
             answer = await wire.answer()
-        ids = [each["id"] for each in (answer.json or {}).get("data", ())] if answer.whole else []
-        if set(ids) in self._world.listings(began_s, time.monotonic()) and len(set(ids)) == len(ids):
-            return [Seen(Verdict.RIGHT)]
-        return [Seen(Verdict.WRONG, f"/v1/models has {ids}: {answer}")]
+        ids = [model["id"] for model in (answer.json or {}).get("data", ())] if answer.whole else []
+        if set(ids) in self._expectations.listings(began_s, time.monotonic()) and len(set(ids)) == len(ids):
+            return [JudgedAnswer(Verdict.RIGHT)]
+        return [JudgedAnswer(Verdict.WRONG, f"/v1/models has {ids}: {answer}")]
 
     async def _ask(
-        self, wire: Wire, dice: random.Random, tokens: int, *, is_stream: bool, name: str = ""
-    ) -> Seen:
-        prompt, name = dice.choice(PROMPTS), name or _name(dice)
-        ask = Ask(name, prompt, tokens, is_stream, time.monotonic())
+        self, wire: Wire, rng: random.Random, tokens: int, *, is_stream: bool, name: str = ""
+    ) -> JudgedAnswer:
+        prompt, name = rng.choice(PROMPTS), name or _name(rng)
+        request = Request(name, prompt, tokens, is_stream, time.monotonic())
         path, body = prompt.request(name, tokens)
         await wire.send(post(path, {**body, "stream": is_stream}))
         answer = await wire.answer()
         now_s = time.monotonic()
-        self._report.longest_wait_s = max(self._report.longest_wait_s, now_s - ask.sent_s)
-        return self._world.judge(ask, answer, now_s)
+        self._report.longest_wait_s = max(self._report.longest_wait_s, now_s - request.sent_s)
+        return self._expectations.judge(request, answer, now_s)
 
-    # --- calm
+    # --- idle checks
 
-    async def _calm(self, chaos: Chaos) -> None:
-        """Nothing is asked or changed. Then the status, the budget and the processes are in agreement."""
-        await chaos.settled()
+    async def _check_idle(self, chaos: Chaos) -> None:
+        """Without requests and changes, the status, the budget and the processes must agree."""
+        await chaos.wait_until_done()
         await self._idle.wait()
         deadline_s = time.monotonic() + PATIENCE_S
         while faults := await self._faults(chaos):
@@ -288,11 +289,15 @@ class _Stress:
                 break
             await asyncio.sleep(0.1)
         report = self._report
-        report.calm += 1
-        print(f"calm {report.calm}: {report.count(Verdict.RIGHT)} right answers", file=sys.stderr, flush=True)
+        report.idle_checks += 1
+        print(
+            f"calm {report.idle_checks}: {report.count(Verdict.RIGHT)} right answers",
+            file=sys.stderr,
+            flush=True,
+        )
 
     async def _faults(self, chaos: Chaos) -> list[str]:
-        """What is not as it has to be, once nothing happens any more."""
+        """The disagreements between the status, the budget and the processes."""
         status = await chaos.target.status()
         models = status["models"]
         faults = [
@@ -301,45 +306,45 @@ class _Stress:
             if model["state"] not in ("ready", "stopped", "failed") or model["in_flight"] or model["queued"]
         ]
         loaded = [model for model in models if model["state"] == "ready"]
-        self._report.most_loaded = max(self._report.most_loaded, len(loaded))
-        needed = sum(each["needs_bytes"]["ram"] for each in loaded)
+        self._report.max_loaded_seen = max(self._report.max_loaded_seen, len(loaded))
+        needed = sum(model["needs_bytes"]["ram"] for model in loaded)
         if needed > status["budget"]["ram"]:
             faults.append(f"{needed} bytes are needed, of a budget of {status['budget']['ram']}")
         config = chaos.config
         if config.max_loaded and len(loaded) > config.max_loaded:
             faults.append(f"{len(loaded)} models are loaded, with max_loaded {config.max_loaded}")
-        if len(grouped := [each["id"] for each in loaded if each["id"] in config.group]) > 1:
+        if len(grouped := [model["id"] for model in loaded if model["id"] in config.group]) > 1:
             faults.append(f"{grouped} are loaded, of one group")
         servers = {process.pid: arguments for process, arguments in chaos.target.servers()}
-        if set(servers) != {each["pid"] for each in loaded}:
-            faults.append(f"servers {servers}, but the status has {[each['pid'] for each in loaded]}")
+        if set(servers) != {model["pid"] for model in loaded}:
+            faults.append(f"servers {servers}, but the status has {[model['pid'] for model in loaded]}")
         return faults + [
-            f"the process of {each['id']} serves another file: {servers.get(each['pid'])}"
-            for each in loaded
-            if str(config.path_of(each["id"])) not in servers.get(each["pid"], ())
+            f"the process of {model['id']} serves another file: {servers.get(model['pid'])}"
+            for model in loaded
+            if str(config.path_of(model["id"])) not in servers.get(model["pid"], ())
         ]
 
-    async def _last_words(self, chaos: Chaos) -> None:
-        """In the end each model is started by hand, and answers as the file that is there now."""
-        dice = random.Random(f"{self._report.seed} end")
+    async def _final_check(self, chaos: Chaos) -> None:
+        """Restart each model. Its answer must be that of its current file."""
+        rng = random.Random(f"{self._report.seed} end")
         for model in chaos.config.models:
             answer = await chaos.target.http.post(f"/llamasup/v1/models/{model}/restart", timeout=PATIENCE_S)
             if answer.status_code != 200:
                 self._report.violation(f"{model} cannot be started in the end: {answer.text}")
                 continue
-            self._world.file_taken(model, self._world.changes_of(model), time.monotonic())
+            self._expectations.file_applied(model, self._expectations.changes_of(model), time.monotonic())
             async with Wire(self._port) as wire:
-                seen = await self._ask(wire, dice, KNOWN_WORDS, is_stream=False, name=model)
+                seen = await self._ask(wire, rng, KNOWN_WORDS, is_stream=False, name=model)
             self._note("in the end", seen)
             if seen.verdict is not Verdict.RIGHT:
-                self._report.violation(f"{model} does not answer in the end: {seen.verdict} {seen.said}")
-        await self._calm(chaos)
+                self._report.violation(f"{model} does not answer in the end: {seen.verdict} {seen.detail}")
+        await self._check_idle(chaos)
 
 
-def _name(dice: random.Random) -> str:
-    """Of a model that is, was or will be there; some are asked for more often than others."""
-    model = dice.choices(MODELS, (8, 6, 4, 3, 2, 2, 1, 1))[0]
-    return dice.choice((model, model, f"alias-{model}", FAVOURITE))
+def _name(rng: random.Random) -> str:
+    """A name of a model that the config has, had or will have. Some models are more popular than others."""
+    model = rng.choices(MODELS, (8, 6, 4, 3, 2, 2, 1, 1))[0]
+    return rng.choice((model, model, f"alias-{model}", MOVING_ALIAS))
 
 
 _KINDS = (

@@ -1,4 +1,4 @@
-"""The config of the stress, and how it changes at random. Pure: what comes of the dice alone."""
+"""The config of a stress run and its random changes. Pure: depends only on the random generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.real.stress_models import MODELS, settings_of
 __all__ = ["BROKEN", "StressConfig", "edited"]
 
 MIN_MODELS = 6
-FAVOURITE = "best"
+MOVING_ALIAS = "best"
 """An alias that moves from model to model."""
 
 BROKEN: Sequence[str] = (
@@ -26,12 +26,12 @@ BROKEN: Sequence[str] = (
     "models: {m0: &anchor {path: demo}, m1: *anchor}\n",
     "",
 )
-"""Each is refused, whatever was in force before."""
+"""Invalid configs: llamasup refuses each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StressConfig:
-    """``models``: those that are served, with settings of their own. ``aliases``: names with their models."""
+    """``models``: the served models with their settings. ``aliases``: alias to model."""
 
     folder: Path
     budget_bytes: int
@@ -43,13 +43,13 @@ class StressConfig:
 
     @staticmethod
     def first(folder: Path, budget_bytes: int) -> StressConfig:
-        aliases = {f"alias-{model}": model for model in MODELS} | {FAVOURITE: MODELS[0]}
+        aliases = {f"alias-{model}": model for model in MODELS} | {MOVING_ALIAS: MODELS[0]}
         models = {model: settings_of(model) for model in MODELS}
         return StressConfig(folder, budget_bytes, models, aliases)
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Every name that is served, with its model."""
+        """Every served name with its model."""
         aliases = {name: model for name, model in self.aliases.items() if model in self.models}
         return {model: model for model in self.models} | aliases
 
@@ -61,7 +61,7 @@ class StressConfig:
         return self.folder / f"{model}.gguf"
 
     def text(self) -> str:
-        """As YAML, of which JSON is a part."""
+        """The config as JSON, which is also YAML."""
         names = self.names
         models = {
             model: {
@@ -72,7 +72,7 @@ class StressConfig:
             for model, settings in self.models.items()
         }
         group = [model for model in self.group if model in self.models]
-        said: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "auth": {"api_key_file": str(self.folder / "keys")},
             "memory": {"ram": f"{self.budget_bytes >> 10}KiB"},
             "swap_after": self.swap_after,
@@ -81,89 +81,95 @@ class StressConfig:
             **({"groups": {"one-at-a-time": group}} if group else {}),
             **({"max_loaded": self.max_loaded} if self.max_loaded else {}),
         }
-        return json.dumps(said, indent=1)
+        return json.dumps(settings, indent=1)
 
 
-def edited(config: StressConfig, dice: random.Random) -> tuple[str, StressConfig]:
-    """One change, and what it is called."""
-    what, change = dice.choice(_EDITS)
-    return what, change(config, dice)
+def edited(config: StressConfig, rng: random.Random) -> tuple[str, StressConfig]:
+    """Make one random change. Returns its name and the new config."""
+    what, change = rng.choice(_EDITS)
+    return what, change(config, rng)
 
 
-def _add_or_remove(config: StressConfig, dice: random.Random) -> StressConfig:
-    away = [model for model in MODELS if model not in config.models]
-    if away and (len(config.models) <= MIN_MODELS or dice.random() < 0.5):
-        model = dice.choice(away)
+def _add_or_remove(config: StressConfig, rng: random.Random) -> StressConfig:
+    unused = [model for model in MODELS if model not in config.models]
+    if unused and (len(config.models) <= MIN_MODELS or rng.random() < 0.5):
+        model = rng.choice(unused)
         return replace(config, models={**config.models, model: settings_of(model)})
-    model = dice.choice(sorted(config.models))
-    return replace(config, models={each: said for each, said in config.models.items() if each != model})
+    model = rng.choice(sorted(config.models))
+    return replace(
+        config, models={name: settings for name, settings in config.models.items() if name != model}
+    )
 
 
-def _alias(config: StressConfig, dice: random.Random) -> StressConfig:
-    model = dice.choice(MODELS)
+def _alias(config: StressConfig, rng: random.Random) -> StressConfig:
+    model = rng.choice(MODELS)
     aliases = dict(config.aliases)
     if aliases.pop(f"alias-{model}", None) is None:
         aliases[f"alias-{model}"] = model
     return replace(config, aliases=aliases)
 
 
-def _favourite(config: StressConfig, dice: random.Random) -> StressConfig:
-    return replace(config, aliases={**config.aliases, FAVOURITE: dice.choice(MODELS)})
+def _move_alias(config: StressConfig, rng: random.Random) -> StressConfig:
+    return replace(config, aliases={**config.aliases, MOVING_ALIAS: rng.choice(MODELS)})
 
 
-def _ttl(config: StressConfig, dice: random.Random) -> StressConfig:
-    """Without one as often as with one."""
-    ttl = dice.choice(("500ms", "2s", "30s"))
-    model = dice.choice(sorted(model for model, said in config.models.items() if not said.get("pin")))
-    said = {key: value for key, value in config.models[model].items() if key != "ttl"}
-    if said == config.models[model]:
-        said["ttl"] = ttl
-    return replace(config, models={**config.models, model: said})
+def _ttl(config: StressConfig, rng: random.Random) -> StressConfig:
+    """Set or remove the TTL of a model."""
+    ttl = rng.choice(("500ms", "2s", "30s"))
+    model = rng.choice(sorted(model for model, settings in config.models.items() if not settings.get("pin")))
+    settings = {key: value for key, value in config.models[model].items() if key != "ttl"}
+    if settings == config.models[model]:
+        settings["ttl"] = ttl
+    return replace(config, models={**config.models, model: settings})
 
 
-def _context(config: StressConfig, dice: random.Random) -> StressConfig:
-    return _said(config, dice, parallel=dice.choice((1, 2, 3)))
+def _context(config: StressConfig, rng: random.Random) -> StressConfig:
+    return _with_setting(config, rng, parallel=rng.choice((1, 2, 3)))
 
 
-def _preload(config: StressConfig, dice: random.Random) -> StressConfig:
-    return _said(config, dice, preload=dice.random() < 0.5)
+def _preload(config: StressConfig, rng: random.Random) -> StressConfig:
+    return _with_setting(config, rng, preload=rng.random() < 0.5)
 
 
-def _pin(config: StressConfig, dice: random.Random) -> StressConfig:
-    """At most one, outside of the group: every other model has to be loadable. Without ``ttl``, which is
-    refused of a pinned model.
+def _pin(config: StressConfig, rng: random.Random) -> StressConfig:
+    """Pin at most one model outside the group, because all other models must stay loadable. A pinned model
+    cannot have a ``ttl``.
     """
-    free = [model for model, said in config.models.items() if model not in config.group and "ttl" not in said]
-    pinned = dice.choice([*sorted(free), ""])
-    models = {model: {**said, "pin": model == pinned} for model, said in config.models.items()}
+    free = [
+        model
+        for model, settings in config.models.items()
+        if model not in config.group and "ttl" not in settings
+    ]
+    pinned = rng.choice([*sorted(free), ""])
+    models = {model: {**settings, "pin": model == pinned} for model, settings in config.models.items()}
     return replace(config, models=models)
 
 
-def _group(config: StressConfig, dice: random.Random) -> StressConfig:
+def _group(config: StressConfig, rng: random.Random) -> StressConfig:
     free = [model for model in MODELS if not config.models.get(model, {}).get("pin")]
-    return replace(config, group=tuple(sorted(dice.sample(free, dice.choice((0, 2, 3))))))
+    return replace(config, group=tuple(sorted(rng.sample(free, rng.choice((0, 2, 3))))))
 
 
-def _room(config: StressConfig, dice: random.Random) -> StressConfig:
-    """Two places, or as many as there is memory for."""
-    swap_after = dice.choice(("100ms", "500ms", "2s"))
-    return replace(config, max_loaded=dice.choice((2, None)), swap_after=swap_after)
+def _limits(config: StressConfig, rng: random.Random) -> StressConfig:
+    """Allow two loaded models, or as many as fit into memory."""
+    swap_after = rng.choice(("100ms", "500ms", "2s"))
+    return replace(config, max_loaded=rng.choice((2, None)), swap_after=swap_after)
 
 
-def _said(config: StressConfig, dice: random.Random, **said: Any) -> StressConfig:
-    model = dice.choice(sorted(config.models))
-    return replace(config, models={**config.models, model: {**config.models[model], **said}})
+def _with_setting(config: StressConfig, rng: random.Random, **settings: Any) -> StressConfig:
+    model = rng.choice(sorted(config.models))
+    return replace(config, models={**config.models, model: {**config.models[model], **settings}})
 
 
 _EDITS = (
     ("model added or removed", _add_or_remove),
     ("model added or removed", _add_or_remove),
     ("alias added or removed", _alias),
-    ("alias moved", _favourite),
+    ("alias moved", _move_alias),
     ("ttl", _ttl),
     ("parallel", _context),
     ("preload", _preload),
     ("pin", _pin),
     ("group", _group),
-    ("max_loaded and swap_after", _room),
+    ("max_loaded and swap_after", _limits),
 )

@@ -1,7 +1,7 @@
-"""The models of the stress: each version of each model has words of its own, and its answers are known.
+"""The models of a stress run: each version of each model has its own words, and its answers are known.
 
-A version can say only the words of its vocabulary, so an answer names the model and the version that gave it.
-What it says to each prompt at temperature 0 was asked of it before, where nothing else went on.
+A version can only use the words of its vocabulary, so each answer shows its model and version. The answers to
+all prompts at temperature 0 are recorded before the stress begins.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from llamasup.config.config_keys import ModelEntry
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
 
-__all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "learn", "settings_of"]
+__all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]
 
 MODELS = tuple(f"m{number}" for number in range(8))
 VERSIONS = 3
 KNOWN_WORDS = 120
-"""So many words of each answer are known. Of a longer answer the rest is checked by the vocabulary alone."""
-# Where the best two words are closer than this (in logits), another batch may lead to the second.
+"""The number of recorded words per answer. The rest of a longer answer is checked by the vocabulary only."""
+# If the best two words are closer than this (in logits), another batch may select the second one.
 MIN_MARGIN = 0.005
-_LEARNERS = 3
-_LETTERS = ascii_lowercase[:6]  # few words: the best one is far ahead of the next
+_PARALLEL_RECORDINGS = 3
+_LETTERS = ascii_lowercase[:6]  # few words, so that the best one is far ahead of the next
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,13 +54,13 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a client asks. The APIs of one kind lead to the same tokens, and so to the same answer."""
+    """A prompt. The APIs of one kind lead to the same tokens and so to the same answer."""
 
     text: str
     is_chat: bool
 
     def request(self, name: str, tokens: int, *, path: str = "") -> tuple[str, dict[str, Any]]:
-        """Path and body. ``name``: of the model."""
+        """The path and the body of a request. ``name``: of the model."""
         common = {"model": name, "max_tokens": tokens, "temperature": 0}
         if self.is_chat:
             messages = [{"role": "user", "content": self.text}]
@@ -72,38 +72,36 @@ PROMPTS = tuple(Prompt(text, is_chat) for text in ("Tell me more.", "7 + 5 =") f
 
 
 class Answers:
-    """What each version says to each prompt, as far as it is sure to say it."""
+    """The answer of each version to each prompt, as far as it is deterministic."""
 
     def __init__(self, known: Mapping[tuple[Version, Prompt], Sequence[str]]) -> None:
         self._known = known
         versions = {version for version, _ in known}
-        self._speaker = {word: version for version in versions for word in version.words}
+        self._author = {word: version for version in versions for word in version.words}
 
-    def speaker(self, text: str) -> Version | None:
-        """Whose words these are. None: nobody's, or those of several."""
-        found = {self._speaker.get(word) for word in text.split()}
+    def author(self, text: str) -> Version | None:
+        """The version with these words; None if no version or several versions have them."""
+        found = {self._author.get(word) for word in text.split()}
         return found.pop() if len(found) == 1 else None
 
     def begins_as(self, text: str, version: Version, prompt: Prompt) -> bool:
-        """Whether this version begins its answer so."""
+        """Whether the answer of this version begins with ``text``."""
         words = text.split()
         known = self._known[version, prompt][: len(words)]
-        return words[: len(known)] == list(known) and all(
-            self._speaker.get(word) == version for word in words
-        )
+        return words[: len(known)] == list(known) and all(self._author.get(word) == version for word in words)
 
     def is_right(self, text: str, version: Version, prompt: Prompt, tokens: int) -> bool:
-        """Whether it is the whole answer. A token is a word."""
+        """Whether ``text`` is the complete answer. A token is a word."""
         return len(text.split()) == tokens and self.begins_as(text, version, prompt)
 
 
 def settings_of(model: str) -> dict[str, Any]:
-    """What is said of each model from the start. Contexts differ so that needs do."""
+    """The initial settings of a model. Contexts differ, so that the memory needs differ."""
     ctx_size = 2048 * (1 + MODELS.index(model) % 4)
     return {"ctx_size": ctx_size, "parallel": 2, "threads": 1, "gpu_layers": 0}
 
 
-def learn(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
+def record_answers(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
     """The answers, and the memory in bytes that each model needs. Files of all versions are in ``folder``."""
     versions = [Version(model, number) for model in MODELS for number in range(VERSIONS)]
     entries = {}
@@ -111,17 +109,17 @@ def learn(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
         path = folder / f"{version}.gguf"
         path.write_bytes(version.content())
         entries[str(version)] = ModelEntry(path=str(path), **settings_of(version.model))
-    config = Config(models=entries, max_loaded=_LEARNERS, swap_after_s=0.1)
+    config = Config(models=entries, max_loaded=_PARALLEL_RECORDINGS, swap_after_s=0.1)
     needs: dict[str, int] = {}
     with (
         llamasup.serve(config=config, runtime=runtime) as server,
-        ThreadPoolExecutor(_LEARNERS) as learners,
+        ThreadPoolExecutor(_PARALLEL_RECORDINGS) as recorders,
     ):
 
         def answers_of(version: Version) -> dict[tuple[Version, Prompt], Sequence[str]]:
             return {(version, prompt): _ask(server.client, version, prompt) for prompt in PROMPTS}
 
-        known = {key: words for found in learners.map(answers_of, versions) for key, words in found.items()}
+        known = {key: words for found in recorders.map(answers_of, versions) for key, words in found.items()}
         for status in server.status()["models"]:
             model = status["id"].partition("v")[0]
             needs[model] = max(needs.get(model, 0), status["needs_bytes"]["ram"])
@@ -132,7 +130,7 @@ def learn(runtime: str, folder: Path) -> tuple[Answers, dict[str, int]]:
 
 
 def _ask(client: httpx.Client, version: Version, prompt: Prompt) -> list[str]:
-    """Its words up to the first of which it is not sure."""
+    """The words of the answer up to the first one that is not deterministic."""
     path, body = prompt.request(str(version), KNOWN_WORDS, path="/completion")
     body |= {"logprobs": True, "top_logprobs": 2} if prompt.is_chat else {"n_probs": 2}
     said = client.post(path, json=body, timeout=120.0).raise_for_status().json()

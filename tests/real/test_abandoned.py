@@ -1,4 +1,4 @@
-"""A real llama-server whose clients leave: place and quota are free when its slot is, and not before."""
+"""Clients of a real llama-server that disconnect: their permit and quota are free once the slot is idle."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def running(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Llamasup
     keys.write_text("streams name=streams rights=inference,control\none name=one concurrent=1\n")
     keys.chmod(0o600)
     options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT, "--api-key-file", str(keys))
-    with llamasup(tiny_model, *options) as it:
-        yield it
-        assert it.stop() == 0
+    with llamasup(tiny_model, *options) as llamasup_process:
+        yield llamasup_process
+        assert llamasup_process.stop() == 0
 
 
-def at_work(running: Llamasup) -> int:
+def busy_slots(running: Llamasup) -> int:
     headers = {"Authorization": STREAMS}
     slots = httpx.get(f"{running.url}/slots", headers=headers, timeout=PATIENCE_S).json()
     return sum(slot["is_processing"] for slot in slots)
@@ -46,7 +46,7 @@ def gauge(running: Llamasup, name: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def asks_and_leaves(running: Llamasup, busy: int, **changes: object) -> None:
+def send_and_disconnect(running: Llamasup, busy: int, **changes: object) -> None:
     """``busy``: slots at work, this request included, when it leaves."""
     body = json.dumps({"prompt": "b", "n_predict": LONG, "ignore_eos": True} | changes).encode()
     url = httpx.URL(running.url)
@@ -56,11 +56,11 @@ def asks_and_leaves(running: Llamasup, busy: int, **changes: object) -> None:
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         deadline = time.monotonic() + PATIENCE_S
-        while at_work(running) < busy:
+        while busy_slots(running) < busy:
             assert time.monotonic() < deadline, "the request did not begin"
 
 
-def short(running: Llamasup) -> httpx.Response:
+def send_short_request(running: Llamasup) -> httpx.Response:
     body = {"prompt": "c", "n_predict": 1}
     return httpx.post(f"{running.url}/completion", json=body, headers=LIMITED, timeout=PATIENCE_S)
 
@@ -71,16 +71,16 @@ def test_abandoned_request_keeps_permit_and_quota_until_its_slot_is_free(
     running: Llamasup, stream: bool
 ) -> None:
     with Occupant(running.url, Authorization=STREAMS) as occupant:
-        asks_and_leaves(running, 2, stream=stream)
+        send_and_disconnect(running, 2, stream=stream)
         refusals = 0
         deadline = time.monotonic() + PATIENCE_S
-        while (answer := short(running)).status_code == 429:
+        while (answer := send_short_request(running)).status_code == 429:
             assert answer.json()["error"]["cause"] == "key_concurrent"
             assert time.monotonic() < deadline, "its quota was not given back"
             refusals += 1
         assert answer.status_code == 200, answer.text
-        assert at_work(running) == 1  # the stream alone
-        assert occupant.is_there
+        assert busy_slots(running) == 1  # the stream alone
+        assert occupant.is_streaming
         if not stream:
             assert refusals
 
@@ -89,23 +89,25 @@ def test_next_queued_request_gets_the_permit_when_the_slot_is_idle(
     running: Llamasup,
 ) -> None:
     with Occupant(running.url, Authorization=STREAMS) as occupant:
-        asks_and_leaves(running, 2)
+        send_and_disconnect(running, 2)
         body = {"prompt": "c", "n_predict": 1}
         headers = {"Authorization": STREAMS}
         answer = httpx.post(f"{running.url}/completion", json=body, headers=headers, timeout=PATIENCE_S)
         assert answer.status_code == 200
-        assert 'desc="position 1"' in answer.headers["server-timing"]  # it waited here, not in the server
-        assert at_work(running) == 1
-        assert occupant.is_there
+        assert (
+            'desc="position 1"' in answer.headers["server-timing"]
+        )  # it waited in llamasup, not in the server
+        assert busy_slots(running) == 1
+        assert occupant.is_streaming
 
 
-def test_without_a_stream_the_slot_is_free_long_before_the_last_token(running: Llamasup) -> None:
-    asks_and_leaves(running, 1, n_predict=20_000)
+def test_slot_of_abandoned_plain_request_is_freed_before_the_last_token(running: Llamasup) -> None:
+    send_and_disconnect(running, 1, n_predict=20_000)
     before = gauge(running, "llamacpp:tokens_predicted_total")
     deadline = time.monotonic() + PATIENCE_S
-    while short(running).status_code == 429:
-        # Each question about slots or metrics wakes llama-server, which looks for its client a second later.
+    while send_short_request(running).status_code == 429:
+        # Each request for slots or metrics wakes llama-server, which checks its client a second later.
         time.sleep(1.5)
         assert time.monotonic() < deadline, "its quota was not given back"
-    assert at_work(running) == 0
+    assert busy_slots(running) == 0
     assert gauge(running, "llamacpp:tokens_predicted_total") - before < 20_000

@@ -1,4 +1,4 @@
-"""LoRA adapters in a models folder, on a real llama-server: there when asked for, else without effect."""
+"""LoRA adapters in a models folder, on a real llama-server: they take effect only on request."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ pytestmark = pytest.mark.real
 PROMPT: Mapping[str, Any] = {"prompt": "hello", "n_predict": 12, "temperature": 0, "seed": 1}
 
 
-def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
-    tmp_path: Path, runtime: str
-) -> None:
+def test_adapter_beside_its_model_serves_requests_that_name_it(tmp_path: Path, runtime: str) -> None:
     for folder, adapters in (
         ("plain", {}),
         ("adapted", {"lora": models.tiny_lora(), "stranger": models.tiny_lora(width=32)}),
@@ -48,17 +46,17 @@ def test_adapter_in_the_folder_of_its_model_serves_requests_that_name_it(
         httpx.Client(base_url=running.url, timeout=60) as client,
     ):
 
-        def said(model: str, **more: Any) -> str:
+        def text_of(model: str, **more: Any) -> str:
             answer = client.post("/v1/completions", json={**PROMPT, "model": model, **more})
             return str(answer.raise_for_status().json()["choices"][0]["text"])
 
         listed = {item["id"] for item in client.get("/v1/models").json()["data"]}
-        plain = said("plain")
-        asleep = said("adapted")
-        awake = said("adapted", lora=[{"id": 0, "scale": 1.0}])
-        again = said("adapted")
-        always = said("by-config")
-    print(f"plain {plain!r}, adapted {awake!r}")
+        plain = text_of("plain")
+        without_adapter = text_of("adapted")
+        with_adapter = text_of("adapted", lora=[{"id": 0, "scale": 1.0}])
+        without_adapter_again = text_of("adapted")
+        adapter_from_config = text_of("by-config")
+    print(f"plain {plain!r}, adapted {with_adapter!r}")
     assert listed == {"plain", "adapted", "by-config"}
-    assert plain == asleep == again
-    assert awake == always != plain
+    assert plain == without_adapter == without_adapter_again
+    assert with_adapter == adapter_from_config != plain

@@ -1,4 +1,4 @@
-"""Half-sent bodies before a real llama-server: they count for their key, and the other clients are served."""
+"""Half-sent bodies before a real llama-server: they count for their key, and other clients are served."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.e2e.driver import PATIENCE_S, llamasup
 pytestmark = pytest.mark.real
 
 
-def test_a_key_of_one_request_at_a_time_holds_one_half_sent_body(
+def test_key_with_one_concurrent_request_holds_only_one_half_sent_body(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
@@ -32,7 +32,7 @@ def test_a_key_of_one_request_at_a_time_holds_one_half_sent_body(
                 client = clients.enter_context(
                     socket.create_connection((url.host, url.port or 80), PATIENCE_S)
                 )
-                client.sendall(head + b"x" * 1000)  # nothing of it is sent on yet
+                client.sendall(head + b"x" * 1000)  # llamasup has not forwarded it yet
                 if number:
                     refused += client.recv(12) == b"HTTP/1.1 429"
             assert refused == 11

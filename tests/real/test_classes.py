@@ -1,4 +1,4 @@
-"""Models that do not chat, served end to end as their class asks; and files that are no models at all."""
+"""Models of classes without chat, served end to end, and files that are no models."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def close(one: Sequence[float], other: Sequence[float]) -> bool:
     return math.dist(one, other) < 1e-3
 
 
-def test_one_text_several_and_long_ones_are_embedded(server: Llamasup, pooling: str) -> None:
+def test_single_multiple_and_long_texts_are_embedded(server: Llamasup, pooling: str) -> None:
     (one,) = embeddings(server, "hello world")
     several = embeddings(server, ["hello world", "cat", "dog", "cat", "a", "b"])
-    # Longer than a micro-batch by default (512) where the model can read as much; else all that it can.
+    # Longer than the default micro-batch (512) if the model's context allows it.
     words = 600 if pooling == "last" else 500
     (long,) = embeddings(server, "cat " * words)
     more_at_once = embeddings(server, ["dog " * words] * 6)
@@ -90,14 +90,14 @@ def test_input_longer_than_the_context_is_refused_and_others_are_served(server: 
     assert len(embeddings(server, "cat")) == 1
 
 
-def test_the_pooling_is_the_models_own(pooling: str, encoder: Path, llama_server: str) -> None:
-    given = {}
+def test_default_pooling_is_that_of_the_model_file(pooling: str, encoder: Path, llama_server: str) -> None:
+    vectors = {}
     for kind in ("", "mean", "cls", "last"):
         extra_args = ("--", "--pooling", kind) if kind else ()
         with llamasup(encoder, "--runtime", llama_server, *extra_args) as running:
-            (given[kind],) = embeddings(running, "hello big world")
+            (vectors[kind],) = embeddings(running, "hello big world")
             assert running.stop() == 0
-    assert [kind for kind in ("mean", "cls", "last") if close(given[kind], given[""])] == [pooling]
+    assert [kind for kind in ("mean", "cls", "last") if close(vectors[kind], vectors[""])] == [pooling]
 
 
 # --- reranker ------------------------------------------------------------------------------------
@@ -126,13 +126,13 @@ def test_a_reranker_scores_documents(runtime: str, tmp_path: Path) -> None:
         assert scores[0] == pytest.approx(scores[2], abs=1e-5)
         assert len({round(score, 4) for score in scores.values()}) > 3
     assert len(first) == 2
-    assert chat.status_code >= 400  # it is no chat model, and says so
+    assert chat.status_code >= 400  # it is no chat model
 
 
 # --- encoder and decoder -------------------------------------------------------------------------
 
 
-def test_an_encoder_decoder_gets_one_slot_and_answers(runtime: str, tmp_path: Path) -> None:
+def test_encoder_decoder_gets_one_slot_and_answers(runtime: str, tmp_path: Path) -> None:
     path = tmp_path / "t5.gguf"
     path.write_bytes(tiny_of("t5"))
     with llamasup(path, "--runtime", runtime) as running:
@@ -171,13 +171,13 @@ NOT_SERVED: dict[str, tuple[Callable[[], bytes], str, str]] = {
 
 @pytest.mark.parametrize("kind", NOT_SERVED)
 def test_file_that_is_no_model_is_refused_with_its_use(kind: str, llama_server: str, tmp_path: Path) -> None:
-    make, says, remedy = NOT_SERVED[kind]
+    make, message, remedy = NOT_SERVED[kind]
     path = tmp_path / f"{kind}.gguf"
     path.write_bytes(make())
     ended = run_to_end("run", str(path), "--port", "0", "--runtime", llama_server)
     print(ended.stderr)
     assert ended.returncode == 65
-    assert says in ended.stderr
+    assert message in ended.stderr
     assert remedy in ended.stderr
     assert "Traceback" not in ended.stderr
 

@@ -1,4 +1,4 @@
-"""configs/: every one is run by ``llamasup serve`` with a real llama-server, and answers."""
+"""Every config of configs/ works with ``llamasup serve`` and a real llama-server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEEDS_GPUS = {"two-gpus"}
 
 @pytest.fixture
 def environ(tmp_path: Path, tiny_model: Path, runtime: str) -> dict[str, str]:
-    """What the examples ask for, as their first lines say it; loopback alone."""
+    """The variables that the first lines of the examples require; only loopback addresses."""
     keys = tmp_path / "keys"
     keys.write_text(f"{KEY} name=alice rpm=60 concurrent=4\n")
     keys.chmod(0o600)
@@ -41,7 +41,7 @@ def environ(tmp_path: Path, tiny_model: Path, runtime: str) -> dict[str, str]:
 
 @contextmanager
 def serve(config: Path, environ: dict[str, str], *arguments: str) -> Iterator[Llamasup]:
-    """Stopped afterwards, kindly."""
+    """A running ``llamasup serve``, stopped with SIGTERM afterwards."""
     words = command("serve", "--config", str(config), *arguments)
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.PIPE}
     process = subprocess.Popen(words, env=environ, text=True, **pipes)
@@ -71,7 +71,7 @@ def test_every_config_serves_its_models(name: str, environ: dict[str, str]) -> N
     assert all(answer.json()["usage"]["completion_tokens"] for answer in answers.values())
 
 
-def test_single_answers_to_its_alias(environ: dict[str, str]) -> None:
+def test_single_config_answers_to_its_alias(environ: dict[str, str]) -> None:
     with (
         serve(CONFIGS / "single.yaml", environ, "--events", "jsonl") as running,
         httpx.Client(base_url=running.url, timeout=60) as client,
@@ -97,7 +97,7 @@ def test_sidecar_ends_with_the_program_that_started_it(environ: dict[str, str]) 
         assert running.end() == 0
 
 
-def test_devices_that_are_not_there_are_named(environ: dict[str, str]) -> None:
+def test_config_check_names_missing_devices(environ: dict[str, str]) -> None:
     checked = run_to_end("config", "check", str(CONFIGS / "two-gpus.yaml"), env=environ)
 
     assert checked.returncode == 78

@@ -1,4 +1,4 @@
-"""A real model, controlled while it serves, on both runtimes."""
+"""Control commands for a real model that serves requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def model(running: Llamasup) -> dict[str, object]:
     return dict(shown)
 
 
-def test_unloading_frees_the_memory_and_loading_brings_the_same_answers_back(running: Llamasup) -> None:
+def test_unload_frees_memory_and_load_gives_the_same_answers_again(running: Llamasup) -> None:
     before = completed(running).json()["content"]
     shown = model(running)
     assert shown["state"] == "ready"
@@ -61,7 +61,7 @@ def test_unloading_frees_the_memory_and_loading_brings_the_same_answers_back(run
     assert model(running)["pid"] != pid
 
 
-def test_requests_that_come_during_a_restart_are_answered(running: Llamasup) -> None:
+def test_requests_during_a_restart_are_answered(running: Llamasup) -> None:
     answers: list[int] = []
     over = threading.Event()
 
@@ -85,7 +85,7 @@ def test_requests_that_come_during_a_restart_are_answered(running: Llamasup) -> 
     print(f"{len(answers)} requests of 4 clients over 2 restarts, all answered")
 
 
-def test_events_tell_a_restart_as_the_parent_program_sees_it(running: Llamasup) -> None:
+def test_control_client_and_parent_program_see_the_same_restart_events(running: Llamasup) -> None:
     with ControlClient(ControlAddress(socket=select_running(discover(), running.pid).socket)) as client:
         events = client.events()
         first = next(events)
@@ -100,8 +100,8 @@ def test_events_tell_a_restart_as_the_parent_program_sees_it(running: Llamasup) 
         assert states[:2] == [("draining", 1), ("stopping", 1)]
         assert states[-2:] == [("warming", 2), ("ready", 2)]
         running.wait_for("state", state="ready", generation=2)
-        told = [(e["state"], e["generation"]) for e in running.events if e["event"] == "state"]
-        assert told[-len(states) :] == states
+        published = [(e["state"], e["generation"]) for e in running.events if e["event"] == "state"]
+        assert published[-len(states) :] == states
         with pytest.raises(ModelUnknown):
             client.load("nosuch")
         client.shutdown()
@@ -109,13 +109,13 @@ def test_events_tell_a_restart_as_the_parent_program_sees_it(running: Llamasup) 
     assert running.end() == 0
 
 
-def test_the_log_that_is_followed_is_that_of_the_real_server(running: Llamasup) -> None:
+def test_followed_log_shows_lines_of_the_real_server(running: Llamasup) -> None:
     process = subprocess.Popen(
         command("logs", "-f", "-n", "1"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
-        assert process.stdout.readline().strip()  # the last line so far: it follows from now on
+        assert process.stdout.readline().strip()  # the last line so far; the command now follows the log
         assert completed(running).status_code == 200
         while "print_timing" not in process.stdout.readline():
             pass
@@ -129,7 +129,7 @@ def test_the_log_that_is_followed_is_that_of_the_real_server(running: Llamasup) 
     assert running.end() == 0
 
 
-def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tiny_model: Path) -> None:
+def test_stop_finishes_requests_and_stop_now_cuts_them(runtime: str, tiny_model: Path) -> None:
     for arguments, finishes in ((("--wait",), True), (("--wait", "--now"), False)):
         with llamasup(tiny_model, "--runtime", runtime, "--", "--context-shift") as running:
             url = running.url
@@ -139,7 +139,7 @@ def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tin
                 lines = answer.iter_lines()
                 next(lines)
                 if finishes:
-                    server.suspend()  # the answer is not over before the stop has come
+                    server.suspend()  # the stop arrives before the end of the answer
                 stopping = subprocess.Popen(command("stop", *arguments))
                 if finishes:
                     running.wait_for("state", state="draining")
@@ -155,13 +155,15 @@ def test_a_stop_lets_a_request_finish_and_one_at_once_does_not(runtime: str, tin
             assert running.end() == 0
 
 
-def test_two_llamasups_with_a_model_of_one_name_have_a_log_each(runtime: str, tiny_model: Path) -> None:
-    """Each server writes the folder of its own socket; no log has that of the other."""
+def test_two_llamasups_with_equal_model_names_write_separate_logs(runtime: str, tiny_model: Path) -> None:
+    """The log of each server contains only the folder of its own socket."""
     words = ("--runtime", runtime)
     with llamasup(tiny_model, *words) as first, llamasup(tiny_model, *words) as second:
-        for each in (first, second):
-            each.wait_for("ready")
-        logs = [run_to_end("logs", "--pid", str(each.pid), "tiny").stdout for each in (first, second)]
+        for supervisor in (first, second):
+            supervisor.wait_for("ready")
+        logs = [
+            run_to_end("logs", "--pid", str(supervisor.pid), "tiny").stdout for supervisor in (first, second)
+        ]
         for log, own, other in zip(logs, (first, second), (second, first), strict=True):
             assert f"/{own.pid}-" in log, log
             assert f"/{other.pid}-" not in log, log

@@ -18,7 +18,7 @@ from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
 pytestmark = pytest.mark.real
 
-# Read in some hundred ms: long enough to be met while it is read.
+# The server reads it in some hundred ms: enough time to kill it meanwhile.
 _MODEL_BYTES = 400_000_000
 _CONTEXT = ("--ctx-size", "512")
 
@@ -60,7 +60,7 @@ def crash_while_it_reads(model: Path, runtime: str, log: Path) -> bool:
         crashed = running.wait_for("exit")
         assert crashed["signal"] == "SIGSEGV"
         assert crashed["cause"] == "segfault"
-        running.wait_for("ready")  # with the smaller plan, at once
+        running.wait_for("ready")  # at once, with the smaller plan
         assert running.stop() == 0
     *before, served = log.read_text().split("initializing ...")[1:]  # the first one may have logged nothing
     assert weights_were_read(served.splitlines())
@@ -80,4 +80,4 @@ def test_crashes_while_the_file_is_read_change_no_later_plan(
     with llamasup(large, "--runtime", runtime, *_CONTEXT) as running:
         running.wait_for("ready")
         assert running.stop() == 0
-    assert "--flash-attn" not in running.said
+    assert "--flash-attn" not in running.stderr_text

@@ -1,4 +1,4 @@
-"""S18: crashes, stops and starts leave nothing in the process that supervises."""
+"""S18: crashes, stops and starts leak no resources of the supervising process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.children import NewChildren
-from tests.real.cycles import Held, crash_cycles, leaks
+from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources
 from tests.real.remains import folders_of
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-def test_sixty_servers_killed_mid_stream_leave_no_more_behind_than_ten(
+def test_sixty_crash_cycles_hold_no_more_resources_than_ten(
     runtime: str,
     tiny_model: Path,
     own_folders: Path,
@@ -22,15 +22,18 @@ def test_sixty_servers_killed_mid_stream_leave_no_more_behind_than_ten(
 ) -> None:
     for variable, folder in folders_of(own_folders).items():
         monkeypatch.setenv(variable, folder)
-    held = crash_cycles(runtime, tiny_model, own_folders, services=6, crashes=10)
-    print(held[0], held[-1], sep="\n")
-    assert held[-1].cycles - held[0].cycles == 50
+    usages = crash_cycles(runtime, tiny_model, own_folders, services=6, crashes=10)
+    print(usages[0], usages[-1], sep="\n")
+    assert usages[-1].cycles - usages[0].cycles == 50
     assert new_children() == []
-    assert leaks(held) == []
+    assert leaked_resources(usages) == []
 
 
-def test_a_leak_is_a_leak() -> None:
-    before = Held(10, descriptors=9, threads=3, tasks=1, children=0, files=1, rss_bytes=40_000_000)
-    after = Held(20, descriptors=10, threads=3, tasks=1, children=0, files=1, rss_bytes=50_000_000)
-    assert leaks([before, after]) == ["descriptors: 9 before, 10 after", "RSS: 10000000 bytes more"]
-    assert leaks([before, before]) == []
+def test_leaks_are_reported() -> None:
+    before = ResourceUsage(10, descriptors=9, threads=3, tasks=1, children=0, files=1, rss_bytes=40_000_000)
+    after = ResourceUsage(20, descriptors=10, threads=3, tasks=1, children=0, files=1, rss_bytes=50_000_000)
+    assert leaked_resources([before, after]) == [
+        "descriptors: 9 before, 10 after",
+        "RSS: 10000000 bytes more",
+    ]
+    assert leaked_resources([before, before]) == []

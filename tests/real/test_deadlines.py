@@ -1,4 +1,4 @@
-"""A request that has had its time: its client is told, and a real llama-server's slot is free again."""
+"""A request that times out: its client gets an error, and the slot of a real llama-server is free again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ pytestmark = pytest.mark.real
 ENDLESS = {"prompt": "Once", "ignore_eos": True, "n_predict": 10_000_000}
 
 
-def test_an_endless_answer_ends_with_its_time_and_its_slot_is_free(runtime: str, tiny_model: Path) -> None:
+def test_endless_answer_ends_at_the_request_timeout_and_frees_its_slot(
+    runtime: str, tiny_model: Path
+) -> None:
     # A context that is not full before the time is up.
     options = ("--runtime", runtime, "--request-timeout", "1", "--parallel", "1", "--ctx-size", "65536")
     with llamasup(tiny_model, *options) as running, httpx.Client(base_url=running.url, timeout=60) as http:
         with http.stream("POST", "/completion", json=ENDLESS | {"stream": True}) as streamed:
-            said = b""
-            with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: nothing takes it for whole
+            received = b""
+            with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: no client takes it for complete
                 for piece in streamed.iter_raw():
-                    said += piece
-        assert b'data: {"error":{' in said[-500:]
-        assert b'"cause":"request_timeout"' in said[-500:]
+                    received += piece
+        assert b'data: {"error":{' in received[-500:]
+        assert b'"cause":"request_timeout"' in received[-500:]
 
         deadline = time.monotonic() + PATIENCE_S
         while any(slot["is_processing"] for slot in http.get("/slots").json()):

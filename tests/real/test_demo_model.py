@@ -1,4 +1,4 @@
-"""What a real llama-server makes of the demo model and of the tiny models for tests, and what it refuses."""
+"""The demo model and the tiny test models on a real llama-server, and files that it refuses."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def chat(client: httpx.Client, **changes: Any) -> dict[str, Any]:
     return dict(answer.json())
 
 
-def said(answer: dict[str, Any]) -> str:
+def text_of(answer: dict[str, Any]) -> str:
     return str(answer["choices"][0]["message"]["content"])
 
 
@@ -105,27 +105,27 @@ def streamed(client: httpx.Client) -> str:
     return "".join(pieces)
 
 
-def test_the_demo_model_chats_in_words_up_to_max_tokens_and_the_same_each_time(
+def test_demo_model_answers_max_tokens_words_deterministically(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     with serve(tiny_model) as client:
         first, second = chat(client), chat(client)
-        assert said(first) == said(second)
+        assert text_of(first) == text_of(second)
         assert first["usage"]["completion_tokens"] == HELLO["max_tokens"]
         assert first["choices"][0]["finish_reason"] == "length"
-        words = said(first).split()
+        words = text_of(first).split()
         assert len(words) == HELLO["max_tokens"]
         assert all(word.isascii() and word.isalpha() for word in words)
         assert len(set(words)) > 6
 
-        assert streamed(client) == said(first)
+        assert streamed(client) == text_of(first)
         other = chat(client, messages=[{"role": "user", "content": "What is the capital of France?"}])
-        assert said(other) != said(first)
+        assert text_of(other) != text_of(first)
         warm = chat(client, temperature=1.0, seed=7, max_tokens=200)
         assert warm["usage"]["completion_tokens"] == 200
 
 
-def test_the_demo_model_runs_with_a_quantised_kv_cache_and_as_its_own_draft(
+def test_demo_model_runs_with_quantized_kv_cache_and_as_its_own_draft(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     quantised = ("--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--flash-attn", "on")
@@ -136,7 +136,7 @@ def test_the_demo_model_runs_with_a_quantised_kv_cache_and_as_its_own_draft(
     assert timings["draft_n_accepted"] > timings["draft_n"] / 2 > 0
 
 
-def test_the_context_length_that_was_read_is_the_one_that_the_server_reports(
+def test_facts_read_from_the_file_equal_those_that_the_server_reports(
     serve: Callable[..., Any], tiny_model: Path
 ) -> None:
     facts = read_model(tiny_model)
@@ -154,32 +154,32 @@ def test_split_model_answers_like_the_single_file(
 ) -> None:
     parts = models.write_split_decoder(tmp_path)
     with serve(tiny_model) as client:
-        whole = said(chat(client))
+        whole = text_of(chat(client))
     with serve(parts[0]) as client:
-        assert said(chat(client)) == whole
+        assert text_of(chat(client)) == whole
 
 
 def test_lora_adapter_changes_the_answer(serve: Callable[..., Any], tiny_model: Path, tmp_path: Path) -> None:
     adapter = saved(tmp_path, models.tiny_lora())
     with serve(tiny_model) as client:
-        without = said(chat(client))
+        without = text_of(chat(client))
     with serve(tiny_model, "--lora", str(adapter)) as client:
-        assert said(chat(client)) != without
+        assert text_of(chat(client)) != without
 
 
-def test_the_other_vocabulary_chats_too(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_model_with_the_other_vocabulary_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve(saved(tmp_path, models.other_vocabulary())) as client:
-        assert said(chat(client)).startswith(" other")
+        assert text_of(chat(client)).startswith(" other")
 
 
-def test_a_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_large_decoder_chats(serve: Callable[..., Any], tmp_path: Path) -> None:
     path = models.write_large_decoder(tmp_path / "large.gguf", 40_000_000)
     with serve(path) as client:
         assert chat(client, ignore_eos=True)["usage"]["completion_tokens"] == HELLO["max_tokens"]
 
 
 @pytest.mark.parametrize("pooling_type", [1, 2], ids=["mean", "cls"])
-def test_the_tiny_encoder_answers_embeddings(
+def test_tiny_encoder_returns_embeddings(
     pooling_type: int, serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = saved(tmp_path, models.tiny_encoder(pooling_type))
@@ -191,7 +191,7 @@ def test_the_tiny_encoder_answers_embeddings(
     assert vectors[0] != pytest.approx(vectors[1], abs=1e-3)
 
 
-def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> None:
+def test_tiny_reranker_ranks_documents(serve: Callable[..., Any], tmp_path: Path) -> None:
     with serve(saved(tmp_path, models.tiny_reranker()), "--rerank") as client:
         body = {"query": "cat", "documents": ["dog", "hello world", "dog"]}
         results = client.post("/v1/rerank", json=body).json()["results"]
@@ -210,7 +210,7 @@ def test_the_tiny_reranker_ranks(serve: Callable[..., Any], tmp_path: Path) -> N
     ],
     ids=["vocabulary only", "projector", "lora", "big-endian"],
 )
-def test_files_recognised_as_no_models_are_refused_by_the_server_too(
+def test_llama_server_also_refuses_files_classified_as_no_models(
     make: Callable[[], bytes],
     model_class: ModelClass,
     says: str,
@@ -264,7 +264,7 @@ def truncate(content: bytearray) -> None:
     [moved_tensor, unknown_type, twice, key_twice, unknown_architecture, truncate],
     ids=lambda change: change.__name__.replace("_", " "),
 )
-def test_damage_that_is_refused_here_is_refused_by_the_server(
+def test_llama_server_also_refuses_damaged_files_that_llamasup_refuses(
     change: Callable[[bytearray], None], serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     path = saved(tmp_path, damaged(change))

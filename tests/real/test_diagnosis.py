@@ -1,4 +1,4 @@
-"""Real servers that cannot start: what ``llamasup run`` makes of their last words, on both runtimes."""
+"""Real servers that cannot start: the diagnosis of ``llamasup run``, on both runtimes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.real
 GIB = 1 << 30
 
 
-def refused(
+def check_refused(
     code: int, says: tuple[str, ...], runtime: str, *arguments: str, limit: Callable[[], None] | None = None
 ) -> None:
     new_children = NewChildren()
@@ -29,20 +29,20 @@ def refused(
     assert new_children() == []
 
 
-def test_a_tensor_that_is_not_there(runtime: str, tmp_path: Path) -> None:
-    """A header that reads well; only the server knows which tensors its architecture needs."""
+def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
+    """The header is valid; only the server knows which tensors the architecture needs."""
     path = tmp_path / "tensor.gguf"
     path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
-    refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
+    check_refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
 
 
-def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> None:
+def test_exhausted_address_space_is_diagnosed(runtime: str, tiny_model: Path) -> None:
     """4 GiB of KV cache under a limit of 4 GiB: the server's own allocation fails on any machine."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (4 * GIB, 4 * GIB))
 
-    refused(
+    check_refused(
         71,
         ("ran out of memory",),
         *(runtime, str(tiny_model), "--ctx-size", "1000000", "--parallel", "8", "--kv-type", "f16"),
@@ -51,9 +51,9 @@ def test_an_address_space_that_is_too_small(runtime: str, tiny_model: Path) -> N
     )
 
 
-def test_a_value_that_the_server_refuses(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_value_refused_by_the_server_is_diagnosed(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "none")
-    refused(
+    check_refused(
         2,
         ("--grammar-file", nowhere),
         *(runtime, str(tiny_model), "--", "--grammar-file", nowhere),

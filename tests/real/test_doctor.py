@@ -1,4 +1,4 @@
-"""What ``llamasup doctor`` says of real runtimes, and what llama-server's own configuration does to them."""
+"""``llamasup doctor`` with real runtimes, and with a configuration file of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.driver import command, run_to_end
 pytestmark = pytest.mark.real
 
 
-def test_a_real_runtime_is_found_with_all_that_helps(runtime: str, tiny_model: Path) -> None:
+def test_doctor_finds_a_real_runtime_with_all_capabilities(runtime: str, tiny_model: Path) -> None:
     done = run_to_end("doctor", str(tiny_model), "--json", "--runtime", runtime, "--port", "0")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert done.stderr == ""
@@ -47,7 +47,7 @@ def with_config(tmp_path: Path) -> list[str]:
     return prefix
 
 
-def test_a_key_in_the_systems_config_locks_llamasup_out_and_doctor_says_so(
+def test_doctor_reports_api_key_in_system_config_that_locks_llamasup_out(
     with_config: list[str], llama_server: str, tiny_model: Path
 ) -> None:
     done = run_to_end("doctor", "--json", "--runtime", llama_server, "--port", "0", prefix=with_config)

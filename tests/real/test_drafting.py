@@ -1,4 +1,4 @@
-"""Speculative decoding on a real llama-server: which drafts it accepts, and that those we pass are used."""
+"""Speculative decoding on a real llama-server: which draft models it accepts and uses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORY: dict[str, Any] = {
 REFUSED = "the target and draft vocabs are not compatible"
 
 
-def drafted(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
+def draft_timings(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
     """The timings of a completion that llamasup serves."""
     with llamasup(model, "--runtime", runtime, *arguments) as running:
         answer = httpx.post(f"{running.url}/completion", json=STORY, timeout=60).json()
@@ -39,7 +39,7 @@ def drafted(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
     return dict(timings)
 
 
-# --- whether the two belong together -------------------------------------------------------------
+# --- compatibility of target and draft -----------------------------------------------------------
 
 
 def changed(**changes: Any) -> Callable[[], bytes]:
@@ -64,7 +64,7 @@ CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
 
 
 def log_of_start(llama_server: str, *arguments: str) -> str:
-    """What llama-server says until it listens."""
+    """The log of llama-server until it listens."""
     child = subprocess.Popen(
         [llama_server, "--ctx-size", "512", *arguments, "--host", "127.0.0.1", "--port", "0", "--offline"],
         env={**os.environ, "LD_LIBRARY_PATH": str(Path(llama_server).parent)},
@@ -74,20 +74,20 @@ def log_of_start(llama_server: str, *arguments: str) -> str:
         text=True,
     )
     assert child.stderr is not None
-    said = []
+    lines = []
     try:
         for line in child.stderr:  # ends when the child does
-            said.append(line)
+            lines.append(line)
             if "listening on http" in line:
                 break
     finally:
         child.kill()
         child.communicate()
-    return "".join(said)
+    return "".join(lines)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_draft_models_refused_before_the_start_are_those_llama_server_refuses(
+def test_llamasup_and_llama_server_refuse_the_same_draft_models(
     case: str, llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     make, accepted = CASES[case]
@@ -106,7 +106,7 @@ def test_draft_models_refused_before_the_start_are_those_llama_server_refuses(
         assert "draft.gguf cannot draft for this model" in planned.stderr
 
 
-def test_a_mismatch_that_headers_do_not_tell_is_served_without_drafting_and_only_logged(
+def test_llama_server_only_logs_draft_mismatch_not_visible_in_headers(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """Other words in vocabularies of slightly different size: the texts are compared by llama-server only."""
@@ -120,7 +120,7 @@ def test_a_mismatch_that_headers_do_not_tell_is_served_without_drafting_and_only
     assert "listening on" in log
 
 
-def test_a_mismatch_ends_the_run_before_anything_is_started(
+def test_draft_mismatch_ends_run_before_the_start(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     draft = tmp_path / "draft.gguf"
@@ -133,29 +133,29 @@ def test_a_mismatch_ends_the_run_before_anything_is_started(
         assert "Traceback" not in ended.stderr
 
 
-# --- that it is used -----------------------------------------------------------------------------
+# --- use of the draft model ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("flag", ["--spec-draft-model", "--model-draft"])
-def test_a_draft_model_given_by_hand_is_used_too(flag: str, runtime: str, tiny_model: Path) -> None:
-    """b11434 loads it and does not use it unless told the type (#25345), which llamasup adds."""
-    assert drafted(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
+def test_draft_model_passed_after_double_dash_is_used(flag: str, runtime: str, tiny_model: Path) -> None:
+    """b11434 loads it, but uses it only with a flag for its type (#25345), which llamasup adds."""
+    assert draft_timings(tiny_model, runtime, "--", flag, str(tiny_model))["draft_n_accepted"] > 0
 
 
-def test_a_model_with_mtp_layers_drafts_for_itself(runtime: str, tmp_path: Path) -> None:
+def test_model_with_mtp_layers_drafts_for_itself(runtime: str, tmp_path: Path) -> None:
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
-    assert drafted(model, runtime)["draft_n"] > 0
+    assert draft_timings(model, runtime)["draft_n"] > 0
 
 
-def test_other_architectures_with_mtp_layers_do_too(llama_server: str, tmp_path: Path) -> None:
+def test_other_architectures_with_mtp_layers_draft_for_themselves(llama_server: str, tmp_path: Path) -> None:
     for name in ("qwen35", "glm4moe"):
         model = tmp_path / f"{name}.gguf"
         model.write_bytes(tiny_of(name))
-        assert drafted(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
+        assert draft_timings(model, llama_server, "--ctx-size", "512")["draft_n"] > 0
 
 
-def test_the_context_of_the_mtp_layers_is_in_the_estimate(llama_server: str, tmp_path: Path) -> None:
+def test_estimate_includes_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     planned = run_to_end("plan", str(model), "--json", "--runtime", llama_server)
@@ -173,36 +173,34 @@ def test_the_context_of_the_mtp_layers_is_in_the_estimate(llama_server: str, tmp
     assert plan["memory"]["kv_bytes"] / (1 << 20) == pytest.approx(sum(sizes), rel=0.1)
 
 
-def test_fit_measures_the_context_of_the_mtp_layers_so_that_no_room_is_left_for_it(
-    llama_server: str, tmp_path: Path
-) -> None:
-    """It did not always (#28172)."""
+def test_llama_server_fit_measures_the_context_of_mtp_layers(llama_server: str, tmp_path: Path) -> None:
+    """Older builds did not (#28172). llamasup therefore leaves no room for it."""
     model = tmp_path / "self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     measured = "getting device memory data for the extra model"
-    chatty = ("-m", str(model), "--verbosity", "5")
-    assert measured in log_of_start(llama_server, *chatty, "--spec-type", "draft-mtp")
-    assert measured not in log_of_start(llama_server, *chatty)
+    verbose = ("-m", str(model), "--verbosity", "5")
+    assert measured in log_of_start(llama_server, *verbose, "--spec-type", "draft-mtp")
+    assert measured not in log_of_start(llama_server, *verbose)
 
 
 # --- heads ---------------------------------------------------------------------------------------
 
 
-def test_mtp_layers_in_a_file_of_their_own_draft_for_their_model_and_are_not_served_alone(
+def test_mtp_head_file_drafts_for_its_model_but_is_not_served_alone(
     llama_server: str, runtime: str, tmp_path: Path
 ) -> None:
     model, head = tmp_path / "self.gguf", tmp_path / "mtp-self.gguf"
     model.write_bytes(speculative.self_drafting_decoder())
     head.write_bytes(speculative.mtp_head())
-    assert drafted(model, runtime, "--draft-model", str(head))["draft_n"] > 0
+    assert draft_timings(model, runtime, "--draft-model", str(head))["draft_n"] > 0
 
     alone = run_to_end("run", str(head), "--port", "0", "--runtime", runtime)
     assert alone.returncode == 65
     assert "is a draft head, not a model that can be served" in alone.stderr
-    assert "listening on" not in log_of_start(llama_server, "-m", str(head))  # it would crash
+    assert "listening on" not in log_of_start(llama_server, "-m", str(head))  # llama-server crashes
 
 
-def test_llama_server_tells_dflash_by_the_file_so_that_no_type_is_passed(
+def test_llama_server_detects_dflash_from_the_file_without_a_type_flag(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     head = tmp_path / "dflash.gguf"

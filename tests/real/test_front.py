@@ -1,4 +1,4 @@
-"""What a client has of a real llama-server behind the front: TLS, and answers by a schema."""
+"""A real llama-server behind llamasup's TLS, and answers by a schema."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOOD: dict[str, Any] = {
 }
 
 
-def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
+def test_tls_serves_chats_and_streams_and_a_disconnect_frees_the_slot(
     runtime: str, tiny_model: Path, certificate: tuple[str, str]
 ) -> None:
     chain, key = certificate
@@ -35,17 +35,17 @@ def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
         trusted = ssl.create_default_context(cafile=chain)
         with httpx.Client(base_url=running.url, verify=trusted, timeout=PATIENCE_S) as http:
             answer = http.post("/v1/chat/completions", json=CHAT).json()
-            said = answer["choices"][0]["message"]["content"]
+            text = answer["choices"][0]["message"]["content"]
             assert answer["usage"]["completion_tokens"] == CHAT["max_tokens"]
 
             with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as stream:
                 lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
             assert lines.pop() == "[DONE]"
             deltas = [choice["delta"] for line in lines for choice in json.loads(line)["choices"]]
-            assert "".join(delta.get("content") or "" for delta in deltas) == said
+            assert "".join(delta.get("content") or "" for delta in deltas) == text
 
             with http.stream("POST", "/completion", json=ENDLESS) as stream:
-                pieces = stream.iter_raw()  # a generator that goes closes its stream
+                pieces = stream.iter_raw()  # a deleted generator closes its stream
                 next(pieces)
                 assert slot(http)["is_processing"]
             deadline = time.monotonic() + PATIENCE_S
@@ -55,7 +55,7 @@ def test_over_tls_it_chats_and_streams_and_a_client_that_leaves_frees_its_slot(
         assert running.stop() == 0
 
 
-def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
+def test_expired_certificate_is_reported_at_start_and_by_doctor(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     certificate = Certificate(tmp_path)
@@ -71,8 +71,8 @@ def test_an_expired_certificate_and_its_renewal_by_an_expired_one_are_warned_of(
         certificate.roll_out("second")
         assert httpx.get(f"{running.url}/livez", verify=certificate.trusting()).status_code == 200
         assert running.stop() == 0
-    assert running.said.count("expired on") == 1
-    assert "Traceback" not in running.said
+    assert running.stderr_text.count("expired on") == 1
+    assert "Traceback" not in running.stderr_text
     certificate.expire()
     done = run_to_end("doctor", "--json", "--port", "0", "--tls-cert", str(certificate.chain))
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
@@ -85,7 +85,7 @@ def slot(http: httpx.Client) -> dict[str, Any]:
     return dict(only)
 
 
-def test_the_demo_model_answers_by_a_schema(runtime: str) -> None:
+def test_demo_model_answers_by_a_schema(runtime: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "mood", "strict": True, "schema": MOOD}}
     with llamasup("demo", "--runtime", runtime) as running:
         request = CHAT | {"response_format": schema, "max_tokens": 200}
@@ -93,7 +93,7 @@ def test_the_demo_model_answers_by_a_schema(runtime: str) -> None:
         assert answer.status_code == 200, answer.text
         choice = answer.json()["choices"][0]
         assert choice["finish_reason"] == "stop"
-        said = json.loads(choice["message"]["content"])
-        assert said["mood"] in MOOD["properties"]["mood"]["enum"]
-        assert isinstance(said["sure"], bool)
+        answered = json.loads(choice["message"]["content"])
+        assert answered["mood"] in MOOD["properties"]["mood"]["enum"]
+        assert isinstance(answered["sure"], bool)
         assert running.stop() == 0

@@ -1,4 +1,4 @@
-"""The watch over a real llama-server: what is stopped is replaced, what is slow is not."""
+"""Liveness of a real llama-server: llamasup replaces a stopped server, but not a slow one."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ QUICK = LivenessPolicy(
     busy_prefill_stall_s=120.0,
     token_timeout_s=0.5,
 )
-# A process that works for a prompt gets little of a core where many others work as well, and nothing for half
-# a second at a time (seen at a load of 9 on two cores).
-LITTLE = replace(QUICK, health_timeout_s=PATIENCE_S, prefill_stall_s=2.0, busy_cores=0.005)
-ONE_THREAD = 1  # as slow on many cores; and two would wait for each other on a busy machine
+# On a busy machine, a process that computes a prompt gets little CPU time, and none for half a second at a
+# time (seen at a load of 9 on two cores).
+BUSY_MACHINE = replace(QUICK, health_timeout_s=PATIENCE_S, prefill_stall_s=2.0, busy_cores=0.005)
+ONE_THREAD = 1  # as slow on many cores; two threads would wait for each other on a busy machine
 PROMPT = "hello world " * 170  # some 2,000 tokens of the demo vocabulary: one batch
 
 
@@ -45,18 +45,18 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(test())
 
 
-def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
+def test_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            assert (await it.complete()).status_code == 200
-            first = it.pid
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            assert (await server.complete()).status_code == 200
+            first = server.pid
             os.kill(first, signal.SIGSTOP)
-            answer = await it.complete()
-            exited = await it.exit_of(1)
+            answer = await server.complete()
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "unresponsive"
             assert "the process is stopped" in exited.diagnosis.message
-            assert exited.exit is None  # it did not end by itself
+            assert exited.exit is None  # llamasup killed it
             assert answer.status_code == 200
             assert answer.json()["tokens_predicted"] == 4
             with pytest.raises(ProcessLookupError):
@@ -67,61 +67,61 @@ def test_a_stopped_server_is_replaced_and_its_request_is_answered(runtime: str, 
 
 def test_stopped_idle_server_is_replaced_before_the_next_request(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as it:
-            await it.reaches(State.READY, 1)
-            os.kill(it.pid, signal.SIGSTOP)
-            await it.reaches(State.READY, 2)
-            assert (await it.complete()).status_code == 200
+        async with serving(tiny_model, runtime=runtime, liveness=QUICK) as server:
+            await server.reaches(State.READY, 1)
+            os.kill(server.pid, signal.SIGSTOP)
+            await server.reaches(State.READY, 2)
+            assert (await server.complete()).status_code == 200
 
     run(test)
 
 
-async def prefill(it: Serving) -> None:
-    """A prompt that is one batch of 2,048 tokens, during which the server shows no progress at all."""
-    answer = await it.complete(prompt=PROMPT, cache_prompt=False)
-    assert answer.status_code == 200, it.notices
+async def prefill(server: Serving) -> None:
+    """Send a prompt of one batch of 2,048 tokens, during which the server shows no progress."""
+    answer = await server.complete(prompt=PROMPT, cache_prompt=False)
+    assert answer.status_code == 200, server.notices
     timings = answer.json()["timings"]
     print(f"{timings['prompt_n']} tokens in {timings['prompt_ms'] / 1000:.1f} s")
-    assert timings["prompt_ms"] > 1000 * (LITTLE.prefill_stall_s + LITTLE.token_timeout_s)
+    assert timings["prompt_ms"] > 1000 * (BUSY_MACHINE.prefill_stall_s + BUSY_MACHINE.token_timeout_s)
 
 
-def test_a_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
+def test_long_prefill_is_no_hang(runtime: str, large_model: Path) -> None:
     async def test() -> None:
         async with serving(
             large_model,
             runtime=runtime,
-            liveness=LITTLE,
+            liveness=BUSY_MACHINE,
             settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            await prefill(it)
-            assert it.runner.instance.generation == 1
+        ) as server:
+            await server.reaches(State.READY, 1)
+            await prefill(server)
+            assert server.runner.instance.generation == 1
 
     run(test)
 
 
-def test_a_process_that_does_nothing_for_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
-    """The same prefill under a watch for which no process ever works: it is its CPU time that saves it."""
-    blind = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
+def test_process_without_cpu_time_during_a_prompt_is_a_hang(llama_server: str, large_model: Path) -> None:
+    """The same prefill with a policy that ignores CPU time."""
+    no_busy_process = replace(QUICK, busy_cores=1e9, busy_read_bytes_s=1e18)
 
     async def test() -> None:
         async with serving(
             large_model,
             runtime=llama_server,
-            liveness=blind,
+            liveness=no_busy_process,
             settings=Settings(ctx_size=4096, parallel=1, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            asked = asyncio.create_task(it.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
-            exited = await it.exit_of(1)
+        ) as server:
+            await server.reaches(State.READY, 1)
+            request = asyncio.create_task(server.complete(prompt=PROMPT, cache_prompt=False))  # noqa: TID251
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "wedged"
-            asked.cancel()
+            request.cancel()
 
     run(test)
 
 
-def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
-    """A token takes far less than the stall that is allowed, the whole stream far longer."""
+def test_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> None:
+    """A token takes far less than the stall timeout, the whole stream far longer."""
 
     async def test() -> None:
         async with serving(
@@ -129,10 +129,10 @@ def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> 
             runtime=runtime,
             liveness=replace(QUICK, health_timeout_s=PATIENCE_S),
             settings=Settings(ctx_size=2048, parallel=2, threads=ONE_THREAD),
-        ) as it:
-            await it.reaches(State.READY, 1)
-            plain = asyncio.create_task(it.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
-            async with it.client.stream(
+        ) as server:
+            await server.reaches(State.READY, 1)
+            plain = asyncio.create_task(server.complete(n_predict=100, ignore_eos=True))  # noqa: TID251
+            async with server.client.stream(
                 "POST",
                 "/completion",
                 json={"prompt": "Once", "n_predict": 100, "ignore_eos": True, "stream": True},
@@ -140,6 +140,6 @@ def test_a_slow_stream_is_never_interrupted(runtime: str, large_model: Path) -> 
                 text = (await stream.aread()).decode()
             assert '"tokens_predicted":100,' in text
             assert (await plain).json()["tokens_predicted"] == 100
-            assert it.runner.instance.generation == 1
+            assert server.runner.instance.generation == 1
 
     run(test)

@@ -1,4 +1,4 @@
-"""Requests of several jobs in front of a real llama-server: nobody holds all slots by one of them."""
+"""Requests with several jobs before a real llama-server: one request cannot hold all slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def key_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.check("X8", "400 too_many_jobs for this key, an answer for another key")
-def test_a_key_with_one_request_at_a_time_cannot_hold_every_slot(
+def test_key_with_one_concurrent_request_cannot_hold_every_slot(
     runtime: str, tiny_model: Path, key_file: Path
 ) -> None:
     arguments = (
@@ -58,7 +58,7 @@ def test_a_key_with_one_request_at_a_time_cannot_hold_every_slot(
     assert (other.status_code, ids.status_code) == (200, 200)
 
 
-def test_counted_jobs_equal_those_that_the_server_answers(runtime: str, tiny_model: Path) -> None:
+def test_counted_jobs_equal_the_answers_of_the_server(runtime: str, tiny_model: Path) -> None:
     """``prompt`` and ``n`` of every shape: as many answers as jobs."""
     with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "512", "--parallel", "2") as running:
         shapes: list[tuple[Any, int]] = [
@@ -78,7 +78,7 @@ def test_counted_jobs_equal_those_that_the_server_answers(runtime: str, tiny_mod
         assert running.stop() == 0
 
 
-def test_no_random_body_starts_more_jobs_than_are_counted(runtime: str, tiny_model: Path) -> None:
+def test_random_bodies_start_no_more_jobs_than_are_counted(runtime: str, tiny_model: Path) -> None:
     arguments = ("--runtime", runtime, "--ctx-size", "256", "--parallel", "4", "--wait-timeout", "0")
     started: list[int] = []
     with (

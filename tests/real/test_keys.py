@@ -1,4 +1,4 @@
-"""What a real llama-server makes of a file of keys, and what its answers cost a key."""
+"""Key files in llamasup and in a real llama-server, and the tokens that answers cost a key."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llamasup.auth.keys import KeyRing
 from llamasup.testing.models import tiny_lora
 from tests.e2e.driver import llamasup, wrapped
 from tests.proxy.rig import PATIENCE_S, Wire, status
-from tests.real.test_security import child_socket, straight
+from tests.real.test_security import child_socket, status_without_proxy
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
-# A line's key is all of it, blanks and `=` included; a hash at its beginning makes it a comment.
+# The whole line is the key, with blanks and `=`. A line that begins with a hash is a comment.
 FILE = "plain\n# comment\nwith space\na=b\ntrailing==\n\n#x\nclé\nlast"
 CANDIDATES = [
     *("plain", "# comment", "comment", "with space", "with", "a=b", "a", "trailing==", "#x", "clé", "cle"),
@@ -26,40 +26,40 @@ CANDIDATES = [
 ]
 
 
-def test_a_plain_file_opens_to_whom_llama_server_opens_it(
+def test_plain_key_file_admits_the_same_keys_as_in_llama_server(
     llama_server: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
     path.write_text(FILE)
     path.chmod(0o600)
     ring = KeyRing([line.key for line in read_key_lines(FILE, "", salt=b"s")])
-    ours = [key for key in CANDIDATES if ring.find((key.encode(),)) is not None]
+    admitted = [key for key in CANDIDATES if ring.find((key.encode(),)) is not None]
 
     words = (llama_server, "-m", str(tiny_model), "--api-key-file", str(path), "--port", "0", "-c", "256")
     with wrapped(*words) as running, httpx.Client(base_url=running.url) as http:
-        theirs = [
+        admitted_by_server = [
             key
             for key in CANDIDATES
             if http.get("/props", headers=[(b"Authorization", b"Bearer " + key.encode())]).status_code == 200
         ]
         assert running.stop() == 0
-    assert ours == theirs == ["plain", "with space", "a=b", "trailing==", "clé", "last"]
+    assert admitted == admitted_by_server == ["plain", "with space", "a=b", "trailing==", "clé", "last"]
 
     with (
         llamasup(tiny_model, "--runtime", llama_server, "--api-key-file", str(path)) as running,
         httpx.Client(base_url=running.url) as http,
     ):
-        through = [
+        admitted_by_run = [
             key
             for key in CANDIDATES
             if http.get("/props", headers=[(b"x-api-key", key.encode())]).status_code == 200
         ]
         assert running.stop() == 0
-    assert through == theirs
+    assert admitted_by_run == admitted_by_server
 
 
 @pytest.mark.check("X4", "no answer of a real server shows a folder to an inference key")
-def test_an_inference_key_sees_no_paths_and_changes_no_adapter(
+def test_inference_key_sees_no_paths_and_changes_no_adapter(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path, adapter = tmp_path / "keys", tmp_path / "adapter.gguf"
@@ -69,26 +69,36 @@ def test_an_inference_key_sees_no_paths_and_changes_no_adapter(
     arguments = ("--runtime", runtime, "--api-key-file", str(path), "--", "--lora", str(adapter))
     with llamasup(tiny_model, *arguments) as running, httpx.Client(base_url=running.url) as http:
         one, both = ({"Authorization": f"Bearer {key}"} for key in ("one", "both"))
-        for asked in ("/props", "/lora-adapters", "/slots", "/v1/models", "/metrics", "/health", "/readyz"):
-            partial = http.get(asked, headers={**one, "Range": "bytes=0-2000"})
-            for answer in (http.get(asked, headers=one), partial):
+        for path_asked in (
+            "/props",
+            "/lora-adapters",
+            "/slots",
+            "/v1/models",
+            "/metrics",
+            "/health",
+            "/readyz",
+        ):
+            partial = http.get(path_asked, headers={**one, "Range": "bytes=0-2000"})
+            for answer in (http.get(path_asked, headers=one), partial):
                 assert answer.status_code == 200
-                assert str(tmp_path) not in answer.text, asked
-                assert str(tiny_model.parent) not in answer.text, asked
-        ours, theirs = (http.get("/props", headers=key).json() for key in (one, both))
-        assert (ours["model_path"], theirs["model_path"]) == (tiny_model.name, str(tiny_model))
-        assert ours | {"model_path": str(tiny_model)} == theirs
-        (told,), (known,) = (http.get("/lora-adapters", headers=key).json() for key in (one, both))
-        assert (told["path"], known["path"]) == (adapter.name, str(adapter))
+                assert str(tmp_path) not in answer.text, path_asked
+                assert str(tiny_model.parent) not in answer.text, path_asked
+        redacted, complete = (http.get("/props", headers=key).json() for key in (one, both))
+        assert (redacted["model_path"], complete["model_path"]) == (tiny_model.name, str(tiny_model))
+        assert redacted | {"model_path": str(tiny_model)} == complete
+        (shown_adapter,), (full_adapter,) = (
+            http.get("/lora-adapters", headers=key).json() for key in (one, both)
+        )
+        assert (shown_adapter["path"], full_adapter["path"]) == (adapter.name, str(adapter))
         for key in (one, both):
             closed = http.post("/lora-adapters", json=[{"id": 0, "scale": 0.0}], headers=key)
             assert (closed.status_code, closed.json()["error"]["cause"]) == (403, "closed_path")
-        assert http.get("/lora-adapters", headers=one).json() == [told]
+        assert http.get("/lora-adapters", headers=one).json() == [shown_adapter]
         assert running.stop() == 0
 
 
 @pytest.mark.check("X8", "404 for each spelling that llama-server would accept, and 429 beyond the limit")
-def test_a_real_server_gets_no_odd_spelling_of_an_inference_path(
+def test_odd_spellings_of_inference_paths_do_not_reach_a_real_server(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -104,28 +114,26 @@ def test_a_real_server_gets_no_odd_spelling_of_an_inference_path(
                 body
             )
             raw = b"POST " + spelled + lines + body
-            if straight(child, raw) == 200:
-                fell_for.add(spelled)
+            if status_without_proxy(child, raw) == 200:
+                accepted.add(spelled)
             wire = Wire(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
             wire.send(raw)
             head, answer = wire.message()
             wire.close()
             return status(head), str(json.loads(answer).get("error", {}).get("cause", ""))
 
-        fell_for: set[bytes] = set()
+        accepted: set[bytes] = set()
         odd = (b"/v1/%63ompletions", b"/v1/%u0063ompletions", b"/v1%2fcompletions", b"/v1/completion%73")
         for spelled in odd:
             assert (spelled, ask(spelled)) == (spelled, (404, "path_spelling"))
         assert ask(b"/v1/completions") == (200, "")
         assert ask(b"/v1/systemone")[0] == 501  # known to llama-server: this model makes no decisions
         assert ask(b"/v1/systemone") == ask(b"/v1/completions") == (429, "key_requests")
-        assert fell_for == {*odd, b"/v1/completions"}
+        assert accepted == {*odd, b"/v1/completions"}
         assert running.stop() == 0
 
 
-def test_tokens_per_minute_are_those_that_the_server_counts(
-    runtime: str, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_token_limits_use_the_counts_of_the_server(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("one name=a tpm=60\ntwo name=b\n")
     path.chmod(0o600)
@@ -138,7 +146,7 @@ def test_tokens_per_minute_are_those_that_the_server_counts(
             return http.post("/v1/chat/completions", json=body | more, headers=headers, timeout=60)
 
         usage = ask("one", max_tokens=200).json()["usage"]
-        cached = usage["prompt_tokens_details"]["cached_tokens"]  # what the warm-up has left there is free
+        cached = usage["prompt_tokens_details"]["cached_tokens"]  # cached tokens of the warm-up cost nothing
         cost = usage["prompt_tokens"] - cached + usage["completion_tokens"]
         assert cost > 200
         refused = ask("one")

@@ -1,4 +1,4 @@
-"""S14 with a real llama-server: whoever is killed, nothing stays."""
+"""S14 with a real llama-server: after a kill of any process, nothing is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real
 
 @contextmanager
 def streaming(url: str) -> Iterator[None]:
-    """A stream that has begun, and would go on for long."""
+    """A client in the middle of a long stream."""
     body = {"prompt": "Once", "n_predict": 100_000, "stream": True, "ignore_eos": True}
     with httpx.Client(timeout=60) as client, client.stream("POST", f"{url}/completion", json=body) as answer:
         next(answer.iter_raw())
@@ -34,7 +34,7 @@ def only_folder(home: Path) -> Path:
 
 
 @pytest.mark.parametrize("when", ["idle", "streaming"])
-def test_a_llamasup_that_is_killed_takes_its_server_with_it(
+def test_server_ends_when_llamasup_is_killed(
     when: str, runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime) as running:
@@ -43,19 +43,19 @@ def test_a_llamasup_that_is_killed_takes_its_server_with_it(
         folder = only_folder(own_folders)
         if when == "streaming":
             with streaming(url):
-                running.ask(signal.SIGKILL)
+                running.send_signal(signal.SIGKILL)
         else:
-            running.ask(signal.SIGKILL)
+            running.send_signal(signal.SIGKILL)
         took_s = seconds_until_gone(children)
         running.end()
         await_removed(folder)
     print(f"{when}: gone after {took_s:.3f} s")
 
 
-def test_a_server_behind_a_script_goes_too(
+def test_server_behind_a_script_ends_when_llamasup_is_killed(
     llama_server: str, tiny_model: Path, own_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel's signal reaches the script alone; this is what the guardian is for."""
+    """The kernel's signal reaches only the script, so the guardian has to end the server."""
     wrapper = tmp_path / "llama-server"
     wrapper.write_text(f'#!/bin/sh\n{shlex.quote(llama_server)} "$@"\nexit $?\n')
     wrapper.chmod(0o755)
@@ -65,7 +65,7 @@ def test_a_server_behind_a_script_goes_too(
         children = running.children()
         assert len(children) == 2
         folder = only_folder(own_folders)
-        running.ask(signal.SIGKILL)
+        running.send_signal(signal.SIGKILL)
         took_s = seconds_until_gone(children)
         running.end()
         await_removed(folder)
@@ -74,7 +74,7 @@ def test_a_server_behind_a_script_goes_too(
 
 @pytest.mark.parametrize("how", ["stdin", "pid"])
 @pytest.mark.parametrize("when", ["idle", "streaming"])
-def test_a_parent_that_is_killed_takes_llamasup_and_its_server_with_it(
+def test_llamasup_and_its_server_end_when_the_parent_is_killed(
     how: str, when: str, runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     parent = (
@@ -103,5 +103,5 @@ def test_a_parent_that_is_killed_takes_llamasup_and_its_server_with_it(
 
 
 def _kill(running: Llamasup, family: list[psutil.Process]) -> float:
-    running.ask(signal.SIGKILL)
+    running.send_signal(signal.SIGKILL)
     return seconds_until_gone(family)

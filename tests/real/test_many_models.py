@@ -1,4 +1,4 @@
-"""Four models of different classes in memory for two: every request answered rightly, with few loads."""
+"""Four models of different classes in memory for two: correct answers, with few loads."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
 
-CLIENTS, EACH = 8, 25
+CLIENTS, REQUESTS_PER_CLIENT = 8, 25
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One class of models: how it is asked, and what of the answer must always be the same."""
+    """One class of models: its request, and the part of the answer that must always be the same."""
 
     content: Callable[[], bytes]
     path: str
@@ -77,7 +77,7 @@ def config_of(folder: Path, ram_bytes: int, **options: Any) -> Config:
 
 
 def ask(client: httpx.Client, name: str) -> tuple[Any, Request]:
-    """What has to be the same each time, and when it came and how long its model worked at it."""
+    """The constant part of the answer, and the request with its arrival and service time."""
     kind = KINDS[name]
     began_s = time.monotonic()
     answer = client.post(kind.path, json={"model": name, **kind.body})
@@ -93,7 +93,7 @@ def timed_load(server: llamasup.Server, name: str) -> float:
     return time.monotonic() - began_s
 
 
-def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
+def test_4_models_in_memory_for_2_answer_200_requests_with_few_loads(
     runtime: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with llamasup.serve(config=config_of(tmp_path, 1 << 40), runtime=runtime) as server:
@@ -105,51 +105,53 @@ def test_200_requests_of_8_clients_for_4_models_in_memory_for_2(
 
     config = config_of(tmp_path, budget)
     with llamasup.serve(config=config, runtime=runtime) as server, ThreadPoolExecutor(CLIENTS) as clients:
-        told: list[Any] = []
-        reading = threading.Thread(target=lambda: told.extend(server.events()))
+        events: list[Any] = []
+        reading = threading.Thread(target=lambda: events.extend(server.events()))
         reading.start()
 
         def client(number: int) -> list[Request]:
             chance = random.Random(number)
             requests = []
-            for _ in range(EACH):
-                # Most of the work is for two of them, as it mostly is.
+            for _ in range(REQUESTS_PER_CLIENT):
+                # Two of the models get most of the requests.
                 (name,) = chance.choices(tuple(KINDS), weights=(10, 1, 8, 1))
                 found, request = ask(server.client, name)
                 assert found == expected[name], name
                 requests.append(request)
             return requests
 
-        requests = [each for made in clients.map(client, range(CLIENTS)) for each in made]
+        requests = [
+            request for client_requests in clients.map(client, range(CLIENTS)) for request in client_requests
+        ]
         resident = {model["id"] for model in server.status()["models"] if model["state"] == "ready"}
         server.stop()
         reading.join(PATIENCE_S)
 
-    loads = Counter(event["model"] for event in told if event.get("state") == "ready")
-    left = Counter(event["reason"] for event in told if event["event"] == "unload")
-    assert len(requests) == CLIENTS * EACH
+    loads = Counter(event["model"] for event in events if event.get("state") == "ready")
+    unloads = Counter(event["reason"] for event in events if event["event"] == "unload")
+    assert len(requests) == CLIENTS * REQUESTS_PER_CLIENT
     assert len(resident) <= 2
     began_s = min(one_request.arrived_s for one_request in requests)
     trace = [
         Request(one_request.model, one_request.arrived_s - began_s, one_request.service_s)
         for one_request in requests
     ]
-    world = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
-    said = replay(world, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s))
+    models_simulated = [Model(id=name, needs={"ram": needs[name]}, load_s=load_s[name]) for name in KINDS]
+    simulated = replay(
+        models_simulated, trace, {"ram": budget}, ResidencyPolicy(time_slice_s=config.swap_after_s)
+    )
     with capsys.disabled():
-        print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(left)};", end=" ")
-        print(f"by the simulation {sum(said.loads.values())} {dict(said.loads)}")
-    # The requests of the simulation arrive at the measured times, whatever it answers when, and its loads
-    # take as long as the first ones did. So it is no bound: a busy machine needed 1.64 times as many loads.
+        print(f"\n{runtime}: {sum(loads.values())} loads {dict(loads)}, unloaded {dict(unloads)};", end=" ")
+        print(f"by the simulation {sum(simulated.loads.values())} {dict(simulated.loads)}")
+    # In the simulation, requests arrive at the measured times, and loads take as long as the first ones. So
+    # it is no bound: a busy machine needed 1.64 times as many loads.
     trace.sort(key=lambda request: request.arrived_s)
     changes = sum(request.model != following.model for request, following in pairwise(trace))
-    assert sum(loads.values()) <= min(2.5 * sum(said.loads.values()), changes / 2)
+    assert sum(loads.values()) <= min(2.5 * sum(simulated.loads.values()), changes / 2)
 
 
-def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
-    runtime: str, tmp_path: Path
-) -> None:
-    """S17. The others are answered by the very processes that they had before."""
+def test_repeated_crashes_of_one_model_do_not_affect_the_others(runtime: str, tmp_path: Path) -> None:
+    """S17. The processes of the other models stay the same."""
     config = config_of(tmp_path, 1 << 40)
     with llamasup.serve(config=config, runtime=runtime) as server:
         expected = {name: ask(server.client, name)[0] for name in KINDS}
@@ -158,7 +160,7 @@ def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
         over = threading.Event()
 
         def crash() -> None:
-            """As soon as it is there again, until it is given up."""
+            """Kill each new process of the model until llamasup gives up."""
             for event in server.events():
                 if event.get("model") == "recurrent" and event.get("state") in ("warming", "ready"):
                     pid = next(
@@ -187,5 +189,5 @@ def test_a_model_that_crashes_again_and_again_changes_nothing_for_the_others(
         assert {name: after[name]["pid"] for name in pids if name != "recurrent"} == {
             name: pid for name, pid in pids.items() if name != "recurrent"
         }
-        server.load("recurrent")  # asked for by hand, it is tried again
+        server.load("recurrent")  # a manual load tries it again
         assert ask(server.client, "recurrent")[0] == expected["recurrent"]

@@ -66,7 +66,7 @@ def load(runtime: str, tmp_path: Path) -> Load:
     """``load(model, *flags)``: what the log of a start says, which must succeed."""
     command = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
 
-    def loading(model: Path, *flags: str) -> Logged:
+    def start(model: Path, *flags: str) -> Logged:
         common = ("--model", str(model), "--host", "127.0.0.1", "--port", "0", "--threads", "1")
         lines = []
         with child([*command, *common, "--offline", "-lv", "4", *flags], tmp_path) as process:
@@ -77,7 +77,7 @@ def load(runtime: str, tmp_path: Path) -> Load:
                     return Logged(read_sizes(lines), lines)
         raise AssertionError("".join(lines[-30:]))
 
-    return loading
+    return start
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def check(model: ModelFacts, shape: ContextShape, logged: Logged) -> None:
         assert model.weights_bytes == pytest.approx(logged.sizes.weights_bytes, abs=ROUNDING)
 
 
-def lean(
+def shape_of(
     ctx_total: int,
     parallel: int,
     ubatch: int = 512,
@@ -137,14 +137,14 @@ def lean(
 
 
 SHAPES = {
-    "four slots": lean(8192, 4),
-    "sixteen slots that share their cells": lean(16384, 16, unified=True),
-    "without flash attention": lean(4096, 2, flash_attn=False),
-    "packed": lean(8192, 2, kv_type="q8_0"),
-    "sliding layers in full": lean(8192, 2, swa_full=True),
-    "small micro-batches": lean(8192, 2, 64),
-    "large micro-batches": lean(8192, 1, 2048),
-    "a length that is rounded up": lean(1000, 3, 192),
+    "four slots": shape_of(8192, 4),
+    "sixteen slots that share their cells": shape_of(16384, 16, unified=True),
+    "without flash attention": shape_of(4096, 2, flash_attn=False),
+    "packed": shape_of(8192, 2, kv_type="q8_0"),
+    "sliding layers in full": shape_of(8192, 2, swa_full=True),
+    "small micro-batches": shape_of(8192, 2, 64),
+    "large micro-batches": shape_of(8192, 1, 2048),
+    "a length that is rounded up": shape_of(1000, 3, 192),
 }
 
 
@@ -161,10 +161,15 @@ def test_context_takes_the_estimated_memory_in_every_shape(
 
 @pytest.mark.parametrize(
     "shape",
-    [lean(2048, 1), lean(8192, 1, 2048), lean(8192, 4, unified=True), lean(4096, 1, flash_attn=False)],
+    [
+        shape_of(2048, 1),
+        shape_of(8192, 1, 2048),
+        shape_of(8192, 4, unified=True),
+        shape_of(4096, 1, flash_attn=False),
+    ],
     ids=["one slot", "large micro-batches", "slots that share their cells", "without flash attention"],
 )
-def test_an_encoder_decoder_with_one_sequence_at_a_time(
+def test_encoder_decoder_with_one_sequence_takes_the_estimated_memory(
     shape: ContextShape, load: Load, files: Callable[[str], Path]
 ) -> None:
     """Its bias by position has no room for slots of their own: llama-server aborts there (b11434)."""
@@ -176,31 +181,35 @@ def test_an_encoder_decoder_with_one_sequence_at_a_time(
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_an_encoder_keeps_nothing(parallel: int, load: Load, tmp_path: Path) -> None:
+def test_encoder_takes_the_estimated_memory_without_a_kv_cache(
+    parallel: int, load: Load, tmp_path: Path
+) -> None:
     path = tmp_path / "bert.gguf"
     path.write_bytes(models.tiny_encoder())
-    shape = lean(512 * parallel, parallel)
+    shape = shape_of(512 * parallel, parallel)
     check(read_model(path), shape, load(path, "--embedding", *flags_of(shape)))
 
 
 @pytest.mark.parametrize(
     ("architecture", "rollback"), [("glm4moe", 0), ("qwen35", 3)], ids=["attention", "recurrence"]
 )
-def test_prediction_of_further_tokens_takes_a_context_of_its_own_and_snapshots(
+def test_mtp_drafting_takes_its_own_context_and_snapshots(
     architecture: str, rollback: int, load: Load, files: Callable[[str], Path]
 ) -> None:
     path = files(architecture)
     model = read_model(path)
-    shape = replace(lean(8192, 2), rollback=rollback, outputs_per_slot=4)
+    shape = replace(shape_of(8192, 2), rollback=rollback, outputs_per_slot=4)
     logged = load(path, *flags_of(shape), "--spec-type", "draft-mtp", "--spec-draft-n-max", "3")
     both = kv_bytes(model, shape) + mtp_kv_bytes(model, shape)
     assert both == pytest.approx(logged.sizes.kv_bytes, abs=ROUNDING * 3)
     assert logged.sizes.compute_bytes <= 2 * compute_bytes(model, shape) <= 4 * logged.sizes.compute_bytes
 
 
-def test_a_draft_model_has_a_context_like_the_targets(load: Load, files: Callable[[str], Path]) -> None:
+def test_draft_model_takes_a_context_of_the_size_of_the_target_context(
+    load: Load, files: Callable[[str], Path]
+) -> None:
     target, draft = files("gemma3"), files("llama")
-    shape = lean(8192, 2)
+    shape = shape_of(8192, 2)
     logged = load(target, *flags_of(shape), "--spec-type", "draft-simple", "--spec-draft-model", str(draft))
     facts = (read_model(target), read_model(draft))
     assert sum(kv_bytes(model_facts, shape) for model_facts in facts) == pytest.approx(
@@ -270,20 +279,20 @@ WIDE = {
 @pytest.mark.one_runtime
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", WIDE)
-def test_the_same_holds_for_models_as_wide_as_real_ones(
+def test_models_as_wide_as_real_ones_take_the_estimated_memory(
     architecture: str, load: Load, tmp_path: Path
 ) -> None:
     path = write_hollow(tmp_path / "wide.gguf", architecture, WIDE[architecture])
     model = read_model(path)
-    for shape in (lean(4096, 1), lean(4096, 4, 128), lean(4096, 1, flash_attn=False)):
+    for shape in (shape_of(4096, 1), shape_of(4096, 4, 128), shape_of(4096, 1, flash_attn=False)):
         check(model, shape, load(path, "--no-warmup", *flags_of(shape)))
 
 
 @pytest.mark.slow
-def test_a_decoder_that_embeds_has_room_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
+def test_embedding_decoder_takes_memory_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
     """More than twice what the same model computes with when it generates."""
     path = write_hollow(tmp_path / "wide.gguf", "llama", WIDE["llama"])
-    shape = lean(4096, 1)
+    shape = shape_of(4096, 1)
     embedder = replace(read_model(path), model_class=ModelClass.ENCODER)
     logged = load(path, "--no-warmup", "--embedding", "--pooling", "last", *flags_of(shape))
     check(embedder, shape, logged)

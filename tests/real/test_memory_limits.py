@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def fat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 MB of weights, and 48 KB of q8_0 KV cache for each token: 1.6 GB at 4 × 8192 tokens."""
     path = tmp_path_factory.mktemp("fat") / "fat.gguf"
     return write_large_decoder(path, 300_000_000, head_count_kv=16)
@@ -67,11 +67,11 @@ def answers(running: Llamasup) -> bool:
 
 @pytest.mark.one_runtime
 def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
-    runtime: str, fat_model: Path, own_address_space: int
+    runtime: str, large_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 2000 * MIB)
-    asked = ("--runtime", runtime, "--ctx-size", "32768", "--parallel", "4")
-    refused = run_to_end("run", str(fat_model), "--port", "0", "--events", "jsonl", *asked, **limit)
+    options = ("--runtime", runtime, "--ctx-size", "32768", "--parallel", "4")
+    refused = run_to_end("run", str(large_model), "--port", "0", "--events", "jsonl", *options, **limit)
 
     assert refused.returncode == 71
     assert '"starting"' not in refused.stdout
@@ -79,32 +79,32 @@ def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
         assert part in refused.stderr
     # What it says fits is then tried.
     words = refused.stderr.split("Fits: ")[1].split(". Or")[0].split()
-    with llamasup(fat_model, "--runtime", runtime, *words, **limit) as running:
+    with llamasup(large_model, "--runtime", runtime, *words, **limit) as running:
         assert answers(running)
         assert slots(running) == int(words[words.index("--parallel") + 1])
         assert running.stop() == 0
 
 
 @pytest.mark.one_runtime
-def test_plan_without_user_settings_is_made_to_fit(
-    runtime: str, fat_model: Path, own_address_space: int
+def test_plan_without_user_settings_is_reduced_until_it_fits(
+    runtime: str, large_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
-    shown = json.loads(run_to_end("plan", str(fat_model), "--runtime", runtime, "--json", **limit).stdout)
+    shown = json.loads(run_to_end("plan", str(large_model), "--runtime", runtime, "--json", **limit).stdout)
     assert [alternative["fits"] for alternative in shown["alternatives"]][-1]
     assert not shown["alternatives"][0]["fits"]
-    with llamasup(fat_model, "--runtime", runtime, **limit) as running:
+    with llamasup(large_model, "--runtime", runtime, **limit) as running:
         assert answers(running)
         assert slots(running) < 4
         assert not [event for event in running.events if event["event"] == "exit"]
         assert running.stop() == 0
 
 
-def test_with_the_check_switched_off_the_ladder_finds_a_plan_that_runs(
-    runtime: str, fat_model: Path, own_address_space: int
+def test_fallback_steps_find_a_working_plan_without_the_memory_check(
+    runtime: str, large_model: Path, own_address_space: int
 ) -> None:
     limit = limited_to(own_address_space + 1200 * MIB)
-    with llamasup(fat_model, "--runtime", runtime, "--no-memory-check", **limit) as running:
+    with llamasup(large_model, "--runtime", runtime, "--no-memory-check", **limit) as running:
         assert answers(running)
         steps = [event["adjustment"] for event in running.events if event["event"] == "exit"]
         assert 1 <= len(steps) <= 3
@@ -125,19 +125,21 @@ def group() -> Iterator[Path]:
 
 
 @pytest.mark.one_runtime
-def test_a_memory_cgroup_is_a_limit_like_the_machines_own(runtime: str, fat_model: Path, group: Path) -> None:
+def test_memory_cgroup_limits_plans_as_machine_memory_does(
+    runtime: str, large_model: Path, group: Path
+) -> None:
     prefix = in_group(group, 1000 * MIB)
-    asked = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)
-    refused = run_to_end("run", str(fat_model), "--port", "0", *asked, prefix=prefix)
+    options = ("--ctx-size", "32768", "--parallel", "4", "--runtime", runtime)
+    refused = run_to_end("run", str(large_model), "--port", "0", *options, prefix=prefix)
     assert refused.returncode == 71
     assert "does not fit" in refused.stderr
 
 
-def test_the_kernels_out_of_memory_killer_is_recognised_and_answered_by_a_smaller_plan(
-    runtime: str, fat_model: Path, group: Path
+def test_smaller_plan_starts_after_the_kernel_oom_killer(
+    runtime: str, large_model: Path, group: Path
 ) -> None:
     prefix = in_group(group, 1000 * MIB)
-    with llamasup(fat_model, "--runtime", runtime, "--no-memory-check", prefix=prefix) as running:
+    with llamasup(large_model, "--runtime", runtime, "--no-memory-check", prefix=prefix) as running:
         assert answers(running)
         exits = [event for event in running.events if event["event"] == "exit"]
         assert {event["cause"] for event in exits} == {"out_of_memory_host"}

@@ -74,7 +74,9 @@ def read_by(router: httpx.Client, *, body: bytes = b"", query: bytes = b"") -> s
     ],
     ids=lambda body: repr(body[-40:]),
 )
-def test_both_read_the_same_name_in_a_body(router: httpx.Client, body: bytes) -> None:
+def test_llamasup_and_the_router_read_the_same_model_name_in_a_body(
+    router: httpx.Client, body: bytes
+) -> None:
     assert read_body(body, b"", "other")[0] == read_by(router, body=body)
 
 
@@ -82,7 +84,9 @@ def test_both_read_the_same_name_in_a_body(router: httpx.Client, body: bytes) ->
     "query",
     [b"model=tiny", b"a=b&model=org%2Frepo%3AQ4", b"model=a&model=b", b"model=a+b%20c", b"model=", b"x=y"],
 )
-def test_both_read_the_same_name_in_a_query(router: httpx.Client, query: bytes) -> None:
+def test_llamasup_and_the_router_read_the_same_model_name_in_a_query(
+    router: httpx.Client, query: bytes
+) -> None:
     assert read_body(b"", query, "other")[0] == read_by(router, query=query)
 
 

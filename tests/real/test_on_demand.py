@@ -47,7 +47,7 @@ def downloads_of(hub: Hub) -> int:
     return sum(request.path.endswith(".gguf") and request.range != "bytes=0-0" for request in hub.asked)
 
 
-def test_a_model_of_the_config_is_downloaded_when_it_is_asked_for_and_once_for_all(
+def test_model_of_the_config_is_downloaded_once_at_its_first_request(
     hub: Hub, runtime: str, tmp_path: Path
 ) -> None:
     config = config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF", ctx_size=512))
@@ -65,17 +65,17 @@ def test_facts_of_a_model_are_shown_after_its_download(hub: Hub, llama_server: s
     config = structs.replace(config_of(hub, tmp_path, tiny=ModelEntry(repo="org/tiny-GGUF")), models_dir=())
     with llamasup.serve(config=config, runtime=llama_server) as server:
 
-        def told() -> tuple[object, object, object]:
+        def shown_facts() -> tuple[object, object, object]:
             (listed,) = server.client.get("/v1/models").json()["data"]
             (status,) = server.status()["models"]
             return listed["llamasup"]["class"], status["class"], status["size_bytes"]
 
-        assert told() == (None, None, None)
+        assert shown_facts() == (None, None, None)
         assert ask(server, "tiny") == (200, "tiny")
-        assert told() == ("decoder", "decoder", len(demo_model()))
+        assert shown_facts() == ("decoder", "decoder", len(demo_model()))
 
 
-def test_a_name_of_a_repository_is_downloaded_where_the_config_allows_that(
+def test_requested_repository_is_downloaded_only_if_the_config_allows_it(
     hub: Hub, llama_server: str, tmp_path: Path
 ) -> None:
     with llamasup.serve(config=config_of(hub, tmp_path), runtime=llama_server) as server:
@@ -108,19 +108,19 @@ def test_downloaded_model_is_one_process_under_all_its_names(
         assert ask(server, name) == (200, name)
         (before,) = server.status()["models"]
         assert before["id"] == name
-        told = []
+        seen_events = []
         for event in events:  # until the watch of the folder has seen it
-            told.append(event)
+            seen_events.append(event)
             if event["event"] == "models":
                 break
         (after,) = server.status()["models"]
         assert after["id"] == ("tiny" if name == "tiny" else "tiny-Q4_K_M")
         assert (after["pid"], after["state"]) == (before["pid"], "ready")
-        for each in (name, other, after["id"]):
-            assert ask(server, each) == (200, name)  # as its server was told when it began
+        for alias in (name, other, after["id"]):
+            assert ask(server, alias) == (200, name)  # as its server was told when it began
         (again,) = server.status()["models"]
         assert (again["pid"], again["generation"]) == (before["pid"], 1)
-        assert sum(each["event"] == "state" and each["state"] == "starting" for each in told) == 1
+        assert sum(seen["event"] == "state" and seen["state"] == "starting" for seen in seen_events) == 1
     assert downloads_of(hub) == 1
 
 

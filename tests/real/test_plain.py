@@ -37,7 +37,7 @@ def planned(*arguments: str) -> dict[str, Any]:
     ],
     ids=" ".join,
 )
-def test_slots_and_context_are_those_that_the_server_says_it_has(
+def test_plan_shows_the_slots_and_context_that_the_server_reports(
     asked: tuple[str, ...], runtime: str, tiny_model: Path
 ) -> None:
     options = ("--runtime", runtime, "--profile", "plain", *asked)
@@ -51,7 +51,7 @@ def test_slots_and_context_are_those_that_the_server_says_it_has(
     )
 
 
-def test_nothing_is_passed_but_the_model_its_name_and_its_address(runtime: str, tiny_model: Path) -> None:
+def test_plain_profile_passes_only_model_alias_and_address(runtime: str, tiny_model: Path) -> None:
     shown = planned(str(tiny_model), "--runtime", runtime, "--profile", "plain")
     command = shown["argv"][shown["argv"].index("--model") :]
     assert set(command[::2]) == {"--model", "--alias", "--host", "--port"}
@@ -69,7 +69,7 @@ def test_embedding_model_is_recognised_and_embeds(runtime: str, tmp_path: Path) 
     assert answer.json()["data"][0]["embedding"]
 
 
-def test_a_draft_model_that_was_asked_for_drafts(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_requested_draft_model_is_used(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
     draft.write_bytes(demo_model())
     options = ("--runtime", runtime, "--profile", "plain", "--draft-model", str(draft))

@@ -86,11 +86,11 @@ class Launcher:
     @contextmanager
     def start(self, **settings: Any) -> Iterator[Started]:
         """Start the plan, wait for the ready line and a first token, and stop it with SIGTERM."""
-        made = self.plan(**settings)
+        plan = self.plan(**settings)
         log = self.folder / "log"
         with log.open("wb") as sink:
             child = subprocess.Popen(
-                made.argv, env=dict(made.env), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE
+                plan.argv, env=dict(plan.env), stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.PIPE
             )
             assert child.stderr is not None
             lines = []
@@ -100,8 +100,8 @@ class Launcher:
                     if b"listening on unix://" in line:
                         break
                 else:
-                    pytest.fail(f"{made.argv} ended: {b''.join(lines).decode()}")
-                server = Started(made, str(self.folder / "child.sock"), log)
+                    pytest.fail(f"{plan.argv} ended: {b''.join(lines).decode()}")
+                server = Started(plan, str(self.folder / "child.sock"), log)
                 # A SIGTERM between the ready line and the first turn of llama-server's loop is lost (12 of 40
                 # times when sent at once, b11434; a second one ends it): let it answer first.
                 server.post("/completion", {"prompt": "Hi", "n_predict": 1})
@@ -133,7 +133,7 @@ def logged_kv_mib(started: Started) -> float:
     return float(found[1])
 
 
-def test_the_planned_command_line_starts_and_generates(launcher: Launcher) -> None:
+def test_planned_command_line_starts_and_generates(launcher: Launcher) -> None:
     with launcher.start() as server:
         answer = server.post("/completion", {"prompt": "Hello", "n_predict": 8, "temperature": 0})
         assert answer["tokens_predicted"] > 0
@@ -161,7 +161,7 @@ def test_every_kind_of_plan_starts(launcher: Launcher, settings: dict[str, Any])
         assert server.post("/tokenize", {"content": "Hello"})["tokens"]
 
 
-def test_slots_have_the_context_that_the_plan_says(launcher: Launcher) -> None:
+def test_each_slot_has_the_planned_context(launcher: Launcher) -> None:
     with launcher.start(ctx_size=768, parallel=3, extra=SIZES) as server:
         pass
     assert (server.plan.ctx_size, server.plan.parallel) == (768, 3)
@@ -176,14 +176,14 @@ def test_context_passed_after_double_dash_is_the_limit_of_a_request(launcher: La
 
 
 @pytest.mark.parametrize("settings", [{}, {"ctx_size": 1000, "parallel": 3}, {"extra": ("-kvu",)}], ids=str)
-def test_the_kv_cache_is_as_large_as_estimated(launcher: Launcher, settings: dict[str, Any]) -> None:
+def test_kv_cache_is_as_large_as_estimated(launcher: Launcher, settings: dict[str, Any]) -> None:
     settings = settings | {"extra": (*settings.get("extra", ()), *SIZES)}
     with launcher.start(**settings) as server:
         pass
     assert logged_kv_mib(server) == pytest.approx(server.plan.memory.kv_bytes / MIB, rel=0.01, abs=0.01)
 
 
-def test_a_q8_0_cache_takes_half_the_memory_of_f16(
+def test_q8_0_cache_takes_half_the_memory_of_f16(
     launcher: Launcher, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with launcher.start(ctx_size=16384, kv_type="q8_0", extra=SIZES) as packed:
@@ -207,7 +207,7 @@ def test_compute_buffers_stay_below_the_estimate(launcher: Launcher) -> None:
     assert 0 < sum(map(float, logged)) <= server.plan.memory.compute_bytes / MIB
 
 
-def test_a_draft_model_is_really_used(launcher: Launcher) -> None:
+def test_draft_model_is_used(launcher: Launcher) -> None:
     with launcher.start(draft=True, extra=SIZES) as server:
         answer = server.post(
             "/completion", {"prompt": "Hello", "n_predict": 40, "temperature": 0, "ignore_eos": True}

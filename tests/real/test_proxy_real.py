@@ -23,8 +23,8 @@ _VARIES = re.compile(
     rb'"(?:id|created|created_at|completed_at|[a-z_]+_ms|[a-z_]+_per_second|t_[a-z_]+)":\s*'
     rb'(?:"[^"]*"|[-0-9.e+]+)'
 )
-ASKED = b'"temperature":0,"seed":1,"cache_prompt":false,"max_tokens":32,"n_predict":32'
-CHAT = b'{"messages":[{"role":"user","content":"Tell me."}],' + ASKED + b"}"
+SAMPLING = b'"temperature":0,"seed":1,"cache_prompt":false,"max_tokens":32,"n_predict":32'
+CHAT = b'{"messages":[{"role":"user","content":"Tell me."}],' + SAMPLING + b"}"
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def loop_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def straight(server: str) -> Wire:
+def connect_directly(server: str) -> Wire:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(server)
     return Wire(sock)
@@ -89,9 +89,9 @@ class Response:
     [
         post(b"/v1/chat/completions", CHAT),
         post(b"/v1/chat/completions", CHAT[:-1] + b',"stream":true,"stream_options":{"include_usage":true}}'),
-        post(b"/completion", b'{"prompt":"a",' + ASKED + b"}"),
-        post(b"/completion", b'{"prompt":"a","stream":true,' + ASKED + b"}"),
-        post(b"/v1/completions", b'{"prompt":"a","stream":true,' + ASKED + b"}"),
+        post(b"/completion", b'{"prompt":"a",' + SAMPLING + b"}"),
+        post(b"/completion", b'{"prompt":"a","stream":true,' + SAMPLING + b"}"),
+        post(b"/v1/completions", b'{"prompt":"a","stream":true,' + SAMPLING + b"}"),
         post(b"/tokenize", b'{"content":"some words"}'),
         post(b"/v1/chat/completions", b"no json"),
         get(b"/props"),
@@ -100,10 +100,10 @@ class Response:
     ],
     ids=lambda request_: request_.partition(b" HTTP")[0].decode(),
 )
-def test_an_answer_is_the_same_straight_and_through_the_proxy(
+def test_answers_are_the_same_directly_and_through_the_proxy(
     front: Rig, server: str, request_: bytes
 ) -> None:
-    wire = straight(server)
+    wire = connect_directly(server)
     direct = Response(wire, request_)
     wire.close()
     proxied = Response(front.connect(), request_)
@@ -117,12 +117,12 @@ def test_an_answer_is_the_same_straight_and_through_the_proxy(
     ("path", "body"),
     [
         (b"/v1/chat/completions", CHAT),
-        (b"/completion", b'{"prompt":"some words",' + ASKED + b"}"),
+        (b"/completion", b'{"prompt":"some words",' + SAMPLING + b"}"),
         (b"/v1/messages", CHAT),
         (b"/v1/responses", b'{"input":"some words","max_output_tokens":8,"temperature":0}'),
     ],
 )
-def test_the_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: bytes, stream: bytes) -> None:
+def test_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: bytes, stream: bytes) -> None:
     Response(front.connect(), post(path, body[:-1] + b',"stream":' + stream + b"}"))
     record = front.record()
     counts = TokenCounts(record.tokens_prompt, record.tokens_cached, record.tokens_completion)
@@ -131,7 +131,7 @@ def test_the_tokens_of_a_real_answer_are_counted(front: Rig, path: bytes, body: 
     assert counts.prompt, counts
 
 
-def test_a_client_that_leaves_frees_the_slot(front: Rig, server: str) -> None:
+def test_disconnect_of_a_client_frees_the_slot(front: Rig, server: str) -> None:
     client = front.connect()
     client.send(post(b"/completion", b'{"prompt":"a","stream":true,"ignore_eos":true,"n_predict":60000}'))
     client.until(b"data: ")

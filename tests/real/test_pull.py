@@ -15,7 +15,7 @@ from tests.hub import running_hub
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 
 
-def test_a_model_and_its_projector_from_a_hub_answer(
+def test_model_and_projector_from_a_hub_answer_requests(
     runtime: str, own_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = own_folders / "data" / "llamasup" / "models" / "org" / "tiny-GGUF"
@@ -40,7 +40,7 @@ def test_a_model_and_its_projector_from_a_hub_answer(
     assert not folder.exists()
 
 
-def test_a_split_model_from_a_hub_is_loaded(
+def test_split_model_from_a_hub_is_loaded(
     runtime: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = models.write_split_decoder(tmp_path, "m-Q4_K_M")

@@ -28,14 +28,14 @@ def chosen(runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
 
 
-def test_the_examples_are_these() -> None:
+def test_page_has_the_expected_examples() -> None:
     assert len(PROGRAMS) == 7
     (shown,) = re.findall(r"^```py\n(.*?)^```$", README, re.M | re.S)
     assert shown == PROGRAMS[0]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=range(len(PROGRAMS)))
-def test_an_example_runs_and_prints_something(program: str, tmp_path: Path) -> None:
+def test_example_runs_and_prints_output(program: str, tmp_path: Path) -> None:
     words = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(
         words, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=False
@@ -44,18 +44,18 @@ def test_an_example_runs_and_prints_something(program: str, tmp_path: Path) -> N
     assert done.stdout.split()
 
 
-def test_the_application_serves_with_it() -> None:
+def test_application_example_answers_a_request() -> None:
     names: dict[str, object] = {}
     exec(APPLICATION, names)  # noqa: S102 - our own documentation
     with TestClient(names["app"]) as client:  # type: ignore[arg-type]
         assert client.get("/words").json()["text"]
 
 
-def test_every_error_in_the_table_is_there_and_every_error_is_in_the_table() -> None:
+def test_table_of_errors_is_complete_and_correct() -> None:
     table = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCS, re.M))))
     errors = {
         name
         for name in llamasup.__all__
-        if isinstance(each := getattr(llamasup, name), type) and issubclass(each, llamasup.LlamasupError)
+        if isinstance(error := getattr(llamasup, name), type) and issubclass(error, llamasup.LlamasupError)
     }
     assert table == errors - {"LlamasupError"}

@@ -34,7 +34,7 @@ class Occupant:
     def __init__(self, url: str, **headers: str) -> None:
         self._url = url
         self._headers = headers
-        self._goes = threading.Event()
+        self._disconnects = threading.Event()
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._read)
 
@@ -44,14 +44,14 @@ class Occupant:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.goes()
+        self.disconnect()
 
-    def goes(self) -> None:
-        self._goes.set()
+    def disconnect(self) -> None:
+        self._disconnects.set()
         self._thread.join(PATIENCE_S)
 
     @property
-    def is_there(self) -> bool:
+    def is_streaming(self) -> bool:
         return self._thread.is_alive()
 
     def _read(self) -> None:
@@ -60,7 +60,7 @@ class Occupant:
         with httpx.stream("POST", url, json=body, headers=self._headers, timeout=PATIENCE_S) as stream:
             for _ in stream.iter_raw():
                 self._began.set()
-                if self._goes.is_set():
+                if self._disconnects.is_set():
                     return
 
 
@@ -72,7 +72,7 @@ class Crowd:
         self._threads = threads
         self.answers: dict[str, Future[httpx.Response]] = {}
 
-    def asks(self, name: str, tokens: int, address: str = "127.0.0.1", **headers: str) -> None:
+    def send(self, name: str, tokens: int, address: str = "127.0.0.1", **headers: str) -> None:
         self.answers[name] = self._threads.submit(self._ask, name, tokens, address, headers)
 
     def _ask(self, name: str, tokens: int, address: str, headers: dict[str, str]) -> httpx.Response:
@@ -84,8 +84,8 @@ class Crowd:
 
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=16) as made:
-        yield made
+    with ThreadPoolExecutor(max_workers=16) as executor:
+        yield executor
 
 
 def gauge(running: Llamasup, name: str) -> float:
@@ -96,16 +96,16 @@ def gauge(running: Llamasup, name: str) -> float:
 
 def until_queued(running: Llamasup, count: int, occupants: Sequence[Occupant]) -> None:
     while gauge(running, "llamasup_queued") != count:
-        assert all(occupant.is_there for occupant in occupants)
+        assert all(occupant.is_streaming for occupant in occupants)
         time.sleep(0.005)
 
 
-def at_work(running: Llamasup) -> int:
+def busy_slots(running: Llamasup) -> int:
     slots = httpx.get(f"{running.url}/slots", timeout=PATIENCE_S).json()
     return sum(slot["is_processing"] for slot in slots)
 
 
-def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
+def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
     log = tmp_path / "access.log"
@@ -120,16 +120,16 @@ def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
             ("low", "127.0.0.3", {"X-Llamasup-Priority": "low"}),
         ]
         for position, (name, address, headers) in enumerate(queue, start=1):
-            crowd.asks(name, 20, address, **headers)
+            crowd.send(name, 20, address, **headers)
             until_queued(running, position, [occupant])
         refused = httpx.post(f"{running.url}/completion", json={"prompt": "ninth"}, timeout=PATIENCE_S)
         assert refused.status_code == 429, refused.text
         assert refused.json()["error"]["message"] == "The model is busy with 1 request, and 7 more wait"
         assert 1 <= int(refused.headers["retry-after"]) <= 600
         # Of the server's two slots one works, and nobody waits within it.
-        assert (at_work(running), gauge(running, "llamacpp:requests_deferred")) == (1, 0)
-        assert occupant.is_there
-        occupant.goes()
+        assert (busy_slots(running), gauge(running, "llamacpp:requests_deferred")) == (1, 0)
+        assert occupant.is_streaming
+        occupant.disconnect()
         for name, answer in crowd.answers.items():
             response = answer.result(PATIENCE_S)
             assert response.status_code == 200, (name, response.text)
@@ -139,12 +139,12 @@ def test_eight_clients_take_turns_at_one_permit_and_a_ninth_gets_retry_after(
         assert running.stop() == 0
     # As llamasup saw them end: the threads of the clients come to it when they do.
     names = {answer.result().headers["x-request-id"]: name for name, answer in crowd.answers.items()}
-    told = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
-    ended = [names[event] for event in told if event in names]
+    logged_ids = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
+    ended = [names[event] for event in logged_ids if event in names]
     assert ended == ["many 0", "few 0", "many 1", "few 1", "many 2", "many 3", "low"]
 
 
-def test_by_default_a_model_gets_as_much_at_a_time_as_it_has_slots(
+def test_model_gets_as_many_concurrent_requests_as_slots_by_default(
     runtime: str, tiny_model: Path, threads: ThreadPoolExecutor
 ) -> None:
     with (
@@ -153,15 +153,15 @@ def test_by_default_a_model_gets_as_much_at_a_time_as_it_has_slots(
         Occupant(running.url) as second,
     ):
         crowd = Crowd(running.url, threads)
-        crowd.asks("a", 20)
-        crowd.asks("b", 20)
+        crowd.send("a", 20)
+        crowd.send("b", 20)
         until_queued(running, 2, [first, second])
-        assert (at_work(running), gauge(running, "llamacpp:requests_deferred")) == (2, 0)
+        assert (busy_slots(running), gauge(running, "llamacpp:requests_deferred")) == (2, 0)
         assert gauge(running, "llamasup_in_flight") == 2
-        first.goes()
+        first.disconnect()
         for answer in crowd.answers.values():  # one after the other, on the place that came free
             assert answer.result(PATIENCE_S).status_code == 200
-        second.goes()
+        second.disconnect()
         assert running.stop() == 0
 
 
@@ -169,7 +169,7 @@ def test_by_default_a_model_gets_as_much_at_a_time_as_it_has_slots(
 
 
 @pytest.fixture
-def kept(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
+def keepalive_proxy(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
     """A proxy with one place before a real server; a stream gets comments from 20 ms on."""
     path = str(tmp_path / "s.sock")
     program = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
@@ -184,17 +184,17 @@ def kept(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
             rig.close()
 
 
-def address_of(kept: Rig) -> str:
-    host, port = kept.address
+def address_of(keepalive_proxy: Rig) -> str:
+    host, port = keepalive_proxy.address
     return f"http://{host}:{port}"
 
 
-def client_of(kept: Rig) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address_of(kept)}/v1", api_key="none", max_retries=0)
+def client_of(keepalive_proxy: Rig) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address_of(keepalive_proxy)}/v1", api_key="none", max_retries=0)
 
 
-def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept: Rig) -> None:
-    with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
+def test_openai_client_skips_the_comments_of_a_queued_stream(keepalive_proxy: Rig) -> None:
+    with Occupant(address_of(keepalive_proxy)) as occupant, client_of(keepalive_proxy) as client:
         stream = client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "Tell me."}],
@@ -202,35 +202,35 @@ def test_the_openai_client_reads_over_the_comments_of_a_stream_that_waited(kept:
             stream=True,
             stream_options={"include_usage": True},
         )
-        assert occupant.is_there  # the head that the client has got is not llama-server's
+        assert occupant.is_streaming  # the head that the client has got is not llama-server's
         assert stream.response.headers["x-request-id"]
-        occupant.goes()
+        occupant.disconnect()
         usage = [piece.usage for piece in stream if piece.usage is not None]
     assert usage[-1].completion_tokens == 8
-    records = [kept.record() for _ in range(2)]
+    records = [keepalive_proxy.record() for _ in range(2)]
     assert records[0].outcome == "client_gone"
     assert records[1].outcome in {"ok", "client_gone"}  # the client leaves at [DONE], before the last chunk
     assert records[1].tokens_completion == 8
 
 
-def test_openai_client_raises_errors_of_llama_server_after_comments(kept: Rig) -> None:
-    with Occupant(address_of(kept)) as occupant, client_of(kept) as client:
+def test_openai_client_raises_errors_of_llama_server_after_comments(keepalive_proxy: Rig) -> None:
+    with Occupant(address_of(keepalive_proxy)) as occupant, client_of(keepalive_proxy) as client:
         stream = client.chat.completions.create(
             model="tiny",
             messages=[{"role": "user", "content": "too long " * MAX_TOKENS}],
             max_tokens=8,
             stream=True,
         )
-        occupant.goes()
+        occupant.disconnect()
         with pytest.raises(openai.APIError, match="exceeds the available context size"):
             list(stream)
-    records = [kept.record() for _ in range(2)]
+    records = [keepalive_proxy.record() for _ in range(2)]
     assert (records[1].outcome, records[1].status) == ("error_event", 200)
 
 
-def test_the_openai_client_raises_why_a_wait_was_in_vain(kept: Rig) -> None:
-    with Occupant(address_of(kept)), client_of(kept) as client:
+def test_openai_client_raises_the_failure_that_ended_its_wait(keepalive_proxy: Rig) -> None:
+    with Occupant(address_of(keepalive_proxy)), client_of(keepalive_proxy) as client:
         stream = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
-        make_unavailable(kept, FAILED)
+        make_unavailable(keepalive_proxy, FAILED)
         with pytest.raises(openai.APIError, match="it ran out of memory"):
             list(stream)

@@ -57,7 +57,7 @@ REQUESTS: dict[str, tuple[str, bytes]] = {
     "an exception": ("/completion", json.dumps({"prompt": "x", "grammar": EXCEPTION}).encode()),
     "a valid request": ("/completion", json.dumps({"prompt": "x", "n_predict": 1}).encode()),
 }
-ENDS = {signal.SIGKILL: "killed", signal.SIGABRT: "aborted", signal.SIGSEGV: "segfault"}
+CAUSES = {signal.SIGKILL: "killed", signal.SIGABRT: "aborted", signal.SIGSEGV: "segfault"}
 
 
 def send_requests(running: Llamasup) -> None:
@@ -68,18 +68,20 @@ def send_requests(running: Llamasup) -> None:
 
 def shown(running: Llamasup) -> str:
     """Everything that users and monitoring read, besides llama-server's own log."""
-    told = [run_to_end(*words, "--pid", str(running.pid)).stdout for words in (("ps", "--json"), ("status",))]
-    told += [httpx.get(f"{running.url}/{path}").text for path in ("health", "readyz", "metrics")]
-    return "".join((*told, running.said, json.dumps(running.events)))
+    texts = [
+        run_to_end(*words, "--pid", str(running.pid)).stdout for words in (("ps", "--json"), ("status",))
+    ]
+    texts += [httpx.get(f"{running.url}/{path}").text for path in ("health", "readyz", "metrics")]
+    return "".join((*texts, running.stderr_text, json.dumps(running.events)))
 
 
 @pytest.mark.check("X13", "no message, event, status or error quotes a request or depends on its text")
-def test_requests_in_the_servers_log_are_neither_quoted_nor_trusted(
+def test_messages_neither_quote_nor_trust_requests_in_the_server_log(
     runtime: str, tiny_model: Path, own_folders: Path
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime, "--keep-trying", "--ctx-size", "512") as running:
         running.wait_for("ready")
-        for generation, (number, cause) in enumerate(ENDS.items(), start=1):
+        for generation, (number, cause) in enumerate(CAUSES.items(), start=1):
             send_requests(running)
             os.kill(server_pid(running), number)
             ended = running.wait_for("exit", generation=generation)

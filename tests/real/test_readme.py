@@ -43,10 +43,12 @@ def demo(path_with_llamasup: None) -> Iterator[Llamasup]:
     with llamasup("demo") as running:
         running.wait_for("ready")
         yield running
-        assert (running.end() if running.process.poll() is not None else running.stop()) == 0, running.said
+        assert (running.end() if running.process.poll() is not None else running.stop()) == 0, (
+            running.stderr_text
+        )
 
 
-def test_the_tour_begins_with_the_demo() -> None:
+def test_tour_begins_with_the_demo() -> None:
     assert blocks("sh")[0].strip() == FIRST
     assert len(SHELL) == 3
     assert len(SERVING) == 1
@@ -57,10 +59,10 @@ def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
     assert demo.stop() == 0  # then everything has been said
     for line in shown.splitlines():
         label = line[: line.index(" ", 2)] if line.startswith("  ") else "demo is ready at http://127.0.0.1:"
-        assert label in demo.said, label
+        assert label in demo.stderr_text, label
 
 
-@pytest.mark.parametrize("block", [each for each in SHELL if each not in SERVING])
+@pytest.mark.parametrize("block", [process for process in SHELL if process not in SERVING])
 def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
     port = demo.wait_for("ready")["port"]
     done = subprocess.run(
@@ -76,7 +78,7 @@ def test_shell_blocks_run(block: str, demo: Llamasup, tmp_path: Path) -> None:
     assert '"error"' not in done.stdout
 
 
-def test_the_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:
+def test_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path) -> None:
     (block,) = blocks("python")
     port = demo.wait_for("ready")["port"]
     done = subprocess.run(
@@ -91,7 +93,7 @@ def test_the_openai_client_block_prints_an_answer(demo: Llamasup, tmp_path: Path
     assert len(done.stdout.split()) > 5
 
 
-def test_a_parent_program_reads_one_line_and_stops_it_with_sigterm(
+def test_parent_program_reads_the_ready_event_and_stops_with_sigterm(
     path_with_llamasup: None, tmp_path: Path
 ) -> None:
     (block,) = SERVING
@@ -105,16 +107,16 @@ def test_a_parent_program_reads_one_line_and_stops_it_with_sigterm(
     assert not (tmp_path / "ready.json").exists()
 
 
-def typed(block: str) -> list[str]:
+def commands_of(block: str) -> list[str]:
     """The commands of a console block."""
     return block.replace("\\\n", "").replace("$ ", "").strip().splitlines()
 
 
-def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
+def test_serve_block_serves_lists_unloads_and_stops_models_as_shown(
     path_with_llamasup: None, tmp_path: Path, tiny_model: Path
 ) -> None:
     (block,) = (found_block for found_block in blocks("console") if "llamasup serve" in found_block)
-    serve, *others = typed(block)
+    serve, *others = commands_of(block)
     (name,) = set(re.findall(r'"model": "(.+?)"', block))
     (tmp_path / "models").mkdir()
     shutil.copy(tiny_model, tmp_path / "models" / f"{name}.gguf")
@@ -123,25 +125,25 @@ def test_many_models_are_served_listed_unloaded_and_stopped_as_shown(
     assert process.stdout is not None
     with process.stdout as events:
         ready = next(event for event in map(json.loads, events) if event["event"] == "ready")
-        said = [
+        results = [
             subprocess.run(
-                ["bash", "-euo", "pipefail", "-c", each.replace("8080", str(ready["port"]))],
+                ["bash", "-euo", "pipefail", "-c", process.replace("8080", str(ready["port"]))],
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_S,
                 check=True,
             )
-            for each in others
+            for process in others
         ]
         assert process.wait(PATIENCE_S) == 0
-    answer, table = json.loads(said[0].stdout), said[1].stdout
+    answer, table = json.loads(results[0].stdout), results[1].stdout
     assert answer["usage"]["completion_tokens"] == 8
     assert table.splitlines()[1].split()[:2] == [name, "ready"]
 
 
-def test_a_key_is_made_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
+def test_key_new_creates_a_key_as_shown(path_with_llamasup: None, tmp_path: Path) -> None:
     (block,) = (found_block for found_block in blocks("console") if "key new" in found_block)
-    made = typed(block)[0].split()
+    made = commands_of(block)[0].split()
     done = subprocess.run(made, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, check=True)
     assert done.stdout.startswith("llamasup-")
     assert "name=phone" in (tmp_path / "keys").read_text()

@@ -120,25 +120,23 @@ def prompt_tokens(records: Sequence[RequestRecord]) -> list[int]:
     return [record.tokens_prompt or 0 for record in records]
 
 
-def test_every_turn_of_a_conversation_finds_its_cache_while_the_load_spreads(
-    runtime: str, tiny_model: Path
-) -> None:
+def test_conversations_find_their_cache_while_the_load_spreads(runtime: str, tiny_model: Path) -> None:
     async def test() -> None:
         async with pair_of(tiny_model, runtime, slots=2, ctx_size=4096) as pair:
-            talks = [
+            conversations = [
                 [{"role": "user", "content": story(about)}]
                 for about in ("Lama", "Alpaka", "Guanako", "Vikunja")
             ]
-            first = [await turn(pair, messages) for messages in talks]
+            first = [await turn(pair, messages) for messages in conversations]
             length = prompt_tokens(pair.records)
             assert pair.answered() == [2, 2]
             for number in range(3):
-                for messages in talks:
+                for messages in conversations:
                     messages.append({"role": "user", "content": f"And then, {number}?"})
                 # All at the same time, and in another order each time.
-                order = talks[number:] + talks[:number]
+                order = conversations[number:] + conversations[:number]
                 cached = await asyncio.gather(*(turn(pair, messages) for messages in order))
-                found = dict(zip((talks.index(messages) for messages in order), cached, strict=True))
+                found = dict(zip((conversations.index(messages) for messages in order), cached, strict=True))
                 print(f"{runtime}: turn {number + 2}: cached {found} of first prompts of {length} tokens")
                 assert all(found[which] >= 0.9 * length[which] for which in range(4)), (first, found, length)
             assert pair.answered() == [8, 8]
@@ -146,7 +144,7 @@ def test_every_turn_of_a_conversation_finds_its_cache_while_the_load_spreads(
     asyncio.run(test())
 
 
-def test_the_same_conversations_at_the_other_process_find_little(runtime: str, tiny_model: Path) -> None:
+def test_conversation_finds_little_cache_in_the_other_process(runtime: str, tiny_model: Path) -> None:
     """What affinity is worth: without it every other turn would begin from nothing."""
 
     async def test() -> None:
@@ -182,7 +180,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
             answered: Counter[int] = Counter()  # by each client
             killed = asyncio.Event()
 
-            async def visitor(name: int) -> None:
+            async def repeat_requests(name: int) -> None:
                 while not killed.is_set() or not answered[name]:
                     number = answered[name]
                     text = f"visitor {name} asks for {number} and for nothing else at all"
@@ -217,7 +215,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
 
             async with asyncio.TaskGroup() as tasks:
                 for name in range(clients):
-                    tasks.create_task(visitor(name))
+                    tasks.create_task(repeat_requests(name))
                 tasks.create_task(killer())
             replayed = sum(record.replayed for record in pair.records)
             await victim.reached(State.READY)
@@ -226,7 +224,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
                     break
                 async with asyncio.TaskGroup() as tasks:
                     for name in range(clients):
-                        tasks.create_task(visitor(late * clients + name))
+                        tasks.create_task(repeat_requests(late * clients + name))
             print(f"{runtime}: {outcomes}, {replayed} of them sent again, {pair.answered()} at the end")
             assert set(outcomes) == {"right"}
             assert replayed >= 2
@@ -250,7 +248,7 @@ def threads_of(words: Sequence[str]) -> int:
     return int(words[words.index("--threads") + 1])
 
 
-def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
+def test_serve_divides_the_cores_and_a_killed_replica_costs_no_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -258,7 +256,7 @@ def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
     with (
         serve(config, dict(os.environ), "--events", "jsonl") as running,
         httpx.Client(base_url=running.url, timeout=PATIENCE_S) as client,
-        ThreadPoolExecutor(8) as visitors,
+        ThreadPoolExecutor(8) as clients,
     ):
         children = [child for child in running.children() if "--threads" in child.cmdline()]
         assert len(children) == 2
@@ -267,7 +265,7 @@ def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
 
         answered: SimpleQueue[int] = SimpleQueue()
 
-        def visit(name: int) -> list[bool]:
+        def send_requests(name: int) -> list[bool]:
             right = []
             for number in range(15):
                 text = f"visitor {name} asks for {number}"
@@ -278,11 +276,11 @@ def test_serve_divides_the_cores_and_a_kill_of_one_process_is_seen_by_nobody(
                 answered.put(name)
             return right
 
-        visits = [visitors.submit(visit, name) for name in range(8)]
+        results = [clients.submit(send_requests, name) for name in range(8)]
         while answered.qsize() < 20:  # in the middle of it
             time.sleep(0.001)
         children[0].kill()
-        assert [visit.result() for visit in visits] == [[True] * 15] * 8
+        assert [result.result() for result in results] == [[True] * 15] * 8
         exited = running.wait_for("exit", model="tiny")
         assert (exited["signal"], exited["restart_in_s"]) == ("SIGKILL", 0.0)
         running.wait_for("state", model="tiny", state="ready", generation=2)

@@ -46,7 +46,7 @@ def client(server: Llamasup) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def test_a_chat_streamed_is_the_chat_plain_at_temperature_0(client: openai.OpenAI) -> None:
+def test_streamed_and_plain_chat_are_equal_at_temperature_0(client: openai.OpenAI) -> None:
     plain = client.chat.completions.create(
         model="tiny", messages=QUESTION, temperature=0, max_tokens=40, seed=1
     )
@@ -77,7 +77,7 @@ def test_completions_tokenize_props_and_models_answer(server: Llamasup) -> None:
     assert models["data"][0]["id"] == "tiny"
 
 
-def test_metrics_hold_llamasups_own_and_llama_servers_with_a_model_label(server: Llamasup) -> None:
+def test_metrics_contain_those_of_llamasup_and_llama_server_by_model(server: Llamasup) -> None:
     with httpx.Client(base_url=server.url) as http:
         http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 5})
         text = http.get("/metrics").text
@@ -88,7 +88,7 @@ def test_metrics_hold_llamasups_own_and_llama_servers_with_a_model_label(server:
     assert re.search(r'^llamacpp:tokens_predicted_total\{model="tiny"\} \d', text, re.M)
 
 
-def test_health_and_readiness_say_yes(server: Llamasup) -> None:
+def test_health_and_readiness_endpoints_answer_200(server: Llamasup) -> None:
     with httpx.Client(base_url=server.url) as http:
         health, ready, alive = http.get("/health"), http.get("/readyz"), http.get("/livez")
 
@@ -96,7 +96,7 @@ def test_health_and_readiness_say_yes(server: Llamasup) -> None:
     assert (ready.status_code, alive.status_code) == (200, 200)
 
 
-def test_an_answer_of_llama_server_comes_through_byte_for_byte(server: Llamasup) -> None:
+def test_answers_of_llama_server_pass_unchanged(server: Llamasup) -> None:
     """Straight from the child's socket and through the proxy; only ids and times may differ."""
     (child,) = [process for process in server.children() if "--host" in process.cmdline()]
     arguments = child.cmdline()
@@ -133,7 +133,7 @@ def without_ids_and_times(text: str) -> str:
     return re.sub(r'"(tokens_cached|cache_n|prompt_n|tokens_evaluated)":\d+', "_", text)
 
 
-def test_a_draft_model_is_really_used(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
+def test_draft_model_is_used(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> None:
     with llamasup(
         tiny_model, "--runtime", runtime, "--draft-model", str(tiny_model), env=module_folders
     ) as running:
@@ -170,17 +170,17 @@ def test_q8_0_halves_the_kv_cache(
     assert sizes["q8_0"] / sizes["f16"] == pytest.approx(34 / 64, abs=0.02)
 
 
-def test_a_request_is_one_line_with_its_tokens_and_their_speed(
+def test_request_is_logged_as_one_line_with_tokens_and_speed(
     runtime: str, tiny_model: Path, module_folders: dict[str, str]
 ) -> None:
     with llamasup(tiny_model, "--runtime", runtime, env=module_folders) as running:
         httpx.post(f"{running.url}/v1/completions", json={"prompt": "my secret", "max_tokens": 7})
         assert running.stop() == 0
-        (line,) = [line for line in running.said.splitlines() if line.startswith("POST")]
+        (line,) = [line for line in running.stderr_text.splitlines() if line.startswith("POST")]
         assert re.fullmatch(r"POST  /v1/completions  200  \d+\+7 tokens  [\d.]+ tok/s  [\d.]+ m?s", line), (
             line
         )
-        assert "secret" not in running.said
+        assert "secret" not in running.stderr_text
 
 
 def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:

@@ -44,12 +44,12 @@ def tokenize(text: str, *, lines: bytes = b"", chunked: bool = False) -> bytes:
     if not chunked:
         return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
     middle = len(body) // 2
-    pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(each), each) for each in (body[:middle], body[middle:]))
+    pieces = b"".join(b"%x;a=b\r\n%b\r\n" % (len(piece), piece) for piece in (body[:middle], body[middle:]))
     return head + b"Transfer-Encoding: chunked\r\n\r\n" + pieces + b"0\r\nHost: evil\r\n\r\n"
 
 
 SMUGGLED = "POST /props HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
-ALIKE = {
+VARIANTS = {
     "by length": tokenize(SMUGGLED),
     "in chunks with extensions and trailers": tokenize(SMUGGLED, chunked=True),
     "by length, upgrade offered": tokenize(SMUGGLED, lines=b"Connection: upgrade\r\nUpgrade: h2c\r\n"),
@@ -61,8 +61,8 @@ ALIKE = {
 
 
 @pytest.mark.check("X9", "a real server answers exactly the requests that were sent, and no smuggled one")
-@pytest.mark.parametrize("raw", ALIKE.values(), ids=ALIKE)
-def test_a_request_in_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
+@pytest.mark.parametrize("raw", VARIANTS.values(), ids=VARIANTS)
+def test_request_inside_a_body_is_never_answered(server: Llamasup, raw: bytes) -> None:
     wire = connect(server)
     wire.send(tokenize(SMUGGLED))
     _, expected = wire.message()
@@ -76,7 +76,7 @@ def test_a_request_in_a_body_is_never_answered(server: Llamasup, raw: bytes) -> 
 
 
 @pytest.mark.check("X9", "one refusal, then the end: what follows reaches no real server either")
-def test_broken_framing_gets_one_answer_and_the_server_goes_on(server: Llamasup) -> None:
+def test_broken_framing_gets_one_answer_and_the_server_keeps_serving(server: Llamasup) -> None:
     for how, raw in REFUSED.items():
         wire = connect(server)
         wire.send(raw + SMUGGLED.encode() + tokenize("next"))
@@ -99,7 +99,7 @@ def child_socket(running: Llamasup) -> str:
     return path
 
 
-def straight(path: str, raw: bytes) -> int:
+def status_without_proxy(path: str, raw: bytes) -> int:
     """What the child says when nobody stands before it."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)
@@ -131,7 +131,7 @@ def test_routes_that_llama_server_opens_stay_closed_with_strict(
     closed = [(b"POST", b"/p/props", b"{}"), (b"POST", b"/p/slots/0", b'{"filename":"x"}')]
     if runtime != "embedded":
         closed.append((b"GET", b"/p/tools", b""))
-    fell_for: set[str] = set()
+    accepted: set[str] = set()
     with wrapped(*program, *flags, options=["--strict"], env=env) as running:
         running.wait_for("ready")
         for method, path, body in closed:
@@ -139,19 +139,19 @@ def test_routes_that_llama_server_opens_stay_closed_with_strict(
                 spelled += b"?action=erase" if b"?" not in spelled and b"lot" in path else b""
                 lines = b"Host: localhost\r\nX-Api-Key: k\r\nContent-Length: %d\r\n" % len(body)
                 raw = method + b" " + spelled + b" HTTP/1.1\r\n" + lines + b"\r\n" + body
-                if straight(child_socket(running), raw) == 200:
-                    fell_for.add(how)
+                if status_without_proxy(child_socket(running), raw) == 200:
+                    accepted.add(how)
                 wire = connect(running)
                 wire.send(raw)
                 head, _ = wire.message()
                 assert (how, status(head)) == (how, 403)
                 wire.close()
         assert running.stop() == 0
-    assert fell_for >= {"plain", "with a query", "a letter in %XX", "a letter in %uXXXX"}
+    assert accepted >= {"plain", "with a query", "a letter in %XX", "a letter in %uXXXX"}
 
 
 @pytest.mark.check("X5", "no TCP port, a socket in a folder of mode 0700, and no key in its command line")
-def test_a_real_child_can_be_reached_by_its_owner_alone(server: Llamasup) -> None:
+def test_only_its_owner_can_reach_a_real_child(server: Llamasup) -> None:
     path = Path(child_socket(server))
     assert path.parent.stat().st_mode & 0o777 == 0o700
     for child in server.children():
@@ -159,7 +159,7 @@ def test_a_real_child_can_be_reached_by_its_owner_alone(server: Llamasup) -> Non
         assert not [word for word in child.cmdline() if word == "--api-key"]
 
 
-class Emptiness(BaseHTTPRequestHandler):
+class NoContentHandler(BaseHTTPRequestHandler):
     """Answers 204."""
 
     def do_GET(self) -> None:
@@ -170,17 +170,17 @@ class Emptiness(BaseHTTPRequestHandler):
 
 
 @pytest.mark.check("X9", "100 answers of a real server are correct, each after such a 204")
-def test_a_204_that_announces_a_body_corrupts_no_later_answer(
+def test_204_that_announces_a_body_corrupts_no_later_answer(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     if runtime == "embedded":
         pytest.skip("the embedded runtime has no /cors-proxy")
-    with HTTPServer(("127.0.0.1", 0), Emptiness) as target:
+    with HTTPServer(("127.0.0.1", 0), NoContentHandler) as target:
         thread = threading.Thread(target=target.serve_forever)
         thread.start()
         try:
             url = f"http://127.0.0.1:{target.server_port}/"
-            asked = b"GET /cors-proxy?url=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % url.encode()
+            request = b"GET /cors-proxy?url=%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % url.encode()
             flags = ["-m", str(tiny_model), "--port", str(free_port()), "--ui-mcp-proxy"]
             with wrapped(runtime, *flags, env=environment(runtime, tmp_path)) as running:
                 running.wait_for("ready")
@@ -188,7 +188,7 @@ def test_a_204_that_announces_a_body_corrupts_no_later_answer(
                     wire.send(tokenize("next"))
                     _, expected = wire.message()
                     for number in range(100):
-                        wire.send(asked)
+                        wire.send(request)
                         assert (number, status(wire.head())) == (number, 204)
                         wire.send(tokenize("next"))
                         head, body = wire.message()
@@ -202,28 +202,28 @@ def test_a_204_that_announces_a_body_corrupts_no_later_answer(
 @pytest.mark.check(
     "X8", "a client with a key is served in spite of 1,200 connections, silent or with half a head"
 )
-def test_connections_without_a_key_cannot_keep_out_a_client_of_the_same_address(
+def test_connections_without_a_key_do_not_lock_out_other_clients(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     env = environment(None if runtime == "embedded" else runtime, tmp_path)
     keys = tmp_path / "keys"
     keys.write_text("sesame\n")
     keys.chmod(0o600)
-    asked = tokenize("next", lines=b"Authorization: Bearer sesame\r\n")
+    request = tokenize("next", lines=b"Authorization: Bearer sesame\r\n")
     with ExitStack() as stack:
         running = stack.enter_context(
             llamasup(tiny_model, "--runtime", runtime, "--api-key-file", str(keys), env=env)
         )
         running.wait_for("ready")
         known = stack.enter_context(closing(connect(running)))
-        known.send(asked)
+        known.send(request)
         head, expected = known.message()
         assert status(head) == 200
         for number in range(1200):
             wire = stack.enter_context(closing(connect(running)))
             wire.send(b"GET /v1/models HTTP/1.1\r\nHost: " if number % 2 else b"")
         for wire in (stack.enter_context(closing(connect(running))), known):
-            wire.send(asked)
+            wire.send(request)
             head, body = wire.message()
             assert (status(head), body) == (200, expected)
         assert running.stop() == 0

@@ -56,15 +56,15 @@ class Folder:
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.path.glob("*.kv"))
 
-    def spoil(self, how: Callable[[bytes], bytes]) -> None:
+    def damage_slots(self, how: Callable[[bytes], bytes]) -> None:
         """Each slot, and so that it seems to have been saved so."""
         (listed,) = self.path.glob("*.json")
-        said = json.loads(listed.read_text())
-        for slot in said["slots"]:
+        listing = json.loads(listed.read_text())
+        for slot in listing["slots"]:
             content = how((self.path / slot["name"]).read_bytes())
             (self.path / slot["name"]).write_bytes(content)
             slot |= {"size_bytes": len(content), "crc32": zlib.crc32(content)}
-        listed.write_text(json.dumps(said))
+        listed.write_text(json.dumps(listing))
 
     def empty(self) -> None:
         for path in self.path.iterdir():
@@ -80,26 +80,26 @@ def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return Folder(cache / "llamasup" / "slots")
 
 
-async def says(it: Serving, messages: list[dict[str, str]]) -> tuple[str, int]:
+async def answer_of(server: Serving, messages: list[dict[str, str]]) -> tuple[str, int]:
     """The answer, and how many tokens of the prompt were known before."""
     body = {"messages": messages, "max_tokens": 12, "temperature": 0}
-    answer = await it.client.post("/v1/chat/completions", json=body)
+    answer = await server.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
-    told: dict[str, Any] = answer.json()
-    return told["choices"][0]["message"]["content"], told["timings"]["cache_n"]
+    parsed: dict[str, Any] = answer.json()
+    return parsed["choices"][0]["message"]["content"], parsed["timings"]["cache_n"]
 
 
-def then(messages: list[dict[str, str]], answer: str) -> list[dict[str, str]]:
+def next_turn(messages: list[dict[str, str]], answer: str) -> list[dict[str, str]]:
     return [*messages, {"role": "assistant", "content": answer}, {"role": "user", "content": "And then?"}]
 
 
-def warnings(it: Serving) -> list[str]:
-    return [notice.message for notice in it.notices if isinstance(notice, ServerWarned)]
+def warnings(server: Serving) -> list[str]:
+    return [notice.message for notice in server.notices if isinstance(notice, ServerWarned)]
 
 
-async def talk(it: Serving) -> list[list[dict[str, str]]]:
+async def start_conversations(server: Serving) -> list[list[dict[str, str]]]:
     """Two conversations, in a slot each; what their second turns are."""
-    return [then(first, (await says(it, first))[0]) for first in (FIRST, OTHER)]
+    return [next_turn(first, (await answer_of(server, first))[0]) for first in (FIRST, OTHER)]
 
 
 def run(test: Callable[[], Any]) -> Any:
@@ -107,23 +107,23 @@ def run(test: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("changes", [{}, {"profile": "throughput"}], ids=["own slots", "shared cells"])
-def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
+def test_second_turn_after_a_swap_reuses_the_first_and_answers_the_same(
     changes: dict[str, Any], runtime: str, model: Path, slots: Folder
 ) -> None:
     settings = Settings(keep_slots=True, parallel=2, ctx_size=1024, **changes)
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=settings) as it:
-            seconds = await talk(it)
-            unswapped = [await says(it, second) for second in seconds]
+        async with serving(model, runtime=runtime, settings=settings) as server:
+            seconds = await start_conversations(server)
+            unswapped = [await answer_of(server, second) for second in seconds]
         slots.empty()
-        async with serving(model, runtime=runtime, settings=settings) as it:
-            assert seconds == await talk(it)
+        async with serving(model, runtime=runtime, settings=settings) as server:
+            assert seconds == await start_conversations(server)
         assert slots.modes() == {0o600}
-        async with serving(model, runtime=runtime, settings=settings) as it:
-            swapped = [await says(it, second) for second in seconds]
+        async with serving(model, runtime=runtime, settings=settings) as server:
+            swapped = [await answer_of(server, second) for second in seconds]
             assert slots.names() == set()  # used once
-            assert warnings(it) == []
+            assert warnings(server) == []
         print(f"unswapped {unswapped}, swapped {swapped}")
         assert [answer for answer, _ in swapped] == [answer for answer, _ in unswapped]
         assert [known for _, known in swapped] == [known for _, known in unswapped]
@@ -133,16 +133,19 @@ def test_a_second_turn_after_a_swap_knows_the_first_and_answers_as_without_one(
 
 
 @pytest.mark.one_runtime
-def test_a_restart_keeps_them_as_well_and_off_is_off(runtime: str, model: Path, slots: Folder) -> None:
+def test_restart_keeps_slots_unless_keep_slots_is_off(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
-            it.service.ask_reload()
-            await it.reaches(State.READY, 2)
-            known = [(await says(it, second))[1] for second in seconds]
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
+            server.service.ask_reload()
+            await server.reaches(State.READY, 2)
+            known = [(await answer_of(server, second))[1] for second in seconds]
         assert min(known) > 200
-        async with serving(model, runtime=runtime, settings=Settings(parallel=2, ctx_size=1024)) as it:
-            assert [(await says(it, second))[1] for second in seconds] == [0, pytest.approx(0, abs=40)]
+        async with serving(model, runtime=runtime, settings=Settings(parallel=2, ctx_size=1024)) as server:
+            assert [(await answer_of(server, second))[1] for second in seconds] == [
+                0,
+                pytest.approx(0, abs=40),
+            ]
 
     run(test)
 
@@ -157,12 +160,12 @@ def test_slots_saved_under_other_settings_are_not_restored(
     other = {"parallel": 2, "ctx_size": 1024, **changed}
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
         before = slots.names()
-        async with serving(model, runtime=runtime, settings=Settings(keep_slots=True, **other)) as it:
-            assert (await says(it, seconds[0]))[1] == 0
-            assert warnings(it) == []
+        async with serving(model, runtime=runtime, settings=Settings(keep_slots=True, **other)) as server:
+            assert (await answer_of(server, seconds[0]))[1] == 0
+            assert warnings(server) == []
             assert slots.names() == before  # the settings may come back
 
     run(test)
@@ -173,12 +176,12 @@ def test_slots_saved_with_another_model_file_are_removed(runtime: str, model: Pa
     """llama-server would take it, and answer nonsense: the shapes are the same."""
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
         assert slots.names()
         os.utime(model, (1, 1))
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            assert (await says(it, seconds[0]))[1] == 0
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            assert (await answer_of(server, seconds[0]))[1] == 0
             assert slots.names() == set()
         before = slots.names()
         os.unlink(model)  # noqa: PTH108
@@ -213,16 +216,16 @@ def test_damaged_slot_is_reported_and_the_others_are_restored(
     """Unlooked at, the first ends llama-server (SIGABRT), and the second has it answer nonsense."""
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
-            unswapped = sorted([(await says(it, second))[0] for second in seconds])
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
+            unswapped = sorted([(await answer_of(server, second))[0] for second in seconds])
         damage(slots.first())
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            told = [await says(it, second) for second in seconds]
-            assert it.runner.instance.generation == 1
-            assert sorted(answer for answer, _ in told) == unswapped
-            assert [known > 200 for _, known in told].count(True) == 1
-            assert warnings(it) == [
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            answers = [await answer_of(server, second) for second in seconds]
+            assert server.runner.instance.generation == 1
+            assert sorted(answer for answer, _ in answers) == unswapped
+            assert [known > 200 for _, known in answers].count(True) == 1
+            assert warnings(server) == [
                 "Could not restore saved slots: 1 of them was damaged. "
                 "The prompts of those conversations are computed again."
             ]
@@ -239,21 +242,21 @@ def _deadly(content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("spoil", [_refused, _deadly])
-def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answer(
+def test_slot_that_crashes_the_server_costs_one_restart_and_no_answer(
     spoil: Callable[[bytes], bytes], runtime: str, model: Path, slots: Folder
 ) -> None:
     """What no checksum shows: a build that writes what it cannot read. One says no, the other ends it."""
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
-            unswapped = [(await says(it, second))[0] for second in seconds]
-        slots.spoil(spoil)
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            told = [await says(it, second) for second in seconds]
-            assert (told[0][1], [answer for answer, _ in told]) == (0, unswapped)
-            assert it.runner.instance.generation == 2
-            (message,) = warnings(it)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
+            unswapped = [(await answer_of(server, second))[0] for second in seconds]
+        slots.damage_slots(spoil)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            answers = [await answer_of(server, second) for second in seconds]
+            assert (answers[0][1], [answer for answer, _ in answers]) == (0, unswapped)
+            assert server.runner.instance.generation == 2
+            (message,) = warnings(server)
             assert message.startswith("Could not restore saved slots: ")
             assert message.endswith("llama-server is started again without them.")
             assert slots.names() == set()
@@ -262,73 +265,73 @@ def test_a_slot_that_the_server_does_not_stand_costs_one_more_start_and_no_answe
 
 
 @pytest.mark.one_runtime
-def test_the_disk_is_never_full_of_conversations(runtime: str, model: Path, slots: Folder) -> None:
+def test_saved_slots_stay_within_the_disk_limit(runtime: str, model: Path, slots: Folder) -> None:
     """Room for one set and a half: each new one drops the one before. A bound below one slot keeps none."""
 
-    async def one(bound: int, **settings: Any) -> Serving:
+    async def save_slots(bound: int, **settings: Any) -> Serving:
         given = Settings(keep_slots=True, parallel=2, **settings)
-        async with serving(model, runtime=runtime, settings=given, slots_disk_bytes=bound) as it:
-            await talk(it)
-        return it
+        async with serving(model, runtime=runtime, settings=given, slots_disk_bytes=bound) as server:
+            await start_conversations(server)
+        return server
 
     async def test() -> None:
-        await one(1 << 30, ctx_size=1024)
+        await save_slots(1 << 30, ctx_size=1024)
         whole = slots.size_bytes()
         first = slots.names()
-        await one(whole * 3 // 2, ctx_size=2048)
+        await save_slots(whole * 3 // 2, ctx_size=2048)
         assert slots.size_bytes() <= whole * 3 // 2
         assert first.isdisjoint(slots.names())
-        it = await one(whole // 3, ctx_size=512)
+        server = await save_slots(whole // 3, ctx_size=512)
         assert slots.names() == set()
-        assert "exceed the disk limit" in warnings(it)[0]
+        assert "exceed the disk limit" in warnings(server)[0]
 
     run(test)
 
 
 @pytest.mark.one_runtime
-def test_a_server_that_dies_while_it_saves_ends_as_asked_and_the_next_one_starts_without(
+def test_server_killed_while_saving_slots_stops_and_restores_none(
     runtime: str, model: Path, slots: Folder
 ) -> None:
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            seconds = await talk(it)
-            os.kill(it.pid, signal.SIGSTOP)  # it saves nothing
-            it.runner.post(StopRequested())
-            await it.runner.until(lambda instance: instance.transferring_slots)
-            os.kill(it.pid, signal.SIGKILL)
-            await it.reaches(State.STOPPED, 1)
-            assert not any(isinstance(notice, ServerExited) for notice in it.notices)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            seconds = await start_conversations(server)
+            os.kill(server.pid, signal.SIGSTOP)  # it saves nothing
+            server.runner.post(StopRequested())
+            await server.runner.until(lambda instance: instance.transferring_slots)
+            os.kill(server.pid, signal.SIGKILL)
+            await server.reaches(State.STOPPED, 1)
+            assert not any(isinstance(notice, ServerExited) for notice in server.notices)
         assert slots.names() == set()
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            assert (await says(it, seconds[0]))[1] == 0
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            assert (await answer_of(server, seconds[0]))[1] == 0
 
     run(test)
 
 
 @pytest.mark.one_runtime
-def test_a_second_stop_does_not_wait_for_the_saving(runtime: str, model: Path, slots: Folder) -> None:
+def test_second_stop_does_not_wait_for_slots_to_be_saved(runtime: str, model: Path, slots: Folder) -> None:
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            await talk(it)
-            os.kill(it.pid, signal.SIGSTOP)
-            it.runner.post(StopRequested())
-            await it.runner.until(lambda instance: instance.transferring_slots)
-            it.runner.post(KillRequested())
-            await it.reaches(State.STOPPED, 1)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            await start_conversations(server)
+            os.kill(server.pid, signal.SIGSTOP)
+            server.runner.post(StopRequested())
+            await server.runner.until(lambda instance: instance.transferring_slots)
+            server.runner.post(KillRequested())
+            await server.reaches(State.STOPPED, 1)
         assert slots.names() == set()
 
     run(test)
 
 
 @pytest.mark.one_runtime
-def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: Folder) -> None:
+def test_clients_can_neither_save_nor_restore_slots(runtime: str, model: Path, slots: Folder) -> None:
     """X7: also where llama-server itself would do it."""
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            await talk(it)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            await start_conversations(server)
             for action in ("save", "restore", "erase"):
-                answer = await it.client.post(f"/slots/0?action={action}", json={"filename": "x"})
+                answer = await server.client.post(f"/slots/0?action={action}", json={"filename": "x"})
                 assert answer.status_code == 403, answer.text
             assert slots.names() == set()
 
@@ -336,7 +339,7 @@ def test_clients_can_neither_save_nor_restore(runtime: str, model: Path, slots: 
 
 
 @pytest.mark.parametrize("architecture", ["mamba2", "falcon-h1", "qwen35"])
-def test_a_recurrent_model_goes_on_where_it_was(
+def test_recurrent_model_continues_from_its_saved_state(
     architecture: str, runtime: str, tmp_path: Path, slots: Folder
 ) -> None:
     """Without its checkpoints (b11434) only where the next turn begins with all that was said before."""
@@ -346,15 +349,17 @@ def test_a_recurrent_model_goes_on_where_it_was(
     body = {"prompt": words, "n_predict": 8, "temperature": 0, "ignore_eos": True, "return_tokens": True}
 
     async def test() -> None:
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            tokens = (await it.client.post("/tokenize", json={"content": words, "add_special": True})).json()
-            made = (await it.client.post("/completion", json=body)).json()["tokens"]
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            tokens = (
+                await server.client.post("/tokenize", json={"content": words, "add_special": True})
+            ).json()
+            made = (await server.client.post("/completion", json=body)).json()["tokens"]
             more = {**body, "prompt": [*tokens["tokens"], *made, *tokens["tokens"][-5:]]}
-            unswapped = (await it.client.post("/completion", json=more)).json()
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            await it.client.post("/completion", json=body)
-        async with serving(model, runtime=runtime, settings=KEEP) as it:
-            swapped = (await it.client.post("/completion", json=more)).json()
+            unswapped = (await server.client.post("/completion", json=more)).json()
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            await server.client.post("/completion", json=body)
+        async with serving(model, runtime=runtime, settings=KEEP) as server:
+            swapped = (await server.client.post("/completion", json=more)).json()
         assert swapped["content"] == unswapped["content"]
         assert swapped["timings"]["cache_n"] >= len(tokens["tokens"]) - 8
 
@@ -362,7 +367,7 @@ def test_a_recurrent_model_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
+def test_evicted_model_continues_its_conversations_after_the_reload(
     keep: bool, runtime: str, tiny_model: Path, slots: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     home = tmp_path_factory.mktemp("s")  # short: sockets lie below it
@@ -379,8 +384,8 @@ def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
 
     def ask(model: str, messages: list[dict[str, str]]) -> tuple[str, int]:
         body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
-        told = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
-        return told["choices"][0]["message"]["content"], told["timings"]["cache_n"]
+        parsed = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).json()
+        return parsed["choices"][0]["message"]["content"], parsed["timings"]["cache_n"]
 
     env = {**os.environ, **folders_of(home)}
     with started("serve", "--config", str(home / "config.yaml"), env=env) as running:
@@ -388,7 +393,7 @@ def test_a_model_that_made_room_for_another_one_goes_on_with_its_conversations(
         ask("two", OTHER)
         ask("one", ASIDE)
         ask("two", ASIDE)
-        known = [ask("one", then(FIRST, first))[1], ask("one", then(ASIDE, ""))[1]]
+        known = [ask("one", next_turn(FIRST, first))[1], ask("one", next_turn(ASIDE, ""))[1]]
         assert running.stop() == 0
     if keep:
         assert min(known) > 200, known

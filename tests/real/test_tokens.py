@@ -95,7 +95,7 @@ def generated(running: Llamasup) -> tuple[float, float]:
     return float(theirs[1]) if theirs else 0.0, float(ours[1]) if ours else 0.0
 
 
-def owes(running: Llamasup, key: str) -> int:
+def overdraft(running: Llamasup, key: str) -> int:
     """The tokens that a key of 60 a minute has used beyond them; some have flowed in since."""
     answer = httpx.post(
         f"{running.url}/completion", json={"prompt": "x", "n_predict": 1}, headers=bearer(key), timeout=60
@@ -107,22 +107,22 @@ def owes(running: Llamasup, key: str) -> int:
 
 @pytest.mark.check("X8", "the number that llama-server reports, or at least the number that it generated")
 @pytest.mark.parametrize("case", CASES)
-def test_a_key_pays_for_every_token_of_every_item(server: Llamasup, case: str) -> None:
-    path, body, cost, told = CASES[case]
+def test_key_is_charged_for_every_token_of_every_item(server: Llamasup, case: str) -> None:
+    path, body, cost, is_reported = CASES[case]
     key = f"case-{list(CASES).index(case)}"
     theirs, ours = generated(server)
     began_s = time.monotonic()
     answer = httpx.post(server.url + path, json=body, headers=bearer(key), timeout=60)
     assert answer.status_code == 200, answer.text
-    owed = owes(server, key)
+    owed = overdraft(server, key)
     print(f"{case}: {owed + 60} tokens")
     assert owed >= cost - 60 - (time.monotonic() - began_s) - 1  # a token flows in each second
-    if told:
+    if is_reported:
         now = generated(server)
         assert now[0] - theirs == now[1] - ours >= cost
 
 
-def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> None:
+def test_abandoned_streams_and_answers_are_charged(server: Llamasup) -> None:
     body = {"messages": CHAT["messages"], "max_tokens": 8000, "ignore_eos": True}
     url = f"{server.url}/v1/chat/completions"
     events = 0
@@ -134,7 +134,7 @@ def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> Non
             events += line.startswith("data: {")
             if events >= 200:
                 break
-    owed = owes(server, "left-stream")
+    owed = overdraft(server, "left-stream")
     assert owed >= 200 - 60 - (time.monotonic() - began_s) - 1
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
@@ -143,7 +143,9 @@ def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> Non
             headers=bearer("left-early"),
             timeout=httpx.Timeout(60, read=0.2),
         )
-    assert owes(server, "left-early") >= 29 * 60  # for its prompt of 90 bytes; a token flows in each minute
+    assert (
+        overdraft(server, "left-early") >= 29 * 60
+    )  # for its prompt of 90 bytes; a token flows in each minute
 
     def is_idle() -> bool:
         slots = httpx.get(f"{server.url}/slots", headers=bearer("open"), timeout=60).json()
@@ -154,7 +156,7 @@ def test_streams_and_answers_that_are_left_are_paid_for(server: Llamasup) -> Non
 
 
 @pytest.mark.one_runtime
-def test_embeddings_of_any_size_are_paid_for(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_embeddings_of_any_size_are_charged(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("open\none name=a tpm=60\ntwo name=b tpm=60\n")
     path.chmod(0o600)
@@ -170,24 +172,24 @@ def test_embeddings_of_any_size_are_paid_for(runtime: str, tiny_model: Path, tmp
         answer = ask("/v1/embeddings", "one", {"input": texts})
         prompt = answer.json()["usage"]["prompt_tokens"]
         assert len(answer.content) > 20_000
-        owed = owes_embedding(ask, "one")
+        owed = overdraft_of_embeddings(ask, "one")
         assert prompt - 60 - (time.monotonic() - began_s) - 1 <= owed <= prompt - 60 + 1
-        known = re.search(
+        counted = re.search(
             r'llamasup_tokens_total\{.*kind="prompt".*\} (\S+)',
             httpx.get(f"{running.url}/metrics", headers=bearer("open"), timeout=60).text,
         )
-        assert known is not None
-        assert float(known[1]) == prompt
-        untold = {"content": texts}
+        assert counted is not None
+        assert float(counted[1]) == prompt
+        unreported = {"content": texts}
         began_s = time.monotonic()
-        assert b"tokens" not in ask("/embedding", "two", untold).content
-        estimate = len(json.dumps(untold, separators=(",", ":"))) // 3
-        owed = owes_embedding(ask, "two")
+        assert b"tokens" not in ask("/embedding", "two", unreported).content
+        estimate = len(json.dumps(unreported, separators=(",", ":"))) // 3
+        owed = overdraft_of_embeddings(ask, "two")
         assert estimate - 60 - (time.monotonic() - began_s) - 1 <= owed <= estimate - 60 + 1
         assert running.stop() == 0
 
 
-def owes_embedding(ask: Callable[[str, str, dict[str, Any]], httpx.Response], key: str) -> int:
+def overdraft_of_embeddings(ask: Callable[[str, str, dict[str, Any]], httpx.Response], key: str) -> int:
     refused = ask("/v1/embeddings", key, {"input": "x"})
     assert refused.status_code == 429, refused.text
     return int(refused.headers["retry-after"])

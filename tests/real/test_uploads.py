@@ -21,13 +21,13 @@ MIB = 1 << 20
 PIECE = 64 * 1024
 
 
-def with_an_image(size: int) -> bytes:
+def chat_of_size(size: int) -> bytes:
     """A chat whose one message is as long as a large picture's. ``/apply-template`` says all of it again."""
     text = base64.b64encode(random.Random(1).randbytes(size * 3 // 4)).decode()
     return json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
 
-class Straight(http.client.HTTPConnection):
+class DirectConnection(http.client.HTTPConnection):
     """To llama-server itself, on its own socket."""
 
     def __init__(self, running: Llamasup) -> None:
@@ -71,11 +71,11 @@ def peak_bytes(running: Llamasup) -> int:
     return int(found[1]) * 1024
 
 
-def test_twenty_megabytes_arrive_whole_and_are_never_all_here(server: Llamasup) -> None:
-    body = with_an_image(20 * MIB)
-    straight = Straight(server)
-    expected = ask(straight, "/apply-template", body)
-    straight.close()
+def test_twenty_megabytes_arrive_whole_without_being_held_in_memory(server: Llamasup) -> None:
+    body = chat_of_size(20 * MIB)
+    direct = DirectConnection(server)
+    expected = ask(direct, "/apply-template", body)
+    direct.close()
     assert expected[0] == 200
     assert len(expected[1]) > 20 * MIB
     front = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE_S)
@@ -88,12 +88,12 @@ def test_twenty_megabytes_arrive_whole_and_are_never_all_here(server: Llamasup) 
     assert peak_bytes(server) - before < len(body) / 2
 
 
-def test_a_prompt_of_megabytes_is_tokenized_as_it_would_be_without_llamasup(server: Llamasup) -> None:
+def test_prompt_of_megabytes_is_tokenized_as_without_llamasup(server: Llamasup) -> None:
     words = random.Random(2).choices(["some", "words", "and", "their", "like", "\u00fc", "x"], k=400_000)
     body = json.dumps({"content": " ".join(words)}).encode()
-    straight = Straight(server)
-    expected = ask(straight, "/tokenize", body)
-    straight.close()
+    direct = DirectConnection(server)
+    expected = ask(direct, "/tokenize", body)
+    direct.close()
     front = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]), timeout=PATIENCE_S)
     assert ask(front, "/tokenize", pieces(body)) == expected
     assert ask(front, "/tokenize", body) == expected

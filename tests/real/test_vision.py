@@ -42,14 +42,18 @@ def image(content: bytes | None = None) -> dict[str, Any]:
 def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, folder: Path) -> None:
     red = vision.picture(colour=lambda _x, _y: (255, 0, 0))
     with llamasup(folder / "tiny-F32.gguf", "--runtime", runtime) as running:
-        blind, seeing, other = chat(running), chat(running, image()), chat(running, image(red))
+        without_image, with_image, other = chat(running), chat(running, image()), chat(running, image(red))
         both = chat(running, image(), image(red))
         models_said = httpx.get(f"{running.url}/v1/models").json()
         assert running.stop() == 0
 
-    assert [answer.status_code for answer in (blind, seeing, other, both)] == [200] * 4, seeing.text
-    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (blind, seeing, both)]
-    said = [answer.json()["choices"][0]["message"]["content"] for answer in (blind, seeing, other)]
+    assert [answer.status_code for answer in (without_image, with_image, other, both)] == [200] * 4, (
+        with_image.text
+    )
+    tokens = [answer.json()["usage"]["prompt_tokens"] for answer in (without_image, with_image, both)]
+    said = [
+        answer.json()["choices"][0]["message"]["content"] for answer in (without_image, with_image, other)
+    ]
     print(f"prompt tokens without, with one and with two images: {tokens}; said {said}")
     assert tokens[1] == tokens[0] + vision.IMAGE_TOKENS
     assert tokens[2] == tokens[1] + vision.IMAGE_TOKENS
@@ -73,16 +77,16 @@ def test_no_projector_is_passed_with_mmproj_none(
 def test_requested_projector_replaces_the_one_in_the_folder(
     llama_server: str, folder: Path, tmp_path: Path
 ) -> None:
-    asked = tmp_path / "another.gguf"
-    asked.write_bytes(vision.vision_projector())
+    requested_paths = tmp_path / "another.gguf"
+    requested_paths.write_bytes(vision.vision_projector())
     (folder / "mmproj-F16.gguf").write_bytes(b"GGUF, but broken")
-    for arguments in (("--mmproj", str(asked)), ("--", "--mmproj", str(asked))):
+    for arguments in (("--mmproj", str(requested_paths)), ("--", "--mmproj", str(requested_paths))):
         with llamasup(folder / "tiny-F32.gguf", "--runtime", llama_server, *arguments) as running:
             assert chat(running, image()).status_code == 200
             assert running.stop() == 0
 
 
-def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_where_it_lies_beside(
+def test_requested_projector_of_wrong_width_is_refused_and_a_found_one_ignored(
     runtime: str, folder: Path, tiny_model: Path
 ) -> None:
     wrong = folder / "mmproj-F16.gguf"
@@ -99,7 +103,7 @@ def test_a_projector_of_another_width_is_refused_with_both_numbers_and_left_out_
         assert running.stop() == 0
 
 
-def test_between_two_models_the_name_decides(llama_server: str, folder: Path) -> None:
+def test_projector_beside_two_models_is_matched_by_its_name(llama_server: str, folder: Path) -> None:
     (folder / "other-F32.gguf").write_bytes(models.other_vocabulary())
     planned = run_to_end("plan", str(folder / "tiny-F32.gguf"), "--runtime", llama_server)
     assert "mmproj-F16.gguf may belong to this model or to other-F32.gguf" in planned.stdout
@@ -131,7 +135,7 @@ def test_encoder_embeds_images(runtime: str, folder: Path) -> None:
 
 
 @pytest.mark.one_runtime
-def test_a_reranker_is_not_given_a_projector_that_it_would_never_use(runtime: str, folder: Path) -> None:
+def test_projector_for_a_reranker_is_refused(runtime: str, folder: Path) -> None:
     (folder / "reranker.gguf").write_bytes(models.tiny_reranker())
     arguments = ("--port", "0", "--runtime", runtime, "--mmproj", str(folder / "mmproj-F16.gguf"))
     refused = run_to_end("run", str(folder / "reranker.gguf"), *arguments)
@@ -146,12 +150,12 @@ class Listener:
     """Serves one picture, at every path, and remembers who asked for what."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested_paths: list[str] = []
         listener = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                listener.asked.append(self.path)
+                listener.requested_paths.append(self.path)
                 content = vision.picture()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(content)))
@@ -200,7 +204,7 @@ def bodies_with(url: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.check("X7", "400 remote_media without a connection to the host; allowed hosts are fetched")
-def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, folder: Path) -> None:
+def test_media_urls_are_fetched_only_from_allowed_hosts(runtime: str, folder: Path) -> None:
     statuses: dict[str, list[int]] = {}
     fetched: dict[str, int] = {}
     for allowed in ("", "other.example", "any", "the listener's"):
@@ -220,7 +224,7 @@ def test_no_url_of_a_client_is_fetched_unless_its_host_is_allowed(runtime: str, 
                 assert chat(running, image()).status_code == 200  # a data: URL
                 assert running.stop() == 0
         statuses[allowed] = [answer.status_code for answer in answers]
-        fetched[allowed] = len(listener.asked)
+        fetched[allowed] = len(listener.requested_paths)
         if fetched[allowed] == 0:
             assert {answer.json()["error"]["cause"] for answer in answers} == {"remote_media"}
     print(f"fetched: {fetched}; {statuses}")
@@ -244,11 +248,13 @@ def test_config_sets_which_media_urls_serve_passes_on(
             message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
             body = {"model": "tiny", "messages": [message], "max_tokens": 1}
             answer = server.client.post("/v1/chat/completions", json=body, timeout=60)
-    assert (answer.status_code, listener.asked) == ((200, ["/x.png"]) if remote_media else (400, []))
+    assert (answer.status_code, listener.requested_paths) == (
+        (200, ["/x.png"]) if remote_media else (400, [])
+    )
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_wrap_lets_urls_through_unless_it_is_strict(llama_server: str, folder: Path, strict: bool) -> None:
+def test_wrap_passes_media_urls_unless_strict(llama_server: str, folder: Path, strict: bool) -> None:
     words = (llama_server, "-m", str(folder / "tiny-F32.gguf"), "--mmproj", str(folder / "mmproj-F16.gguf"))
     options = ("--strict",) if strict else ()
     with (
@@ -257,4 +263,4 @@ def test_wrap_lets_urls_through_unless_it_is_strict(llama_server: str, folder: P
     ):
         answer = chat(running, {"type": "image_url", "image_url": {"url": f"http://{listener.host}/x.png"}})
         assert running.stop() == 0
-    assert (answer.status_code, listener.asked) == ((400, []) if strict else (200, ["/x.png"]))
+    assert (answer.status_code, listener.requested_paths) == ((400, []) if strict else (200, ["/x.png"]))

@@ -17,12 +17,12 @@ import pytest
 from tests.e2e.driver import run_to_end, seconds_until_gone, wrapped
 from tests.real.clients import (
     PATIENCE_S,
-    Ask,
+    Request,
     UnixConnection,
     bare_server,
     environment,
     free_port,
-    see,
+    response_to,
 )
 
 pytestmark = pytest.mark.real
@@ -51,15 +51,15 @@ class Pair:
     bare: int
     through: int
 
-    def compare(self, *asks: Ask) -> None:
-        for ask in asks:
+    def compare(self, *requests: Request) -> None:
+        for request in requests:
             bare, through = (
-                see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask)
+                response_to(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), request)
                 for port in (self.bare, self.through)
             )
-            assert through.status == bare.status, ask
-            assert through.body == bare.body, ask
-            assert through.headers == bare.headers, ask
+            assert through.status == bare.status, request
+            assert through.body == bare.body, request
+            assert through.headers == bare.headers, request
 
 
 @pytest.fixture(scope="module")
@@ -102,145 +102,149 @@ def open_with_prefix(pair_of: Callable[..., Pair]) -> Pair:
     return pair_of("--api-prefix", "/llm/x", "--embedding", "--pooling", "mean")
 
 
-def test_whatever_a_client_of_a_server_with_keys_asks_the_answers_are_the_same(with_keys: Pair) -> None:
+def test_answers_to_clients_with_keys_are_the_same(with_keys: Pair) -> None:
     with_keys.compare(
-        Ask("GET", "/health"),
-        Ask("GET", "/v1/health"),
-        Ask("GET", "/props", headers=BEARER),
-        Ask("GET", "/v1/models", headers={"X-Api-Key": "key-a"}, numbers=True),
-        Ask("GET", "/models", headers=BEARER, numbers=True),
-        Ask("GET", "/metrics", headers=BEARER, numbers=True),
-        Ask("GET", "/lora-adapters", headers=BEARER),
-        Ask("POST", "/v1/chat/completions", CHAT, BEARER),
-        Ask("POST", "/v1/chat/completions", {**CHAT, "stream": True}, BEARER),
-        Ask("POST", "/completion", COMPLETION, BEARER),
-        Ask("POST", "/completion", {**COMPLETION, "stream": True}, BEARER),
-        Ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 5, **SAME}, BEARER),
-        Ask("POST", "/v1/messages", CHAT, BEARER),
-        Ask("POST", "/v1/responses", {"input": "Tell me.", "max_output_tokens": 5, **SAME}, BEARER),
-        Ask("POST", "/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 3, **SAME}, BEARER),
-        Ask("POST", "/tokenize", {"content": "byte for byte ✓"}, BEARER),
-        Ask("POST", "/detokenize", {"tokens": [5, 6, 7]}, BEARER),
-        Ask("POST", "/apply-template", CHAT, BEARER),
-        Ask("POST", "/v1/embeddings", {"input": "not enabled"}, BEARER),
-        Ask("POST", "/v1/rerank", {"query": "a", "documents": ["b"]}, BEARER),
-        Ask("GET", "/slots", headers=BEARER, numbers=True),
+        Request("GET", "/health"),
+        Request("GET", "/v1/health"),
+        Request("GET", "/props", headers=BEARER),
+        Request("GET", "/v1/models", headers={"X-Api-Key": "key-a"}, numbers=True),
+        Request("GET", "/models", headers=BEARER, numbers=True),
+        Request("GET", "/metrics", headers=BEARER, numbers=True),
+        Request("GET", "/lora-adapters", headers=BEARER),
+        Request("POST", "/v1/chat/completions", CHAT, BEARER),
+        Request("POST", "/v1/chat/completions", {**CHAT, "stream": True}, BEARER),
+        Request("POST", "/completion", COMPLETION, BEARER),
+        Request("POST", "/completion", {**COMPLETION, "stream": True}, BEARER),
+        Request("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 5, **SAME}, BEARER),
+        Request("POST", "/v1/messages", CHAT, BEARER),
+        Request("POST", "/v1/responses", {"input": "Tell me.", "max_output_tokens": 5, **SAME}, BEARER),
+        Request(
+            "POST", "/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 3, **SAME}, BEARER
+        ),
+        Request("POST", "/tokenize", {"content": "byte for byte ✓"}, BEARER),
+        Request("POST", "/detokenize", {"tokens": [5, 6, 7]}, BEARER),
+        Request("POST", "/apply-template", CHAT, BEARER),
+        Request("POST", "/v1/embeddings", {"input": "not enabled"}, BEARER),
+        Request("POST", "/v1/rerank", {"query": "a", "documents": ["b"]}, BEARER),
+        Request("GET", "/slots", headers=BEARER, numbers=True),
     )
 
 
-def test_keys_paths_methods_and_bodies_that_are_wrong_are_refused_in_the_same_words(with_keys: Pair) -> None:
+def test_invalid_keys_paths_methods_and_bodies_get_the_same_errors(with_keys: Pair) -> None:
     with_keys.compare(
-        Ask("GET", "/props"),
-        Ask("GET", "/props", headers={"Authorization": "Bearer wrong"}),
-        Ask("GET", "/props", headers={"Authorization": "Basic a2V5"}),
-        Ask("POST", "/v1/chat/completions", CHAT),
-        Ask("GET", "/nowhere", headers=BEARER),
-        Ask("GET", "/livez", headers=BEARER),
-        Ask("GET", "/llamasup/v1/status", headers=BEARER),
-        Ask("POST", "/health", {}, BEARER),
-        Ask("PATCH", "/props", {}, BEARER),
-        Ask("DELETE", "/slots", headers=BEARER),
-        Ask("HEAD", "/health"),
-        Ask("HEAD", "/props", headers=BEARER),
-        Ask("POST", "/v1/chat/completions", b"{not json", BEARER),
-        Ask("POST", "/v1/chat/completions", {"messages": "not a list"}, BEARER),
-        Ask("POST", "/completion", {"prompt": "word " * 5000}, BEARER, numbers=True),
+        Request("GET", "/props"),
+        Request("GET", "/props", headers={"Authorization": "Bearer wrong"}),
+        Request("GET", "/props", headers={"Authorization": "Basic a2V5"}),
+        Request("POST", "/v1/chat/completions", CHAT),
+        Request("GET", "/nowhere", headers=BEARER),
+        Request("GET", "/livez", headers=BEARER),
+        Request("GET", "/llamasup/v1/status", headers=BEARER),
+        Request("POST", "/health", {}, BEARER),
+        Request("PATCH", "/props", {}, BEARER),
+        Request("DELETE", "/slots", headers=BEARER),
+        Request("HEAD", "/health"),
+        Request("HEAD", "/props", headers=BEARER),
+        Request("POST", "/v1/chat/completions", b"{not json", BEARER),
+        Request("POST", "/v1/chat/completions", {"messages": "not a list"}, BEARER),
+        Request("POST", "/completion", {"prompt": "word " * 5000}, BEARER, numbers=True),
     )
 
 
 def test_routes_opened_by_flags_are_open(with_keys: Pair) -> None:
     save = {"filename": "slot.bin"}
     with_keys.compare(
-        Ask("POST", "/props", {}, BEARER),
-        Ask("POST", "/completion", {**COMPLETION, "id_slot": 0, "cache_prompt": True}, BEARER, numbers=True),
-        Ask("POST", "/slots/0?action=save", save, BEARER, numbers=True),
-        Ask("POST", "/slots/0?action=restore", save, BEARER, numbers=True),
-        Ask("POST", "/slots/0?action=erase", {}, BEARER, numbers=True),
-        Ask("POST", "/slots/9?action=erase", {}, BEARER, numbers=True),
-        Ask("GET", "/tools", headers=BEARER),
-        Ask("GET", "/cors-proxy?url=http://127.0.0.1:1/", headers=BEARER),
+        Request("POST", "/props", {}, BEARER),
+        Request(
+            "POST", "/completion", {**COMPLETION, "id_slot": 0, "cache_prompt": True}, BEARER, numbers=True
+        ),
+        Request("POST", "/slots/0?action=save", save, BEARER, numbers=True),
+        Request("POST", "/slots/0?action=restore", save, BEARER, numbers=True),
+        Request("POST", "/slots/0?action=erase", {}, BEARER, numbers=True),
+        Request("POST", "/slots/9?action=erase", {}, BEARER, numbers=True),
+        Request("GET", "/tools", headers=BEARER),
+        Request("GET", "/cors-proxy?url=http://127.0.0.1:1/", headers=BEARER),
     )
 
 
 def test_web_pages_get_the_cors_headers_of_llama_server(with_keys: Pair) -> None:
     page = {"Origin": "https://page.example"}
     with_keys.compare(
-        Ask("GET", "/health", headers=page),
-        Ask("GET", "/props", headers={**page, **BEARER}),
-        Ask("GET", "/props", headers=page),
-        Ask("OPTIONS", "/v1/chat/completions", headers={**page, "Access-Control-Request-Method": "POST"}),
-        Ask("OPTIONS", "/v1/chat/completions"),
-        Ask("GET", "/health", headers={"Origin": "null", "Host": "rebound.example"}),
+        Request("GET", "/health", headers=page),
+        Request("GET", "/props", headers={**page, **BEARER}),
+        Request("GET", "/props", headers=page),
+        Request("OPTIONS", "/v1/chat/completions", headers={**page, "Access-Control-Request-Method": "POST"}),
+        Request("OPTIONS", "/v1/chat/completions"),
+        Request("GET", "/health", headers={"Origin": "null", "Host": "rebound.example"}),
     )
 
 
-def test_a_prefix_and_embeddings_and_the_web_interface(open_with_prefix: Pair) -> None:
+def test_prefix_embeddings_and_web_interface_work_the_same(open_with_prefix: Pair) -> None:
     open_with_prefix.compare(
-        Ask("GET", "/llm/x/health"),
-        Ask("GET", "/health"),
-        Ask("GET", "/llm/x/"),
-        Ask("GET", "/"),
-        Ask("GET", "/llm/x/props"),
-        Ask("POST", "/llm/x/v1/embeddings", {"input": ["one", "two"]}),
-        Ask("POST", "/llm/x/embedding", {"content": "one"}),
-        Ask("POST", "/llm/x/props", {}),
-        Ask("POST", "/v1/embeddings", {"input": "one"}),
+        Request("GET", "/llm/x/health"),
+        Request("GET", "/health"),
+        Request("GET", "/llm/x/"),
+        Request("GET", "/"),
+        Request("GET", "/llm/x/props"),
+        Request("POST", "/llm/x/v1/embeddings", {"input": ["one", "two"]}),
+        Request("POST", "/llm/x/embedding", {"content": "one"}),
+        Request("POST", "/llm/x/props", {}),
+        Request("POST", "/v1/embeddings", {"input": "one"}),
     )
 
 
 @pytest.mark.one_runtime
-def test_static_files_in_whole_and_in_part(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
+def test_static_files_and_ranges_are_served_the_same(pair_of: Callable[..., Pair], tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<p>a page of the user's own</p>")
     (tmp_path / "large.bin").write_bytes(bytes(range(256)) * 4096)
     pair_of("--path", str(tmp_path)).compare(
-        Ask("GET", "/page.html"),
-        Ask("HEAD", "/page.html"),
-        Ask("GET", "/page.html", headers={"Range": "bytes=3-8"}),
-        Ask("GET", "/page.html", headers={"Range": "bytes=900-"}),
-        Ask("GET", "/large.bin", headers={"Range": "bytes=65536-65599"}),
-        Ask("GET", "/missing.html"),
-        Ask("GET", "/../../etc/passwd"),
-        Ask("GET", "/%2e%2e/%2e%2e/etc/passwd"),
-        Ask("POST", "/tokenize", b"{" + b" " * (33 << 20)),
+        Request("GET", "/page.html"),
+        Request("HEAD", "/page.html"),
+        Request("GET", "/page.html", headers={"Range": "bytes=3-8"}),
+        Request("GET", "/page.html", headers={"Range": "bytes=900-"}),
+        Request("GET", "/large.bin", headers={"Range": "bytes=65536-65599"}),
+        Request("GET", "/missing.html"),
+        Request("GET", "/../../etc/passwd"),
+        Request("GET", "/%2e%2e/%2e%2e/etc/passwd"),
+        Request("POST", "/tokenize", b"{" + b" " * (33 << 20)),
     )
 
 
-def test_tools_and_the_proxy_for_web_pages_stay_open_where_flags_open_them(
+def test_tools_and_cors_proxy_stay_open_if_flags_open_them(
     pair_of: Callable[..., Pair], runtime: str
 ) -> None:
     if runtime == "embedded":
         pytest.skip("the embedded runtime has neither")
     pair_of("--tools", "get_info", "--ui-mcp-proxy").compare(
-        Ask("GET", "/tools"),
-        Ask("POST", "/tools", {"tool": "get_info", "params": {}}, numbers=True),
-        Ask("GET", "/cors-proxy?url=http://127.0.0.1:1/"),
-        Ask("GET", "/cors-proxy"),
-        Ask("GET", "/health", headers={"Origin": "http://localhost:3000"}),
-        Ask("GET", "/health", headers={"Origin": "https://page.example"}),
+        Request("GET", "/tools"),
+        Request("POST", "/tools", {"tool": "get_info", "params": {}}, numbers=True),
+        Request("GET", "/cors-proxy?url=http://127.0.0.1:1/"),
+        Request("GET", "/cors-proxy"),
+        Request("GET", "/health", headers={"Origin": "http://localhost:3000"}),
+        Request("GET", "/health", headers={"Origin": "https://page.example"}),
     )
 
 
 @pytest.mark.one_runtime
-def test_several_hosts_and_a_unix_socket_are_all_listened_on(
+def test_wrap_listens_on_several_hosts_and_a_unix_socket(
     runtime: str, program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     port, path = free_port(), tmp_path / "front.sock"
     line = [*program, "-m", str(tiny_model), "--port", "1", "--port", str(port)]
     with wrapped(*line, "--host", f"127.0.0.1,{path},127.0.0.2", env=env) as running:
         assert running.url == f"http://127.0.0.1:{port}"
-        health = Ask("GET", "/health")
+        health = Request("GET", "/health")
         seen = [
-            see(http.client.HTTPConnection(host, port, timeout=PATIENCE_S), health)
+            response_to(http.client.HTTPConnection(host, port, timeout=PATIENCE_S), health)
             for host in ("127.0.0.1", "127.0.0.2")
         ]
-        seen.append(see(UnixConnection(str(path)), health))
+        seen.append(response_to(UnixConnection(str(path)), health))
         assert [answer_seen.status for answer_seen in seen] == [200, 200, 200]
         assert running.stop() == 0
     assert not path.exists()
 
 
 @pytest.mark.one_runtime
-def test_a_host_that_is_a_socket_is_the_only_place(
+def test_wrap_listens_only_on_the_socket_given_as_host(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "only.sock"
@@ -248,11 +252,13 @@ def test_a_host_that_is_a_socket_is_the_only_place(
     with wrapped(*program, "-m", str(tiny_model), env=variables) as running:
         ready = running.wait_for("ready")
         assert (ready["host"], ready["port"]) == (str(path), None)
-        assert see(UnixConnection(str(path)), Ask("POST", "/completion", COMPLETION)).status == 200
+        assert (
+            response_to(UnixConnection(str(path)), Request("POST", "/completion", COMPLETION)).status == 200
+        )
         assert running.stop() == 0
 
 
-def test_everything_but_the_address_reaches_the_child_as_it_was(
+def test_everything_but_the_address_reaches_the_child_unchanged(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     """Relative paths mean the user's folder; variables go on; the words keep their order."""
@@ -278,7 +284,7 @@ def test_everything_but_the_address_reaches_the_child_as_it_was(
     }
 
 
-def test_a_config_file_counts_where_the_build_reads_it(
+def test_llama_cpp_config_file_is_applied_if_the_build_reads_it(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """llama.cpp/config.ini (#26118): its address and TLS are taken over, the rest is read by the child."""
@@ -296,7 +302,7 @@ def test_a_config_file_counts_where_the_build_reads_it(
         context = ssl.create_default_context(cafile=str(certificate))
         for headers, status in (({}, 401), ({"Authorization": "Bearer k"}, 200)):
             connection = http.client.HTTPSConnection("127.0.0.2", port, timeout=PATIENCE_S, context=context)
-            assert see(connection, Ask("GET", "/p/props", headers=headers)).status == status
+            assert response_to(connection, Request("GET", "/p/props", headers=headers)).status == status
         assert running.stop() == 0
 
 
@@ -325,7 +331,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.one_runtime
-def test_tls_is_served_by_the_front(
+def test_wrap_serves_tls_itself(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
     key, certificate = self_signed(tmp_path)
@@ -335,9 +341,12 @@ def test_tls_is_served_by_the_front(
     context = ssl.create_default_context(cafile=str(certificate))
     with wrapped(*line, env=variables) as running:
         assert running.url == f"https://127.0.0.1:{port}"
-        for ask in (Ask("GET", "/health"), Ask("POST", "/completion", {**COMPLETION, "stream": True})):
+        for request in (
+            Request("GET", "/health"),
+            Request("POST", "/completion", {**COMPLETION, "stream": True}),
+        ):
             connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=PATIENCE_S, context=context)
-            assert see(connection, ask).status == 200
+            assert response_to(connection, request).status == 200
         assert running.stop() == 0
 
 
@@ -352,12 +361,12 @@ def test_request_during_the_restart_after_a_crash_is_served(
         child.kill()
         running.wait_for("exit", signal="SIGKILL")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
-        assert see(connection, Ask("POST", "/completion", COMPLETION)).status == 200
+        assert response_to(connection, Request("POST", "/completion", COMPLETION)).status == 200
         running.wait_for("state", state="ready", generation=2)
         assert running.stop() == 0
 
 
-def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
+def test_sigterm_finishes_the_stream_in_flight_and_exits_with_0(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     port = free_port()
@@ -369,7 +378,7 @@ def test_sigterm_ends_it_with_0_and_a_stream_in_flight_finishes(
         connection.request("POST", "/completion", body=body)
         answer = connection.getresponse()
         answer.readline()
-        running.ask(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         assert b'"stop":true' in answer.read()
         connection.close()
         assert running.end() == 0
@@ -394,7 +403,7 @@ def test_invalid_command_line_ends_like_llama_server_itself(
     assert said in through.stderr
 
 
-def test_a_question_is_answered_by_llama_server(program: list[str], env: dict[str, str]) -> None:
+def test_version_request_is_answered_by_llama_server(program: list[str], env: dict[str, str]) -> None:
     bare = subprocess.run([*program, "--version"], env=env, capture_output=True, text=True, check=False)
     through = run_to_end("wrap", "--", *program, "--version", env=env)
     assert (through.returncode, through.stdout, through.stderr) == (0, bare.stdout, bare.stderr)
@@ -410,16 +419,18 @@ def test_strict_refuses_requests_that_llama_server_accepts(
         running.wait_for("ready")
         key = {"Authorization": "Bearer k"}
 
-        def status(ask: Ask) -> int:
-            return see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask).status
+        def status(request: Request) -> int:
+            return response_to(
+                http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), request
+            ).status
 
-        assert status(Ask("GET", "/p/props", headers=key)) == 200
-        assert status(Ask("GET", "/p/props")) == 401
-        assert status(Ask("POST", "/p/props", {}, key)) == 403
-        assert status(Ask("POST", "/%70/props", {}, key)) == 403
-        assert status(Ask("GET", "/p/props", headers={**key, "Host": "rebound.example"})) == 403
-        assert status(Ask("GET", "/p/props", headers={**key, "Origin": "https://page.example"})) == 403
-        assert status(Ask("GET", "/readyz")) == 200
+        assert status(Request("GET", "/p/props", headers=key)) == 200
+        assert status(Request("GET", "/p/props")) == 401
+        assert status(Request("POST", "/p/props", {}, key)) == 403
+        assert status(Request("POST", "/%70/props", {}, key)) == 403
+        assert status(Request("GET", "/p/props", headers={**key, "Host": "rebound.example"})) == 403
+        assert status(Request("GET", "/p/props", headers={**key, "Origin": "https://page.example"})) == 403
+        assert status(Request("GET", "/readyz")) == 200
         assert running.stop() == 0
 
     outside = run_to_end("wrap", "--strict", "--", *program, "--host", "0.0.0.0", "--port", "0", env=env)
@@ -427,7 +438,7 @@ def test_strict_refuses_requests_that_llama_server_accepts(
     assert "no API key" in outside.stderr
 
 
-def test_a_router_is_wrapped_as_it_is(
+def test_router_is_wrapped_unchanged(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Only the binary has router mode. Its models are processes of their own, and go with it."""
@@ -440,13 +451,13 @@ def test_a_router_is_wrapped_as_it_is(
     with wrapped(*line, env=env, cwd=tmp_path) as running:
         running.wait_for("ready")
 
-        def ask(ask: Ask) -> tuple[int, str]:
-            seen = see(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), ask)
+        def request(request: Request) -> tuple[int, str]:
+            seen = response_to(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S), request)
             return seen.status, seen.body
 
-        assert ask(Ask("GET", "/health"))[0] == 200
-        assert '"role":"router"' in ask(Ask("GET", "/props", headers=key))[1]
-        status, body = ask(Ask("POST", "/completion", {"model": "tiny", **COMPLETION}, key))
+        assert request(Request("GET", "/health"))[0] == 200
+        assert '"role":"router"' in request(Request("GET", "/props", headers=key))[1]
+        status, body = request(Request("POST", "/completion", {"model": "tiny", **COMPLETION}, key))
         assert (status, '"content"' in body) == (200, True)
         children = running.children()
         assert sum(child.name() == "llama-server" for child in children) == 2
@@ -456,7 +467,7 @@ def test_a_router_is_wrapped_as_it_is(
 
 
 @pytest.mark.check("X13", "at most a few lines a second, then a count")
-def test_requests_that_llama_server_refuses_do_not_flood_standard_error(
+def test_refused_requests_do_not_flood_standard_error(
     program: list[str], env: dict[str, str], tiny_model: Path
 ) -> None:
     command = [*program, "-m", str(tiny_model), "--port", str(port := free_port()), "--api-key", "key-b"]
@@ -470,5 +481,5 @@ def test_requests_that_llama_server_refuses_do_not_flood_standard_error(
             assert answer.status == 401
         connection.close()
         assert running.stop() == 0
-        assert running.said.count("/props  401") < 200
-        assert "more with status 401 in the last second" in running.said
+        assert running.stderr_text.count("/props  401") < 200
+        assert "more with status 401 in the last second" in running.stderr_text

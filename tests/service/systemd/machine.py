@@ -19,14 +19,14 @@ from llamasup.service.systemd.unit_file import is_hidden
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S
 
-__all__ = ["INSIDE", "PATIENCE_S", "Machine", "booted", "why_not"]
+__all__ = ["INSIDE", "PATIENCE_S", "Machine", "boot", "reason_to_skip"]
 
 INSIDE = Path("/run/test")
 """Where the work folder is seen from inside."""
 _PREFIXES = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parents[1]))
 KEPT = tuple(dict.fromkeys([str(ROOT), *_PREFIXES]))
 """What a service of these tests runs: the project and its Python."""
-_TICK_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 # Services log into the work folder; there is no journal.
 _LOGS = """[Service]
@@ -35,7 +35,7 @@ StandardError=append:/run/test/logs/%n
 """
 
 
-def why_not() -> str | None:
+def reason_to_skip() -> str | None:
     """Why no systemd can be booted here; None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "root is needed to boot a systemd in namespaces of its own"
@@ -86,16 +86,16 @@ class Machine:
         lines = self.systemctl("show", unit).splitlines()
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
-    def until(self, unit: str, **wanted: str) -> Mapping[str, str]:
+    def wait_until(self, unit: str, **expected: str) -> Mapping[str, str]:
         """Wait until systemd shows these values: a value, or a part of one after ``~``."""
         end = time.monotonic() + PATIENCE_S
         while True:
             seen = self.show(unit)
-            if all(_matches(seen.get(name, ""), value) for name, value in wanted.items()):
+            if all(_matches(seen.get(name, ""), value) for name, value in expected.items()):
                 return seen
-            shown = {name: seen.get(name) for name in (*wanted, "ActiveState", "StatusText", "Result")}
-            assert time.monotonic() < end, f"{unit} is {shown}, not {wanted}\n{self.logs()}"
-            time.sleep(_TICK_S)
+            shown = {name: seen.get(name) for name in (*expected, "ActiveState", "StatusText", "Result")}
+            assert time.monotonic() < end, f"{unit} is {shown}, not {expected}\n{self.logs()}"
+            time.sleep(POLL_INTERVAL_S)
 
     def pids(self, unit: str) -> list[psutil.Process]:
         """The processes of a service, as seen from outside. Another test run may have a unit of this name."""
@@ -118,7 +118,7 @@ class Machine:
     def write_unit(self, name: str, text: str) -> None:
         self.run("sh", "-c", 'mkdir -p "$(dirname "$0")"; cat > "$0"', f"/run/systemd/system/{name}")
 
-    def drop_in(self, unit: str, text: str) -> None:
+    def add_drop_in(self, unit: str, text: str) -> None:
         """Settings on top of what the unit says, as ``systemctl edit`` makes them."""
         (self.work / "drop-in.conf").write_text(text)
         folder = f"/etc/systemd/system/{unit}.d"
@@ -130,7 +130,7 @@ class Machine:
 
 
 @contextmanager
-def booted(work: Path, *, cgroups: str = "v2") -> Iterator[Machine]:
+def boot(work: Path, *, cgroups: str = "v2") -> Iterator[Machine]:
     """``work`` is an empty folder that services may read and write."""
     units = work / "system"
     (units / "service.d").mkdir(parents=True)
@@ -156,7 +156,7 @@ def booted(work: Path, *, cgroups: str = "v2") -> Iterator[Machine]:
         while machine.systemctl("is-system-running", check=False).strip() not in ("running", "degraded"):
             assert process.poll() is None, f"systemd ended: {output_lines}"
             assert time.monotonic() < end, "systemd does not come up"
-            time.sleep(_TICK_S)
+            time.sleep(POLL_INTERVAL_S)
         yield machine
     finally:
         process.kill()  # --kill-child: PID 1 goes with it, and with that everything inside
@@ -172,12 +172,12 @@ def _first_process(unshare: subprocess.Popen[str]) -> int:
         for child in psutil.Process(unshare.pid).children():
             if child.name() == "systemd":
                 return int(child.pid)
-        time.sleep(_TICK_S)
+        time.sleep(POLL_INTERVAL_S)
     raise AssertionError(f"no systemd was started; exit code {unshare.poll()}")
 
 
-def _matches(seen: str, wanted: str) -> bool:
-    return wanted[1:] in seen if wanted.startswith("~") else seen == wanted
+def _matches(seen: str, expected: str) -> bool:
+    return expected[1:] in seen if expected.startswith("~") else seen == expected
 
 
 def _text(path: Path) -> str:

@@ -11,7 +11,7 @@ import httpx
 from llamasup.testing.fake_server import install
 from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine
 
-__all__ = ["Service", "fake", "model_in"]
+__all__ = ["Service", "copy_model", "install_fake_server"]
 
 NUMBERS = count()
 
@@ -19,7 +19,7 @@ NUMBERS = count()
 class Service:
     """One installed unit. ``what`` is served, with its options: as ``service install`` takes them."""
 
-    def __init__(self, machine: Machine, *what: str | Path, runtime: str, **drop_in: str) -> None:
+    def __init__(self, machine: Machine, *what: str | Path, runtime: str, **add_drop_in: str) -> None:
         self.machine = machine
         self.name = f"test{next(NUMBERS)}"
         self.unit = f"llamasup-{self.name}.service"
@@ -27,8 +27,8 @@ class Service:
             *("service", "install", *map(str, what)),
             *("--name", self.name, "--runtime", runtime, "--port", "0"),
         )
-        lines = "\n".join(f"{key}={value}" for key, value in drop_in.items())
-        machine.drop_in(self.unit, f"[Service]\nRestartSec=0\n{lines}\n")
+        lines = "\n".join(f"{key}={value}" for key, value in add_drop_in.items())
+        machine.add_drop_in(self.unit, f"[Service]\nRestartSec=0\n{lines}\n")
 
     def start(self, *options: str) -> None:
         self.machine.systemctl("start", *options, self.unit)
@@ -36,8 +36,8 @@ class Service:
     def show(self, name: str) -> str:
         return self.machine.show(self.unit)[name]
 
-    def until(self, **wanted: str) -> None:
-        self.machine.until(self.unit, **wanted)
+    def wait_until(self, **wanted: str) -> None:
+        self.machine.wait_until(self.unit, **wanted)
 
     @property
     def url(self) -> str:
@@ -64,12 +64,12 @@ class Service:
         self.machine.llamasup("service", "uninstall", self.name)
 
 
-def model_in(machine: Machine, source: Path, name: str = "tiny.gguf") -> Path:
+def copy_model(machine: Machine, source: Path, name: str = "tiny.gguf") -> Path:
     (machine.work / name).write_bytes(source.read_bytes())
     return INSIDE / name
 
 
-def fake(machine: Machine, *faults: str) -> str:
+def install_fake_server(machine: Machine, *faults: str) -> str:
     name = f"server{next(NUMBERS)}"
     install(machine.work / name, *faults)
     return str(INSIDE / name)

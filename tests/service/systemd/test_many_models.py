@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from tests.hub import running_hub
-from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, booted, why_not
-from tests.service.systemd.service import Service, fake
+from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, boot, reason_to_skip
+from tests.service.systemd.service import Service, install_fake_server
 
-REASON = why_not()
+REASON = reason_to_skip()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
@@ -22,12 +22,12 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with booted(tmp_path_factory.mktemp("machine")) as machine:
+    with boot(tmp_path_factory.mktemp("machine")) as machine:
         yield machine
 
 
 class Home:
-    """Somebody's closed home in the machine, where a config and models lie."""
+    """A private home in the machine, with a config and models."""
 
     def __init__(self, machine: Machine, user: str) -> None:
         self.path = Path("/home") / user
@@ -99,7 +99,7 @@ def test_many_models_start_change_and_stop_as_one_service(
         home.put("served/models/c.gguf", tiny_model.read_bytes())
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}\n  c: {preload: true}"))
         machine.systemctl("reload", service.unit)
-        service.until(ActiveState="active", StatusText="~serving a, b, c at ")
+        service.wait_until(ActiveState="active", StatusText="~serving a, b, c at ")
         assert client.post("/v1/completions", json={"model": "other", **body}).status_code == 200
         assert client.post("/v1/completions", json={"model": "second", **body}).status_code == 404
         assert client.post("/v1/completions", json={"model": "c", **body}).status_code == 200
@@ -109,7 +109,7 @@ def test_many_models_start_change_and_stop_as_one_service(
         # An invalid config is rejected and reported; the service continues.
         home.put("served/config.yaml", CONFIG.format(more="b: {alias: other}"))
         assert machine.run("systemctl", "reload", service.unit, check=False).returncode != 0
-        service.until(ActiveState="active", StatusText="~config rejected")
+        service.wait_until(ActiveState="active", StatusText="~config rejected")
         assert "models.b.alias: unknown key; did you mean aliases?" in machine.logs()
         assert client.post("/v1/completions", json={"model": "other", **body}).status_code == 200
         home.put("served/config.yaml", CONFIG.format(more="b: {aliases: other}"))
@@ -128,7 +128,7 @@ def test_many_models_start_change_and_stop_as_one_service(
     processes = machine.pids(service.unit)
     machine.systemctl("stop", service.unit)
     assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
-    assert [each for each in processes if each.is_running()] == []
+    assert [process for process in processes if process.is_running()] == []
     service.remove()
     assert machine.run("ls", "/run/llamasup").stdout == ""
 
@@ -136,21 +136,21 @@ def test_many_models_start_change_and_stop_as_one_service(
 def test_restart_of_one_of_many_models_is_not_a_reload(machine: Machine, tiny_model: Path) -> None:
     home = Home(machine, "anew")
     home.put("served/models/a.gguf", tiny_model.read_bytes())
-    service = Service(machine, "--models-dir", home.path / "served/models", runtime=fake(machine))
+    service = Service(
+        machine, "--models-dir", home.path / "served/models", runtime=install_fake_server(machine)
+    )
     service.start()
     assert service.answer(model="a") == 8
     pid = service.show("MainPID")
     restarted = machine.llamasup("restart", "a", "--pid", pid)
     assert "a is ready again" in restarted.stderr
     assert (service.show("ActiveState"), service.show("MainPID")) == ("active", pid)
-    service.until(StatusText="~serving a at ")
+    service.wait_until(StatusText="~serving a at ")
     service.remove()
 
 
-def test_a_model_is_downloaded_into_the_folder_that_the_config_names(
-    machine: Machine, tiny_model: Path
-) -> None:
-    """It may write there and reach others, with a token that is root's alone."""
+def test_model_is_downloaded_into_the_folder_of_the_config(machine: Machine, tiny_model: Path) -> None:
+    """It may write there and reach other machines, with a token that only root can read."""
     home = Home(machine, "away")
     with running_hub() as hub:
         hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_model.read_bytes()}
@@ -164,14 +164,14 @@ def test_a_model_is_downloaded_into_the_folder_that_the_config_names(
             f"downloads: {{folder: {folder}, endpoint: '{hub.url}', private_addresses: true, "
             "token_file: token}\n",
         )
-        words = ("service", "install", "--config", str(config), "--runtime", fake(machine))
+        words = ("service", "install", "--config", str(config), "--runtime", install_fake_server(machine))
         missing = machine.llamasup(*words, check=False)
         assert (missing.returncode, f"the folder {folder} does not exist" in missing.stderr) == (78, True)
         machine.run("mkdir", "-m", "755", str(folder))
         closed = machine.llamasup(*words, check=False)
         assert (closed.returncode, "cannot write there" in closed.stderr) == (78, True)
         machine.run("chmod", "777", str(folder))
-        service = Service(machine, "--config", config, runtime=fake(machine))
+        service = Service(machine, "--config", config, runtime=install_fake_server(machine))
         service.start()
         assert service.show("StatusText").startswith("serving tiny at ")
         assert service.answer(model="tiny") == 8

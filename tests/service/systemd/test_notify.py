@@ -1,4 +1,4 @@
-"""What systemd gives and hears, over real sockets."""
+"""Notifications to systemd and sockets from it, over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         yield name, sock
 
 
-def test_a_message_arrives_as_one_datagram(manager: tuple[str, socket.socket]) -> None:
+def test_message_arrives_as_one_datagram(manager: tuple[str, socket.socket]) -> None:
     name, sock = manager
     environ = {"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid()), "A": "b"}
     systemd = take_systemd(environ)
@@ -58,7 +58,7 @@ def test_full_queue_delays_messages_and_keeps_their_order(
 
 
 def fill(address: str) -> int:
-    """Send as much as one sender may; how many messages that was."""
+    """Fill the queue of one sender. Returns the number of messages."""
     sent = 0
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
@@ -121,8 +121,8 @@ print([name for name in os.environ if name.startswith("LISTEN_")])
 """
 
 
-def given(*files: int, **environ: str) -> list[str]:
-    """What a process says that is given these descriptors as 3, 4, …"""
+def output_with_descriptors(*files: int, **environ: str) -> list[str]:
+    """The output of a process that gets these descriptors as 3, 4, …"""
     moves = "; ".join(f"os.dup2({fd}, {FIRST_FD + 40 + at})" for at, fd in enumerate(files))
     downs = "; ".join(f"os.dup2({FIRST_FD + 40 + at}, {FIRST_FD + at})" for at in range(len(files)))
     program = f"import os\n{moves}\n{downs}\n{_TAKE}"
@@ -143,25 +143,25 @@ def test_sockets_are_taken_once_and_hidden_from_children() -> None:
         socket.create_server(("127.0.0.1", 0)) as one,
         socket.create_server(("::1", 0), family=socket.AF_INET6) as two,
     ):
-        expected = [(each.getsockname(), False, False) for each in (one, two)]
-        assert given(one.fileno(), two.fileno()) == [str(expected), "[]"]
+        expected = [(sock.getsockname(), False, False) for sock in (one, two)]
+        assert output_with_descriptors(one.fileno(), two.fileno()) == [str(expected), "[]"]
 
 
 def test_sockets_for_another_process_are_left_alone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        assert given(sock.fileno(), LISTEN_PID="1") == ["[]", "[]"]
+        assert output_with_descriptors(sock.fileno(), LISTEN_PID="1") == ["[]", "[]"]
 
 
-def test_a_unix_socket_is_taken_as_well(tmp_path: Path) -> None:
+def test_unix_socket_is_taken(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))
         sock.listen()
-        assert given(sock.fileno()) == [str([(str(tmp_path / "s"), False, False)]), "[]"]
+        assert output_with_descriptors(sock.fileno()) == [str([(str(tmp_path / "s"), False, False)]), "[]"]
 
 
 def test_datagram_socket_is_rejected_by_name() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        code, _, message = given(sock.fileno(), LISTEN_FDNAMES="front")[0].partition(" ")
+        code, _, message = output_with_descriptors(sock.fileno(), LISTEN_FDNAMES="front")[0].partition(" ")
     assert code == "78"
     assert "'front'" in message
     assert "not a stream socket" in message
@@ -173,16 +173,16 @@ def test_connection_and_file_are_rejected() -> None:
         socket.create_connection(listener.getsockname()) as sock,
         Path(__file__).open() as file,
     ):
-        assert "does not listen" in given(sock.fileno())[0]
-        assert "78 " in given(listener.fileno(), file.fileno())[0]
+        assert "does not listen" in output_with_descriptors(sock.fileno())[0]
+        assert "78 " in output_with_descriptors(listener.fileno(), file.fileno())[0]
 
 
-def test_without_sockets_there_are_none() -> None:
+def test_no_sockets_are_taken_without_activation() -> None:
     assert take_sockets({}) == ()
     assert take_sockets({"LISTEN_FDS": "x", "LISTEN_PID": str(os.getpid())}) == ()
 
 
 def test_closed_descriptor_is_an_error() -> None:
-    code, _, message = given(LISTEN_FDS="60")[0].partition(" ")
+    code, _, message = output_with_descriptors(LISTEN_FDS="60")[0].partition(" ")
     assert code == str(ConfigInvalid.exit_code)
     assert "descriptor" in message

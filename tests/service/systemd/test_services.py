@@ -17,10 +17,10 @@ import pytest
 
 from tests.paths import ROOT
 from tests.ports import free_port
-from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, booted, why_not
-from tests.service.systemd.service import Service, fake, model_in
+from tests.service.systemd.machine import INSIDE, PATIENCE_S, Machine, boot, reason_to_skip
+from tests.service.systemd.service import Service, copy_model, install_fake_server
 
-REASON = why_not()
+REASON = reason_to_skip()
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
@@ -29,14 +29,14 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    with booted(tmp_path_factory.mktemp("machine")) as machine:
+    with boot(tmp_path_factory.mktemp("machine")) as machine:
         yield machine
 
 
 def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model: Path, runtime: str) -> None:
     """With its own short-lived user, and with the real server: what the sandbox forbids, it does without."""
     home = Path("/home/alice/my models")
-    source = model_in(machine, tiny_model)
+    source = copy_model(machine, tiny_model)
     machine.run("mkdir", "-p", str(home))
     machine.run("cp", str(source), str(home / "100% tiny.gguf"))
     machine.run("chmod", "700", "/home/alice")
@@ -53,9 +53,9 @@ def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model
         assert "VmLck:\t       0 kB" not in status  # LimitMEMLOCK=, and the call filter lets it
     seen = Path(f"/proc/{main.pid}/root/home")
     assert [path.name for path in seen.rglob("*") if path.is_file()] == ["100% tiny.gguf"]
-    told = machine.llamasup("service", "status", service.name, "--json").stdout
-    assert '"active": "active"' in told
-    assert f'"pid": {service.show("MainPID")}' in told
+    status_json = machine.llamasup("service", "status", service.name, "--json").stdout
+    assert '"active": "active"' in status_json
+    assert f'"pid": {service.show("MainPID")}' in status_json
     service.remove()
     assert service.show("LoadState") == "not-found"
     assert machine.run("ls", "/run/llamasup").stdout == ""
@@ -63,11 +63,11 @@ def test_sandboxed_service_serves_a_model_in_a_home(machine: Machine, tiny_model
 
 def test_start_waits_for_the_load_longer_than_its_time_out(machine: Machine, tiny_model: Path) -> None:
     """EXTEND_TIMEOUT_USEC=; and READY=1 is the token's: `systemctl start` returns with it."""
-    runtime = fake(machine, "load_s=12")
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, TimeoutStartSec="10")
+    runtime = install_fake_server(machine, "load_s=12")
+    service = Service(machine, copy_model(machine, tiny_model), runtime=runtime, TimeoutStartSec="10")
     with ThreadPoolExecutor() as threads:
         started = threads.submit(service.start)
-        service.until(StatusText="~loading", ActiveState="activating")
+        service.wait_until(StatusText="~loading", ActiveState="activating")
         started.result(PATIENCE_S)
     assert service.show("ActiveState") == "active"
     assert service.show("StatusText").startswith("serving")
@@ -75,33 +75,33 @@ def test_start_waits_for_the_load_longer_than_its_time_out(machine: Machine, tin
 
 
 def test_hanging_event_loop_is_killed_and_restarted(machine: Machine, tiny_model: Path) -> None:
-    runtime = fake(machine)
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, WatchdogSec="8")
+    runtime = install_fake_server(machine)
+    service = Service(machine, copy_model(machine, tiny_model), runtime=runtime, WatchdogSec="8")
     service.start()
     before = machine.pids(service.unit)
     machine.main(service.unit).send_signal(signal.SIGSTOP)
-    service.until(NRestarts="1", ActiveState="active", StatusText="~serving")
+    service.wait_until(NRestarts="1", ActiveState="active", StatusText="~serving")
     assert [process for process in before if process.is_running()] == []
     assert service.answer() == 8
     service.remove()
 
 
-def test_a_stop_during_the_load_is_quick_clean_and_a_success(machine: Machine, tiny_model: Path) -> None:
-    service = Service(machine, model_in(machine, tiny_model), runtime=fake(machine, "load_s=600"))
+def test_stop_during_the_load_succeeds_at_once(machine: Machine, tiny_model: Path) -> None:
+    service = Service(
+        machine, copy_model(machine, tiny_model), runtime=install_fake_server(machine, "load_s=600")
+    )
     service.start("--no-block")
-    service.until(StatusText="~loading")
+    service.wait_until(StatusText="~loading")
     service.machine.systemctl("stop", service.unit)
     assert (service.show("ActiveState"), service.show("Result")) == ("inactive", "success")
     assert service.show("ExecMainStatus") == "0"
     service.remove()
 
 
-def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supervisor(
-    machine: Machine, tiny_model: Path
-) -> None:
+def test_reload_finishes_streams_and_keeps_the_supervisor_process(machine: Machine, tiny_model: Path) -> None:
     (go := machine.work / "go").touch()
-    runtime = fake(machine, "load_s=600", "stall_after=1", f"until={INSIDE / go.name}")
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime)
+    runtime = install_fake_server(machine, "load_s=600", "stall_after=1", f"until={INSIDE / go.name}")
+    service = Service(machine, copy_model(machine, tiny_model), runtime=runtime)
     service.start()
     go.unlink()
     main = service.show("MainPID")
@@ -117,25 +117,25 @@ def test_reload_lets_a_stream_finish_and_the_model_serves_again_in_the_same_supe
         lines = stream.iter_lines()
         first = next(lines)
         reloaded = threads.submit(machine.systemctl, "reload", service.unit)
-        service.until(StatusText="~restarting", ActiveState="reloading")
+        service.wait_until(StatusText="~restarting", ActiveState="reloading")
         go.touch()
         text = "\n".join([first, *lines])
         assert '"stop": true' in text or '"stop":true' in text
         reloaded.result(PATIENCE_S)
         # It returned when the model served: nothing has to be waited for.
         assert service.show("StatusText").startswith("serving")
-    service.until(ActiveState="active")
+    service.wait_until(ActiveState="active")
     assert service.show("MainPID") == main
     assert "is ready again" in machine.logs()
     service.remove()
 
 
 def test_deterministic_error_is_not_restarted(machine: Machine, tiny_model: Path) -> None:
-    model = model_in(machine, tiny_model, "spoilt.gguf")
-    service = Service(machine, model, runtime=fake(machine))
+    model = copy_model(machine, tiny_model, "spoilt.gguf")
+    service = Service(machine, model, runtime=install_fake_server(machine))
     (machine.work / "spoilt.gguf").write_bytes(b"GGUF, but no more")
     assert "failed" in machine.run("systemctl", "start", service.unit, check=False).stderr
-    service.until(ActiveState="failed")
+    service.wait_until(ActiveState="failed")
     assert (service.show("ExecMainStatus"), service.show("NRestarts")) == ("65", "0")
     service.remove()
     assert service.unit not in machine.run("systemctl", "list-units", "--all", "--plain").stdout
@@ -143,19 +143,21 @@ def test_deterministic_error_is_not_restarted(machine: Machine, tiny_model: Path
 
 def test_crash_loop_ends_with_75_and_is_restarted(machine: Machine, tiny_model: Path) -> None:
     """Six crashes with growing pauses, 15 s or so; then systemd's turn."""
-    runtime = fake(machine, "signal=load:SIGSEGV")
-    service = Service(machine, model_in(machine, tiny_model), runtime=runtime, RestartSec="3")
+    runtime = install_fake_server(machine, "signal=load:SIGSEGV")
+    service = Service(machine, copy_model(machine, tiny_model), runtime=runtime, RestartSec="3")
     service.start("--no-block")
-    service.until(StatusText="~(2 of 5)")
-    service.until(ExecMainStatus="75", SubState="auto-restart")
+    service.wait_until(StatusText="~(2 of 5)")
+    service.wait_until(ExecMainStatus="75", SubState="auto-restart")
     assert "Gave up after 6 crashes" in machine.logs()
-    service.until(NRestarts="1")
+    service.wait_until(NRestarts="1")
     service.remove()
 
 
-def test_a_connection_starts_the_service_and_is_served(machine: Machine, tiny_model: Path) -> None:
+def test_connection_starts_the_service_and_is_served(machine: Machine, tiny_model: Path) -> None:
     port = free_port()
-    service = Service(machine, model_in(machine, tiny_model), runtime=fake(machine, "load_s=1"))
+    service = Service(
+        machine, copy_model(machine, tiny_model), runtime=install_fake_server(machine, "load_s=1")
+    )
     (machine.work / "unit.socket").write_text(f"[Socket]\nListenStream=127.0.0.1:{port}\n")
     socket_unit = service.unit.replace(".service", ".socket")
     machine.run("cp", str(INSIDE / "unit.socket"), f"/run/systemd/system/{socket_unit}")
@@ -171,7 +173,7 @@ def test_a_connection_starts_the_service_and_is_served(machine: Machine, tiny_mo
     service.remove()
 
 
-HUNGRY = """#!{python}
+MEMORY_HOG = """#!{python}
 import os, sys, threading, time
 sys.path.insert(0, {root!r})
 started_s = time.clock_gettime(time.CLOCK_REALTIME)
@@ -193,27 +195,27 @@ def test_out_of_memory_ends_the_child_and_not_the_service(
     controllers = Path("/sys/fs/cgroup/cgroup.controllers")
     unified = controllers.exists() and "memory" in controllers.read_text().split()
     work = tmp_path_factory.mktemp("limited")
-    hungry = work / "hungry"
-    hungry.write_text(HUNGRY.format(python=sys.executable, root=str(ROOT)))
-    hungry.chmod(0o755)
-    with booted(work, cgroups="v2" if unified else "v1") as machine:
-        model, limit = model_in(machine, tiny_model), {"MemoryMax": "300M", "MemorySwapMax": "0"}
+    memory_hog = work / "hungry"
+    memory_hog.write_text(MEMORY_HOG.format(python=sys.executable, root=str(ROOT)))
+    memory_hog.chmod(0o755)
+    with boot(work, cgroups="v2" if unified else "v1") as machine:
+        model, limit = copy_model(machine, tiny_model), {"MemoryMax": "300M", "MemorySwapMax": "0"}
         service = Service(machine, model, "--no-memory-check", runtime=str(INSIDE / "hungry"), **limit)
         service.start()
         main = service.show("MainPID")
         (work / "eat").touch()
-        service.until(StatusText="~restarting tiny after out of memory (1 of 5)")
-        service.until(StatusText="~serving", ActiveState="active")
+        service.wait_until(StatusText="~restarting tiny after out of memory (1 of 5)")
+        service.wait_until(StatusText="~serving", ActiveState="active")
         assert (service.show("MainPID"), service.show("NRestarts")) == (main, "0")
         assert service.answer() == 8
         service.remove()
 
 
-def test_a_users_own_service(machine: Machine, tiny_model: Path) -> None:
+def test_user_service_runs_under_the_manager_of_the_user(machine: Machine, tiny_model: Path) -> None:
     """Under a user's own manager, without root and without namespaces."""
     user = ["setpriv", "--reuid=4321", "--regid=4321", "--clear-groups", "env", "-i"]
     user += ["HOME=/home/bob", "XDG_RUNTIME_DIR=/run/user/4321", "PATH=/usr/bin:/bin", "LANG=C.UTF-8"]
-    model = model_in(machine, tiny_model)
+    model = copy_model(machine, tiny_model)
     (machine.work / "bob.service").write_text(
         "[Service]\nUser=4321\nType=notify\nDelegate=yes\n"
         "Environment=XDG_RUNTIME_DIR=/run/user/4321 HOME=/home/bob\nExecStart=/lib/systemd/systemd --user\n"
@@ -232,7 +234,17 @@ def test_a_users_own_service(machine: Machine, tiny_model: Path) -> None:
     machine.systemctl("start", "bob")
     llamasup = [*user, sys.executable, "-P", "-m", "llamasup", "service"]
     installed = machine.run(
-        *(*llamasup, "install", str(model), "--user", "--now", "--port", "0", "--runtime", fake(machine))
+        *(
+            *llamasup,
+            "install",
+            str(model),
+            "--user",
+            "--now",
+            "--port",
+            "0",
+            "--runtime",
+            install_fake_server(machine),
+        )
     )
     assert "is ready" in installed.stderr
     status = machine.run(*llamasup, "status", "tiny", "--user").stdout

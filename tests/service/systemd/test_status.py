@@ -1,4 +1,4 @@
-"""What systemd hears of a service, as transcripts."""
+"""The notifications of a service to systemd, as transcripts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_known_slots_are_reported(slots: int | None, text: str) -> None:
     assert systemd_status.serving(ServiceStatus(), ["a", "b"], URL, slots=slots)[1][1] == f"STATUS={text}"
 
 
-def test_a_crash_is_in_the_status_until_the_model_serves_again_and_the_service_stays_ready() -> None:
+def test_crash_is_in_the_status_until_the_model_serves_again() -> None:
     status, messages = systemd_status.exited(
         UP, "qwen", OUT_OF_MEMORY, restarts=True, crashes=2, most_crashes=5
     )
@@ -76,7 +76,7 @@ def test_giving_up_reports_reason_and_remedy_in_one_line() -> None:
     assert messages == ("STATUS=gave up on qwen: It ended: out of memory. Take a smaller context.",)
 
 
-def test_a_reload_ends_with_ready() -> None:
+def test_reload_ends_with_ready() -> None:
     status, messages = systemd_status.reloading(UP, "qwen", monotonic_us=17)
     assert messages == (
         "RELOADING=1",
@@ -120,7 +120,7 @@ def test_unloaded_model_is_not_reported_as_served() -> None:
     assert systemd_status.state_changed(UP, "qwen", State.STOPPED, slots=4)[1] == (
         "STATUS=qwen is not loaded",
     )
-    # Nobody is to wait for a reload that an unload has overtaken.
+    # An unload also ends the reload.
     status, messages = systemd_status.state_changed(
         replace(UP, is_reloading=True), "qwen", State.STOPPED, slots=4
     )
@@ -134,7 +134,9 @@ def test_unloaded_model_is_not_reported_as_served() -> None:
 # --- of many models ----------------------------------------------------------------------------------
 
 
-def happens(status: ServiceStatus, *changes: tuple[str, State]) -> tuple[ServiceStatus, list[str]]:
+def changes_in_sequence(
+    status: ServiceStatus, *changes: tuple[str, State]
+) -> tuple[ServiceStatus, list[str]]:
     received: list[str] = []
     for model, state in changes:
         status, messages = systemd_status.state_changed(status, model, state, slots=None)
@@ -143,7 +145,7 @@ def happens(status: ServiceStatus, *changes: tuple[str, State]) -> tuple[Service
 
 
 def test_several_preloads_are_reported_and_ready_is_sent_once() -> None:
-    status, received = happens(
+    status, received = changes_in_sequence(
         MANY,
         *(("a", State.STARTING), ("b", State.LOADING), ("a", State.WARMING), ("a", State.READY)),
         ("b", State.READY),
@@ -160,7 +162,7 @@ def test_several_preloads_are_reported_and_ready_is_sent_once() -> None:
 
 
 def test_others_are_served_while_one_model_loads_and_unloads() -> None:
-    status, received = happens(
+    status, received = changes_in_sequence(
         MANY_UP, ("b", State.LOADING), ("b", State.READY), ("a", State.DRAINING), ("a", State.STOPPED)
     )
     assert received == [
@@ -177,7 +179,9 @@ def test_problem_of_one_model_does_not_affect_others() -> None:
     )
     trouble = "restarting a after out of memory"
     assert messages == (f"STATUS=serving a, b at {URL}; {trouble}",)
-    status, received = happens(status, ("b", State.LOADING), ("b", State.READY), ("a", State.LOADING))
+    status, received = changes_in_sequence(
+        status, ("b", State.LOADING), ("b", State.READY), ("a", State.LOADING)
+    )
     assert received == [
         f"STATUS=serving a, b at {URL}; loading b; {trouble}",
         f"STATUS=serving a, b at {URL}; {trouble}",
@@ -195,7 +199,7 @@ def test_problem_of_one_model_does_not_affect_others() -> None:
 def test_reload_ends_with_the_new_config_while_models_load() -> None:
     status, messages = systemd_status.reloading(MANY_UP, None, monotonic_us=17)
     assert messages == ("RELOADING=1", "MONOTONIC_USEC=17", "STATUS=reading the config again")
-    status, received = happens(status, ("b", State.LOADING), ("b", State.READY))
+    status, received = changes_in_sequence(status, ("b", State.LOADING), ("b", State.READY))
     assert received == [f"STATUS=serving a, b at {URL}; loading b", f"STATUS=serving a, b at {URL}"]
     status, messages = systemd_status.reloaded(status, ["a", "c"])
     assert messages == ("READY=1", f"STATUS=serving a, c at {URL}")
@@ -209,16 +213,16 @@ def test_rejected_config_keeps_service_ready_and_is_reported() -> None:
     status, messages = systemd_status.reloaded(status, None, "x.yaml has 2 mistakes.")
     refused = "config rejected: x.yaml has 2 mistakes."
     assert messages == ("READY=1", f"STATUS=serving a, b at {URL}; {refused}")
-    status, received = happens(status, ("b", State.LOADING))
+    status, received = changes_in_sequence(status, ("b", State.LOADING))
     assert received == [f"STATUS=serving a, b at {URL}; loading b; {refused}"]
-    status, _ = happens(status, ("b", State.READY))
+    status, _ = changes_in_sequence(status, ("b", State.READY))
     assert systemd_status.reloaded(status, ["a", "b"]) == (MANY_UP, (f"STATUS=serving a, b at {URL}",))
 
 
-def test_only_some_of_very_many_models_are_named() -> None:
+def test_status_names_only_some_of_very_many_models() -> None:
     models = [f"m{number}" for number in range(7)]
     status, _ = systemd_status.serving(MANY, models, URL, slots=None)
-    _, received = happens(status, *((model, State.LOADING) for model in models))
+    _, received = changes_in_sequence(status, *((model, State.LOADING) for model in models))
     assert received[-1] == (
         f"STATUS=serving 7 models at {URL}; "
         "loading m6; loading m5; loading m4; loading m3; loading m2; 2 more"

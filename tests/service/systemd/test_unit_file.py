@@ -30,7 +30,7 @@ def settings(unit: Unit, name: str) -> list[str]:
     return [line.partition("=")[2] for line in lines if line.startswith(f"{name}=")]
 
 
-def test_a_unit_is_recognised_as_ours_by_its_first_line() -> None:
+def test_own_unit_is_recognized_by_its_first_line() -> None:
     assert is_ours(unit_text(PLAIN))
     assert not is_ours("[Unit]\nDescription=another\n")
     assert not is_ours("\n" + unit_text(PLAIN))
@@ -67,7 +67,7 @@ def test_path_that_a_unit_cannot_contain_is_rejected(word: str) -> None:
 
 
 @pytest.mark.parametrize("path", ['/home/a"b.gguf', "/home/a\\b.gguf"])
-def test_a_path_in_a_home_has_no_escapes(path: str) -> None:
+def test_path_in_a_home_has_no_escapes(path: str) -> None:
     with pytest.raises(UsageInvalid, match="not allowed in a systemd unit"):
         unit_text(replace(PLAIN, needed_paths=(path,)))
 
@@ -152,7 +152,7 @@ def test_config_directly_in_a_home_is_rejected(folder: str) -> None:
     assert not is_home(f"{folder}/llamasup/served")
 
 
-def test_a_service_has_folders_of_its_own() -> None:
+def test_each_service_has_its_own_folders() -> None:
     state, cache, run = own_folders("qwen")
     text = unit_text(PLAIN)
     assert (state, cache, run) == ("/var/lib/llamasup/qwen", "/var/cache/llamasup/qwen", "/run/llamasup/qwen")
@@ -207,7 +207,7 @@ def test_user_unit_needs_neither_root_nor_namespaces() -> None:
         ("demo", None, "demo"),
     ],
 )
-def test_the_name_of_a_service_is_that_of_its_model(model: str, alias: str | None, name: str) -> None:
+def test_service_is_named_after_its_model(model: str, alias: str | None, name: str) -> None:
     assert name_for(model, alias) == name
     assert name_for(name) == name
     assert checked_name(name) == name

@@ -1,4 +1,4 @@
-"""What the clients ask for, in the words that all of them share."""
+"""The prompts, tools and schemas that the tests of all clients share."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from llamasup.config import load
 from llamasup.errors import ConfigInvalid
 from tests.real.soak_wire import Answer
 from tests.real.stress_config import BROKEN, StressConfig, edited
+from tests.real.stress_expectations import Expectations, Request, Verdict
 from tests.real.stress_models import PROMPTS, Answers, Version
-from tests.real.stress_world import Ask, Verdict, World
 
 OLD, NEW, OTHER = Version("m0", 0), Version("m0", 1), Version("m1", 0)
 PROMPT = PROMPTS[0]
@@ -22,21 +22,21 @@ DONE = b"data: [DONE]\n\n"
 
 
 @pytest.fixture
-def world() -> World:
+def expectations() -> Expectations:
     """The file of m0 is replaced at 10, which is certain at 20; m1 is removed at 30, certain at 40."""
-    world = World(ANSWERS)
-    world.config_written({"m0": "m0", "alias": "m0", "m1": "m1"}, 0.0)
-    world.file_written(OLD, 0.0)
-    world.file_written(OTHER, 0.0)
-    world.file_written(NEW, 10.0)
-    world.file_taken("m0", 2, 20.0)
-    world.config_written({"m0": "m0"}, 30.0)
-    world.config_taken(40.0)
-    return world
+    expectations = Expectations(ANSWERS)
+    expectations.config_written({"m0": "m0", "alias": "m0", "m1": "m1"}, 0.0)
+    expectations.file_written(OLD, 0.0)
+    expectations.file_written(OTHER, 0.0)
+    expectations.file_written(NEW, 10.0)
+    expectations.file_applied("m0", 2, 20.0)
+    expectations.config_written({"m0": "m0"}, 30.0)
+    expectations.config_applied(40.0)
+    return expectations
 
 
-def asked(name: str, sent_s: float, *, is_stream: bool = False) -> Ask:
-    return Ask(name, PROMPT, 4, is_stream, sent_s)
+def asked(name: str, sent_s: float, *, is_stream: bool = False) -> Request:
+    return Request(name, PROMPT, 4, is_stream, sent_s)
 
 
 def plain(version: Version, words: int = 4) -> Answer:
@@ -73,17 +73,19 @@ def refused(status: int, cause: str, **headers: str) -> Answer:
     ],
 )
 def test_an_answer_is_that_of_the_model_and_the_file_that_are_served_at_that_time(
-    world: World, name: str, sent_s: float, version: Version, verdict: Verdict
+    expectations: Expectations, name: str, sent_s: float, version: Version, verdict: Verdict
 ) -> None:
-    assert world.judge(asked(name, sent_s), plain(version), sent_s + 1.0).verdict is verdict
+    assert expectations.judge(asked(name, sent_s), plain(version), sent_s + 1.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("sent_s", "verdict"), [(25.0, Verdict.WRONG), (35.0, Verdict.UNKNOWN), (45.0, Verdict.UNKNOWN)]
 )
-def test_a_404_is_right_once_the_model_may_be_removed(world: World, sent_s: float, verdict: Verdict) -> None:
+def test_a_404_is_right_once_the_model_may_be_removed(
+    expectations: Expectations, sent_s: float, verdict: Verdict
+) -> None:
     answer = refused(404, "model_not_found")
-    assert world.judge(asked("m1", sent_s), answer, sent_s + 1.0).verdict is verdict
+    assert expectations.judge(asked("m1", sent_s), answer, sent_s + 1.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -99,12 +101,12 @@ def test_a_404_is_right_once_the_model_may_be_removed(world: World, sent_s: floa
     ],
 )
 def test_a_stream_is_whole_or_its_server_was_hurt_and_an_error_event_says_so(
-    world: World, words: int, end: bytes, whole: bool, is_hurt: bool, verdict: Verdict
+    expectations: Expectations, words: int, end: bytes, whole: bool, is_hurt: bool, verdict: Verdict
 ) -> None:
     if is_hurt:
-        world.healed(world.hurt("m0", 24.5, is_kill=True), 25.5)
+        expectations.fault_ended(expectations.fault_began("m0", 24.5, is_kill=True), 25.5)
     answer = stream(NEW, words, end, whole=whole)
-    assert world.judge(asked("m0", 25.0, is_stream=True), answer, 26.0).verdict is verdict
+    assert expectations.judge(asked("m0", 25.0, is_stream=True), answer, 26.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -117,23 +119,25 @@ def test_a_stream_is_whole_or_its_server_was_hurt_and_an_error_event_says_so(
     ],
 )
 def test_a_503_needs_more_than_one_kill_and_says_when_to_come_again(
-    world: World, kills: int, headers: dict[str, str], verdict: Verdict
+    expectations: Expectations, kills: int, headers: dict[str, str], verdict: Verdict
 ) -> None:
     for number in range(kills):
-        world.healed(world.hurt("m0", 25.1 + number / 10, is_kill=True), 25.2 + number / 10)
-    assert world.judge(asked("m0", 25.0), refused(503, "killed", **headers), 26.0).verdict is verdict
+        expectations.fault_ended(
+            expectations.fault_began("m0", 25.1 + number / 10, is_kill=True), 25.2 + number / 10
+        )
+    assert expectations.judge(asked("m0", 25.0), refused(503, "killed", **headers), 26.0).verdict is verdict
 
 
-def test_no_end_of_an_answer_is_wrong(world: World) -> None:
-    assert world.judge(asked("m0", 1.0), Answer(late=True), 121.0).verdict is Verdict.WRONG
+def test_no_end_of_an_answer_is_wrong(expectations: Expectations) -> None:
+    assert expectations.judge(asked("m0", 1.0), Answer(timed_out=True), 121.0).verdict is Verdict.WRONG
 
 
 def test_every_edit_leads_to_a_sound_config_and_the_same_seed_to_the_same_ones(tmp_path: Path) -> None:
     def texts(seed: int) -> list[str]:
-        dice, config = random.Random(seed), StressConfig.first(tmp_path, 1 << 30)
+        rng, config = random.Random(seed), StressConfig.first(tmp_path, 1 << 30)
         found = []
         for _ in range(60):
-            _, config = edited(config, dice)
+            _, config = edited(config, rng)
             found.append(config.text())
         return found
 

@@ -1,4 +1,4 @@
-"""A llamasup with a real server that something is done to, and what came of it."""
+"""A llamasup with a real server for one fault, and the outcome of this fault."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
 
-__all__ = ["PATIENCE_S", "Bench", "Outcome", "Patient", "patient", "seconds_to_load_by_hand"]
+__all__ = ["PATIENCE_S", "FaultRun", "Outcome", "Testbed", "fault_run", "seconds_to_load_without_llamasup"]
 
 PATIENCE_S = 120.0
 READY_LINE = b"listening on"
@@ -33,32 +33,32 @@ READY_LINE = b"listening on"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one fault came to. Times in seconds from the fault."""
+    """The outcome of one fault. Times in seconds from the fault."""
 
     endings: Sequence[Ending]
     """Of each client."""
-    noticed_s: float | None = None
-    """Until the end (or the hang) was reported."""
+    detected_s: float | None = None
+    """Until llamasup reported the exit or the hang."""
     restart_in_s: float = 0.0
-    """How long llamasup then waited on purpose, all its tries together (S2)."""
+    """The total backoff of all restarts (S2)."""
     serves_s: float | None = None
-    """Until the next generation had produced a token; None where none was needed or possible."""
+    """Until the next generation had produced a token; None if no generation was needed or possible."""
     late_s: float | None = None
-    """Until those who asked after the fault had the first byte of their answer."""
+    """Until the requests sent after the fault had the first byte of their answers."""
     gone_s: float | None = None
-    """Until nothing of it was there, where llamasup itself was to end."""
+    """Until no process and no file was left, if the fault ends llamasup itself."""
     left: Remains = ()
     cause: str = ""
     detail: Sequence[str] = ()
-    """What each client saw, for whoever has to find out why."""
+    """What each client received, to explain a failure."""
 
     def count(self, ending: Ending) -> int:
         return list(self.endings).count(ending)
 
 
 @dataclass(slots=True)
-class Bench:
-    """Where the faults of one runtime are tried. ``home`` is for folders of llamasup's own."""
+class Testbed:
+    """Runs the faults with one runtime. ``home`` contains the folders of llamasup."""
 
     runtime: str
     home: Path
@@ -68,34 +68,34 @@ class Bench:
 
     @property
     def large(self) -> Path:
-        """100 MB: a prompt of 1,800 tokens takes it seconds of one core."""
+        """A model of 100 MB. A prompt of 1,800 tokens takes seconds of one core."""
         if self._large is None:
             self._large = write_large_decoder(self.home / "large.gguf", 100_000_000)
         return self._large
 
     @property
-    def next_place(self) -> Path:
+    def next_folder(self) -> Path:
         """The folder of the next run."""
         return self.home / str(self._number + 1)
 
-    def place(self) -> Path:
+    def new_folder(self) -> Path:
         """A folder for one run, with a path that is short enough for sockets."""
-        path = self.next_place
+        path = self.next_folder
         self._number += 1
         path.mkdir(exist_ok=True)
         return path
 
     @property
     def executable(self) -> str:
-        """The runtime as words of a shell."""
+        """The command of the runtime, quoted for a shell."""
         if self.runtime != "embedded":
             library = Path(self.runtime).resolve().parent
             return f"env LD_LIBRARY_PATH={shlex.quote(str(library))} {shlex.quote(self.runtime)}"
         return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
 
 
-class Patient:
-    """A running llamasup, its server, and the clients that there are when it is hurt."""
+class FaultRun:
+    """A running llamasup, its server, and its clients at the time of the fault."""
 
     def __init__(self, running: Llamasup, home: Path, ready_file: Path, port: int) -> None:
         self.running = running
@@ -103,44 +103,44 @@ class Patient:
         self.ready_file = ready_file
         self.url = f"http://127.0.0.1:{port}"
         self.clients: list[Client] = []
-        self.hurt_s = 0.0
+        self.injected_s = 0.0
 
-    def ready(self, generation: int = 1) -> None:
+    def wait_until_ready(self, generation: int = 1) -> None:
         self.running.wait_for("state", state="ready", generation=generation)
 
     def server(self) -> psutil.Process:
-        """The process that serves: behind a wrapper, the last one that has been given an address."""
+        """The process that serves: behind a wrapper, the last process with an address."""
         while True:
             found = [child for child in self.running.children() if "--host" in _command_line(child)]
             if found and "exec_child" not in " ".join(_command_line(found[-1])):
                 return found[-1]
-            assert self.running.process.poll() is None, self.running.said
+            assert self.running.process.poll() is None, self.running.stderr_text
 
-    def ask(self, **body: Any) -> Client:
+    def send_request(self, **body: Any) -> Client:
         client = Client(self.url, {"prompt": "Once", "temperature": 0, "ignore_eos": True, **body})
         self.clients.append(client)
         return client
 
-    def stream(self, count: int, n_predict: int) -> None:
-        """So many clients in the middle of their answers."""
-        streams = [self.ask(stream=True, n_predict=n_predict) for _ in range(count)]
-        assert all(client.flows() for client in streams)
+    def start_streams(self, count: int, n_predict: int) -> None:
+        """Start ``count`` streams and wait for the first bytes."""
+        streams = [self.send_request(stream=True, n_predict=n_predict) for _ in range(count)]
+        assert all(client.wait_for_body() for client in streams)
 
-    def prompts(self, count: int, words: int) -> None:
-        """So many clients that stream and have sent a long prompt, and a server that works at it."""
+    def start_prompts(self, count: int, words: int) -> None:
+        """Start ``count`` streams with long prompts, and wait until the server computes them."""
         server, before = self.server(), self.in_flight()
         began_cpu_s = _cpu_s(server)
         for number in range(count):
-            self.ask(stream=True, n_predict=2, prompt=f"{number} " + "hello " * words)
+            self.send_request(stream=True, n_predict=2, prompt=f"{number} " + "hello " * words)
         _await(lambda: self.in_flight() - before == count and _cpu_s(server) - began_cpu_s > 0.2)
-        assert not any(client.had_a_byte for client in self.clients[-count:])
+        assert not any(client.has_response for client in self.clients[-count:])
 
-    def wait_plainly(self, count: int, server: psutil.Process) -> None:
-        """So many clients without a byte: the server is suspended and cannot answer before the fault."""
+    def start_waiting_requests(self, count: int, server: psutil.Process) -> None:
+        """Start ``count`` requests that get no byte: the server is suspended until the fault."""
         before = self.in_flight()
         server.suspend()
         for _ in range(count):
-            self.ask(n_predict=100)
+            self.send_request(n_predict=100)
         _await(lambda: self.in_flight() - before == count)
 
     def in_flight(self) -> float:
@@ -148,27 +148,27 @@ class Patient:
         found = re.search(r"^llamasup_in_flight\{.*\} ([\d.]+)$", text, re.M)
         return float(found[1]) if found else 0.0
 
-    def hurt(self, how: Callable[[], object]) -> None:
+    def inject(self, how: Callable[[], object]) -> None:
         how()
-        self.hurt_s = time.monotonic()
+        self.injected_s = time.monotonic()
 
     def outcome(self) -> Outcome:
-        """Wait until it serves again and every client is done, stop it, and look at what is left."""
+        """Wait until llamasup serves again and all clients have ended. Then stop it and list what is left."""
         exited = self.running.wait_for("exit")
-        noticed_s = time.monotonic() - self.hurt_s
+        detected_s = time.monotonic() - self.injected_s
         self.running.wait_for_ready_after(1)
-        serves_s = time.monotonic() - self.hurt_s
+        serves_s = time.monotonic() - self.injected_s
         endings = [client.ending() for client in self.clients]
         late_s = [
-            one_client.first_byte_s - self.hurt_s
+            one_client.first_byte_s - self.injected_s
             for one_client in self.clients
-            if one_client.began_s >= self.hurt_s
+            if one_client.began_s >= self.injected_s
         ]
-        left = (*self._doubles(), *self.stopped())
+        left = (*self._duplicates(), *self.stop())
         exits = [event for event in self.running.events if event["event"] == "exit"]
         return Outcome(
             endings,
-            noticed_s=noticed_s,
+            detected_s=detected_s,
             restart_in_s=sum(event["restart_in_s"] or 0.0 for event in exits),
             serves_s=serves_s,
             late_s=max(late_s, default=None),
@@ -177,28 +177,28 @@ class Patient:
             detail=[str(client) for client in self.clients],
         )
 
-    def undisturbed(self) -> Outcome:
-        """The same where no restart is called for."""
+    def outcome_without_restart(self) -> Outcome:
+        """The outcome of a fault that needs no restart."""
         endings = [client.ending() for client in self.clients]
         restarts = [event for event in self.running.events if event["event"] == "exit"]
-        left = (*(f"{len(restarts)} restarts" for _ in restarts[:1]), *self._doubles(), *self.stopped())
+        left = (*(f"{len(restarts)} restarts" for _ in restarts[:1]), *self._duplicates(), *self.stop())
         return Outcome(endings, left=left, detail=[str(client) for client in self.clients])
 
-    def ended(self) -> Outcome:
-        """After the end of llamasup itself, or of its parent: how soon nothing is left."""
+    def outcome_of_end(self) -> Outcome:
+        """The outcome of a fault that ends llamasup or its parent."""
         while processes := remains_of(self.home, self.ready_file):
-            assert time.monotonic() - self.hurt_s < PATIENCE_S, processes
+            assert time.monotonic() - self.injected_s < PATIENCE_S, processes
             time.sleep(0.005)
-        gone_s = time.monotonic() - self.hurt_s
+        gone_s = time.monotonic() - self.injected_s
         endings = [client.ending() for client in self.clients]
         return Outcome(endings, gone_s=gone_s, detail=[str(client) for client in self.clients])
 
-    def stopped(self) -> Remains:
+    def stop(self) -> Remains:
         code = self.running.stop()
         left = remains_of(self.home, self.ready_file)
         return left if code == 0 else (*left, f"exit code {code}")
 
-    def _doubles(self) -> Remains:
+    def _duplicates(self) -> Remains:
         """Sockets, records and processes of an earlier generation."""
         run = self.home / "run" / "llamasup"
         sockets = [str(path) for path in run.glob("*/[0-9]*.sock")]
@@ -210,30 +210,30 @@ class Patient:
 
 
 @contextmanager
-def patient(
-    bench: Bench, model: Path, *arguments: str, runtime: str = "", **options: Any
-) -> Iterator[Patient]:
-    """``llamasup run MODEL`` in folders of its own. It may be asked at once: clients are patient."""
-    home = bench.place()
+def fault_run(
+    testbed: Testbed, model: Path, *arguments: str, runtime: str = "", **options: Any
+) -> Iterator[FaultRun]:
+    """``llamasup run MODEL`` in its own folders. Clients may connect before it is ready."""
+    home = testbed.new_folder()
     ready_file = home / "ready.json"
     port = free_port()
     with llamasup(
         model,
-        *("--runtime", runtime or bench.runtime, "--port", str(port), "--ready-file", str(ready_file)),
+        *("--runtime", runtime or testbed.runtime, "--port", str(port), "--ready-file", str(ready_file)),
         *arguments,
         env=os.environ | folders_of(home),
         **options,
     ) as running:
-        yield Patient(running, home, ready_file, port)
+        yield FaultRun(running, home, ready_file, port)
 
 
-def seconds_to_load_by_hand(bench: Bench, model: Path) -> float:
-    """From exec to its own ready line, for the command line that llamasup starts, without llamasup."""
-    told = subprocess.check_output(
-        command("plan", str(model), "--runtime", bench.runtime, "--json"),
-        env=os.environ | folders_of(bench.home),
+def seconds_to_load_without_llamasup(testbed: Testbed, model: Path) -> float:
+    """From exec to the server's ready line, for llamasup's command line but without llamasup."""
+    printed = subprocess.check_output(
+        command("plan", str(model), "--runtime", testbed.runtime, "--json"),
+        env=os.environ | folders_of(testbed.home),
     )
-    plan = json.loads(told)
+    plan = json.loads(printed)
     with tempfile.TemporaryDirectory() as folder:
         argv = list(plan["argv"])
         host = argv.index("--host") + 1
