@@ -155,12 +155,12 @@ def _keys_of(architecture: str) -> dict[str, KeyValue]:
 
 def write_dictionary(path: Path) -> None:
     """The keys that the readers look for, as libFuzzer takes them."""
-    core = Path(architectures.__file__).parent
+    room = Path(architectures.__file__).parent
     words = {
         word.removeprefix("{a}")
-        for source in ("gguf.py", "layer_memory.py")
+        for source in ("header.py", "facts_from_header.py", "layers.py")
         for word in re.findall(
-            r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (core / source).read_text()
+            r'"((?:\{a\}|general|tokenizer|split|adapter)\.[\w.]+)"', (room / source).read_text()
         )
     }
     path.write_text("".join(f'"{word}"\n' for word in sorted(words)))

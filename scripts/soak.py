@@ -8,7 +8,7 @@ anything behind.
 
     python scripts/soak.py [--minutes 30] [--runtime PATH|embedded] [--seed N] [--docs PAGE]
 
-The load and the faults are in tests/real/soak*.py; a test runs two minutes of them.
+The load and the faults are in tests/real/soak*.py; a test runs 90 s of them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ behind.
     python scripts/stress_models.py [--minutes 10] [--runtime PATH|embedded …] [--seed N] [--docs PAGE]
 
 The seed decides the changes, the requests, their order and the pauses. The load is in
-tests/real/stress*.py; a test runs a minute of it on each runtime.
+tests/real/stress*.py; a test runs 30 s of it on each runtime.
 """
 
 from __future__ import annotations
