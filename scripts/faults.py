@@ -33,7 +33,7 @@ from tests.e2e.driver import command  # noqa: E402
 from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
 from tests.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
 from tests.real.fault_clients import Ending  # noqa: E402
-from tests.real.fault_testbed import Outcome, Testbed, seconds_to_load_without_llamasup  # noqa: E402
+from tests.real.fault_environment import FaultEnvironment, Outcome, seconds_to_load_without_llamasup  # noqa: E402
 from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
@@ -80,16 +80,16 @@ def main() -> int:
     return 1 if verdict.broken else 0
 
 
-def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[Testbed, str]:
+def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[FaultEnvironment, str]:
     """The testbed of a runtime, and its name. ``runtime`` None: the runtime that llamasup finds."""
     words = command("plan", str(tiny), "--json", *(["--runtime", runtime] if runtime else []))
     found = json.loads(subprocess.check_output(words))["runtime"]
     embedded = found["kind"] == "embedded"
     name = f"{'The embedded runtime' if embedded else 'llama-server'}, {found['version']}"
-    return Testbed("embedded" if embedded else found["path"], folder, tiny), name
+    return FaultEnvironment("embedded" if embedded else found["path"], folder, tiny), name
 
 
-def of_runtime(testbed: Testbed, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
+def of_runtime(testbed: FaultEnvironment, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
     cases = [case for case in CASES if given.only in case.name and not (given.quick and case.slow)]
     yield from matrix(testbed, cases, verdict)
     if given.only:
@@ -103,7 +103,7 @@ def of_runtime(testbed: Testbed, given: argparse.Namespace, verdict: Verdict) ->
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def matrix(testbed: Testbed, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
+def matrix(testbed: FaultEnvironment, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
     yield "| Fault | Clients saw | Noticed after | Back-off | Serves again after | Left behind |"
     yield "|---|---|---:|---:|---:|---|"
     for case in cases:
@@ -155,7 +155,7 @@ def shown(seconds: float | None) -> str:
 # --- single figures ------------------------------------------------------------------------------
 
 
-def crash_to_served(testbed: Testbed, repeats: int, verdict: Verdict) -> Iterator[str]:
+def crash_to_served(testbed: FaultEnvironment, repeats: int, verdict: Verdict) -> Iterator[str]:
     """P6, alternating with the same command line without llamasup."""
     own_s, added_s = [], []
     for _ in range(repeats):
@@ -173,7 +173,7 @@ def crash_to_served(testbed: Testbed, repeats: int, verdict: Verdict) -> Iterato
     )
 
 
-def cycles(testbed: Testbed, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
+def cycles(testbed: FaultEnvironment, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
     """S18, in a process of its own, because this process has other resources."""
     home = testbed.new_folder()
     words = [__file__, "--cycles", testbed.runtime, str(testbed.tiny), str(home), str(services), str(crashes)]
@@ -203,7 +203,7 @@ def figures(usage: ResourceUsage) -> tuple[int, ...]:
     return usage.descriptors, usage.threads, usage.tasks, usage.children, usage.files
 
 
-def flood(testbed: Testbed, rounds: int, verdict: Verdict) -> Iterator[str]:
+def flood(testbed: FaultEnvironment, rounds: int, verdict: Verdict) -> Iterator[str]:
     """S19."""
     seen = flooded_over_quiet(testbed, rounds=rounds, requests=50)
     ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)

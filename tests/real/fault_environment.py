@@ -25,7 +25,14 @@ from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
 
-__all__ = ["PATIENCE_S", "FaultRun", "Outcome", "Testbed", "fault_run", "seconds_to_load_without_llamasup"]
+__all__ = [
+    "PATIENCE_S",
+    "FaultEnvironment",
+    "FaultRun",
+    "Outcome",
+    "fault_run",
+    "seconds_to_load_without_llamasup",
+]
 
 PATIENCE_S = 120.0
 READY_LINE = b"listening on"
@@ -57,7 +64,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Testbed:
+class FaultEnvironment:
     """Runs the faults with one runtime. ``home`` contains the folders of llamasup."""
 
     runtime: str
@@ -211,7 +218,7 @@ class FaultRun:
 
 @contextmanager
 def fault_run(
-    testbed: Testbed, model: Path, *arguments: str, runtime: str = "", **options: Any
+    testbed: FaultEnvironment, model: Path, *arguments: str, runtime: str = "", **options: Any
 ) -> Iterator[FaultRun]:
     """``llamasup run MODEL`` in its own folders. Clients may connect before it is ready."""
     home = testbed.new_folder()
@@ -227,7 +234,7 @@ def fault_run(
         yield FaultRun(running, home, ready_file, port)
 
 
-def seconds_to_load_without_llamasup(testbed: Testbed, model: Path) -> float:
+def seconds_to_load_without_llamasup(testbed: FaultEnvironment, model: Path) -> float:
     """From exec to the server's ready line, for llamasup's command line but without llamasup."""
     printed = subprocess.check_output(
         command("plan", str(model), "--runtime", testbed.runtime, "--json"),
