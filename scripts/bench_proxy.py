@@ -149,7 +149,7 @@ http {{
 
 @dataclass(slots=True)
 class Target:
-    """A target of requests. ``process``: the measured proxy (None: there is none).
+    """A target of requests. ``process``: the measured proxy; None if requests go to the upstream directly.
 
     ``streams_address``: the same in front of the upstream that sends tokens at a steady rate.
     """

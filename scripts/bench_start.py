@@ -16,18 +16,20 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.bare_server import seconds_to_ready
 
 PHASES = {
     "starting": "llamasup: imports, facts, plan, listen, spawn",
     "warming": "server: exec to healthy, and noticing it",
     "ready": "warm-up: the first real token",
 }
-READY_LINE = b"listening on"
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     rounds: list[dict[str, float]] = []
     for number in range(options.runs + 1):
         measured = _llamasup_start([*llamasup, "run", *common, "--port", "0", "--events", "jsonl"])
-        measured["by hand"] = _start_by_hand(plan)
+        measured["by hand"] = seconds_to_ready(plan) * 1e3
         if number:  # the first round fills the caches
             rounds.append(measured)
 
@@ -90,29 +92,6 @@ def _llamasup_start(command: list[str]) -> dict[str, float]:
         name: (after - before) * 1e3 for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
     }
     return {**phases, "total": (marks[-1] - began) * 1e3}
-
-
-def _start_by_hand(plan: dict[str, Any]) -> float:
-    """Milliseconds from exec to the server's own ready line, for the same command line."""
-    with tempfile.TemporaryDirectory() as folder:
-        argv = list(plan["argv"])
-        host = argv.index("--host") + 1
-        if argv[host].endswith(".sock"):
-            argv[host] = f"{folder}/s.sock"
-        environment = {name: value for name, value in plan["env"].items() if value != "***"}
-        environment["XDG_CONFIG_HOME"] = folder
-        began = time.monotonic()
-        process = subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            if READY_LINE in line:
-                break
-        took_ms = (time.monotonic() - began) * 1e3
-        process.kill()
-        process.communicate(timeout=30)
-        return took_ms
 
 
 if __name__ == "__main__":

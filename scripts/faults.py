@@ -21,19 +21,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.gguf.demo import demo_model  # noqa: E402
+from scripts.bare_server import seconds_to_ready  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
 from tests.real.cycles import ResourceUsage, crash_cycles, leaked_resources  # noqa: E402
 from tests.real.fault_cases import CASES, Case, UnsupportedFault, idle  # noqa: E402
 from tests.real.fault_clients import Ending  # noqa: E402
-from tests.real.fault_environment import FaultEnvironment, Outcome, seconds_to_load_without_llamasup  # noqa: E402
+from tests.real.fault_testbed import FaultTestbed, Outcome  # noqa: E402
 from tests.real.flood import flooded_over_quiet  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
 
@@ -80,16 +82,16 @@ def main() -> int:
     return 1 if verdict.broken else 0
 
 
-def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[FaultEnvironment, str]:
+def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[FaultTestbed, str]:
     """The testbed of a runtime, and its name. ``runtime`` None: the runtime that llamasup finds."""
     words = command("plan", str(tiny), "--json", *(["--runtime", runtime] if runtime else []))
     found = json.loads(subprocess.check_output(words))["runtime"]
     embedded = found["kind"] == "embedded"
     name = f"{'The embedded runtime' if embedded else 'llama-server'}, {found['version']}"
-    return FaultEnvironment("embedded" if embedded else found["path"], folder, tiny), name
+    return FaultTestbed("embedded" if embedded else found["path"], folder, tiny), name
 
 
-def of_runtime(testbed: FaultEnvironment, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
+def of_runtime(testbed: FaultTestbed, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
     cases = [case for case in CASES if given.only in case.name and not (given.quick and case.slow)]
     yield from matrix(testbed, cases, verdict)
     if given.only:
@@ -103,7 +105,7 @@ def of_runtime(testbed: FaultEnvironment, given: argparse.Namespace, verdict: Ve
 # --- the matrix ----------------------------------------------------------------------------------
 
 
-def matrix(testbed: FaultEnvironment, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
+def matrix(testbed: FaultTestbed, cases: Sequence[Case], verdict: Verdict) -> Iterator[str]:
     yield "| Fault | Clients saw | Noticed after | Back-off | Serves again after | Left behind |"
     yield "|---|---|---:|---:|---:|---|"
     for case in cases:
@@ -155,11 +157,20 @@ def shown(seconds: float | None) -> str:
 # --- single figures ------------------------------------------------------------------------------
 
 
-def crash_to_served(testbed: FaultEnvironment, repeats: int, verdict: Verdict) -> Iterator[str]:
+def plan_of(testbed: FaultTestbed, model: Path) -> Mapping[str, Any]:
+    arguments = command("plan", str(model), "--runtime", testbed.runtime, "--json")
+    plan: dict[str, Any] = json.loads(
+        subprocess.check_output(arguments, env=os.environ | folders_of(testbed.home))
+    )
+    return plan
+
+
+def crash_to_served(testbed: FaultTestbed, repeats: int, verdict: Verdict) -> Iterator[str]:
     """P6, alternating with the same command line without llamasup."""
+    plan = plan_of(testbed, testbed.tiny)
     own_s, added_s = [], []
     for _ in range(repeats):
-        own_s.append(seconds_to_load_without_llamasup(testbed, testbed.tiny))
+        own_s.append(seconds_to_ready(plan))
         late_s = idle(testbed).late_s
         assert late_s is not None
         added_s.append(late_s - own_s[-1])
@@ -173,7 +184,7 @@ def crash_to_served(testbed: FaultEnvironment, repeats: int, verdict: Verdict) -
     )
 
 
-def cycles(testbed: FaultEnvironment, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
+def cycles(testbed: FaultTestbed, services: int, crashes: int, verdict: Verdict) -> Iterator[str]:
     """S18, in a process of its own, because this process has other resources."""
     home = testbed.new_folder()
     words = [__file__, "--cycles", testbed.runtime, str(testbed.tiny), str(home), str(services), str(crashes)]
@@ -203,7 +214,7 @@ def figures(usage: ResourceUsage) -> tuple[int, ...]:
     return usage.descriptors, usage.threads, usage.tasks, usage.children, usage.files
 
 
-def flood(testbed: FaultEnvironment, rounds: int, verdict: Verdict) -> Iterator[str]:
+def flood(testbed: FaultTestbed, rounds: int, verdict: Verdict) -> Iterator[str]:
     """S19."""
     seen = flooded_over_quiet(testbed, rounds=rounds, requests=50)
     ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)

@@ -81,7 +81,8 @@ def test_model_is_unloaded_and_loaded_while_its_address_stays(tiny_model: Path, 
             assert (loaded["state"], loaded["generation"]) == ("ready", 2)
             assert (await it.complete()).status_code == 200
             again = await control.load("tiny")
-            assert {**again, "memory": loaded["memory"]} == loaded  # its memory changes from look to look
+            assert {**again, "memory": loaded["memory"]} == loaded
+            assert again["memory"]["ram_bytes"] > 0  # its size can change between two requests
             assert requests == ["unload", "load"]
 
     run(visit)

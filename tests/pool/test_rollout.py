@@ -88,7 +88,7 @@ async def test_later_change_replaces_an_impossible_one(tmp_path: Path, specs: Sp
         assert await it.ask("a").served_by() == 1
 
 
-# --- beside the old one
+# --- with the old process still loaded
 
 
 @async_test

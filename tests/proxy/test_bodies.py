@@ -376,15 +376,17 @@ def test_body_below_the_minimum_rate_is_a_408(make_rig: MakeRig) -> None:
 
 
 def test_slow_body_above_the_minimum_rate_is_served(make_rig: MakeRig, clock: Clock) -> None:
-    limits = Limits(body_idle_s=30.0, body_rate_bytes=1, small_body_bytes=0, sweep_s=0.01)
+    limits = Limits(body_idle_s=30.0, body_rate_bytes=1, sweep_s=0.01)  # time for 100,000 s
     rig = make_rig(ProxyConfig(limits=limits))
-    client = rig.send(get(CHAT, b"Content-Length: 50000", method=b"POST"))
-    for number in range(10):
-        client.send(b"x" * 5000)
-        if number < 9:
-            eventually(lambda: held_bytes(rig) >= 5000 * (number + 1))  # noqa: B023 - called at once
-            clock.pass_s(20.0)
+    client = rig.send(get(CHAT, b"Content-Length: 100000", method=b"POST"))
+    began_s = clock()
+    for sent in range(10_000, 100_000, 10_000):
+        client.send(b"x" * 10_000)
+        eventually(lambda: received(rig) == sent)  # noqa: B023 - called at once
+        clock.pass_s(20.0)
+    assert clock() > began_s + limits.body_idle_s
+    client.send(b"x" * 10_000)
     child = rig.accept()
-    assert len(child.message()[1]) == 50_000
+    assert len(child.message()[1]) == 100_000
     child.send(answer())
     assert status(client.message()[0]) == 200

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import adopted, command
-from tests.real.fault_environment import FaultEnvironment, FaultRun, Outcome, fault_run
+from tests.real.fault_testbed import FaultRun, FaultTestbed, Outcome, fault_run
 from tests.real.memory_group import in_group, memory_group
 from tests.real.remains import folders_of
 
@@ -41,7 +41,7 @@ class UnsupportedFault(Exception):
 @dataclass(frozen=True, slots=True)
 class Case:
     name: str
-    run: Callable[[FaultEnvironment], Outcome]
+    run: Callable[[FaultTestbed], Outcome]
     ends_llamasup: bool = False
     """llamasup itself ends: it answers no more requests, and no process or file may be left."""
     slow: bool = False
@@ -52,7 +52,7 @@ class Case:
 # --- the server ends -------------------------------------------------------------------------------------
 
 
-def idle(testbed: FaultEnvironment, number: signal.Signals = signal.SIGKILL) -> Outcome:
+def idle(testbed: FaultTestbed, number: signal.Signals = signal.SIGKILL) -> Outcome:
     with fault_run(testbed, testbed.tiny, *SLOTS) as run:
         run.wait_until_ready()
         server = run.server()
@@ -61,7 +61,7 @@ def idle(testbed: FaultEnvironment, number: signal.Signals = signal.SIGKILL) -> 
         return run.outcome()
 
 
-def during_load(testbed: FaultEnvironment) -> Outcome:
+def during_load(testbed: FaultTestbed) -> Outcome:
     """Three requests wait already, two of them streams."""
     with fault_run(testbed, testbed.large, "--ctx-size", "4096") as run:
         run.running.wait_for("state", state="starting")
@@ -72,7 +72,7 @@ def during_load(testbed: FaultEnvironment) -> Outcome:
         return run.outcome()
 
 
-def in_prefill(testbed: FaultEnvironment, clients: int) -> Outcome:
+def in_prefill(testbed: FaultTestbed, clients: int) -> Outcome:
     with fault_run(testbed, testbed.large, "--ctx-size", "4096", "--parallel", "8", "--threads", "1") as run:
         run.wait_until_ready()
         run.in_flight()  # the first request for metrics takes longer: it loads the control application
@@ -82,7 +82,7 @@ def in_prefill(testbed: FaultEnvironment, clients: int) -> Outcome:
 
 
 def in_stream(
-    testbed: FaultEnvironment, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
+    testbed: FaultTestbed, clients: int, waiting: int = 0, number: signal.Signals = signal.SIGKILL
 ) -> Outcome:
     """``waiting``: the number of other requests, without a stream, that have received no byte."""
     with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
@@ -101,7 +101,7 @@ def in_stream(
         return run.outcome()
 
 
-def exit_1(testbed: FaultEnvironment) -> Outcome:
+def exit_1(testbed: FaultTestbed) -> Outcome:
     """A script that runs the server exits with 1 and leaves the server running."""
     wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(
@@ -125,7 +125,7 @@ def exit_1(testbed: FaultEnvironment) -> Outcome:
 # --- the server hangs or cannot be reached ---------------------------------------------------------------
 
 
-def suspended(testbed: FaultEnvironment) -> Outcome:
+def suspended(testbed: FaultTestbed) -> Outcome:
     with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
         run.wait_until_ready()
         run.in_flight()
@@ -137,7 +137,7 @@ def suspended(testbed: FaultEnvironment) -> Outcome:
         return run.outcome()
 
 
-def without_socket(testbed: FaultEnvironment) -> Outcome:
+def without_socket(testbed: FaultTestbed) -> Outcome:
     with fault_run(testbed, testbed.tiny, *SLOTS) as run:
         run.wait_until_ready()
         (path,) = (run.home / "run" / "llamasup").glob("*/[0-9]*.sock")
@@ -150,7 +150,7 @@ def without_socket(testbed: FaultEnvironment) -> Outcome:
 # --- memory and disk -------------------------------------------------------------------------------------
 
 
-def memory_at_load(testbed: FaultEnvironment) -> Outcome:
+def memory_at_load(testbed: FaultTestbed) -> Outcome:
     """The plan needs more memory than the group's limit, and the memory check is off."""
     large = testbed.home / "fat.gguf"
     if not large.exists():
@@ -165,7 +165,7 @@ def memory_at_load(testbed: FaultEnvironment) -> Outcome:
         return run.outcome()
 
 
-def memory_while_serving(testbed: FaultEnvironment) -> Outcome:
+def memory_while_serving(testbed: FaultTestbed) -> Outcome:
     """A process in the same group uses up the memory. The kernel kills the largest process, the server."""
     with _group() as group, fault_run(
         testbed, testbed.large, "--ctx-size", "32768", "--parallel", "4", "--kv-type", "f16",
@@ -210,7 +210,7 @@ def _group() -> Iterator[Path]:
         yield group
 
 
-def full_disk(testbed: FaultEnvironment) -> Outcome:
+def full_disk(testbed: FaultTestbed) -> Outcome:
     """64 KiB for logs and state, and a server with a verbose log."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         raise UnsupportedFault("a small disk needs root and unshare")
@@ -233,7 +233,7 @@ def full_disk(testbed: FaultEnvironment) -> Outcome:
 # --- another process ends --------------------------------------------------------------------------------
 
 
-def neighbour(testbed: FaultEnvironment) -> Outcome:
+def neighbour(testbed: FaultTestbed) -> Outcome:
     """S17: the server of another model dies while this one streams."""
     with fault_run(testbed, testbed.tiny, *SLOTS) as run, fault_run(testbed, testbed.tiny, *SLOTS) as other:
         for one_run in (run, other):
@@ -247,7 +247,7 @@ def neighbour(testbed: FaultEnvironment) -> Outcome:
         return seen
 
 
-def supervisor(testbed: FaultEnvironment) -> Outcome:
+def supervisor(testbed: FaultTestbed) -> Outcome:
     with fault_run(testbed, testbed.tiny, *SLOTS, *SHIFT) as run:
         run.wait_until_ready()
         run.running.wait_for("ready")
@@ -263,7 +263,7 @@ subprocess.Popen(argv, stdin=subprocess.PIPE if sys.argv[1] == "pipe" else subpr
 """
 
 
-def parent(testbed: FaultEnvironment, tie: str) -> Outcome:
+def parent(testbed: FaultTestbed, tie: str) -> Outcome:
     """``tie``: how llamasup notices the end of its parent, by a pipe or by a process ID."""
     home = testbed.new_folder()
     ready_file = home / "ready.json"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import httpx
 import psutil
 
-from tests.real.fault_environment import PATIENCE_S, FaultEnvironment, FaultRun, fault_run
+from tests.real.fault_testbed import PATIENCE_S, FaultRun, FaultTestbed, fault_run
 
 __all__ = ["flooded_over_quiet"]
 
@@ -33,9 +33,7 @@ while True:
 """
 
 
-def flooded_over_quiet(
-    testbed: FaultEnvironment, *, rounds: int, requests: int
-) -> Sequence[tuple[float, float]]:
+def flooded_over_quiet(testbed: FaultTestbed, *, rounds: int, requests: int) -> Sequence[tuple[float, float]]:
     """Median seconds of a small request with a quiet log and with a flooded one, in turn."""
     wrapper = testbed.new_folder() / "llama-server"
     wrapper.write_text(

@@ -72,7 +72,7 @@ PROMPTS = tuple(Prompt(text, is_chat) for text in ("Tell me more.", "7 + 5 =") f
 
 
 class Answers:
-    """The answer of each version to each prompt, as far as it is deterministic."""
+    """The words of each answer of each version, up to the first word that is not deterministic."""
 
     def __init__(self, known: Mapping[tuple[Version, Prompt], Sequence[str]]) -> None:
         self._known = known

@@ -68,7 +68,7 @@ async def until_requests_wait(server: llamasup.AsyncServer) -> None:
 async def test_switch_loses_neither_running_nor_queued_requests(
     room: str, runtime: str, tiny_model: Path, other_model: Path
 ) -> None:
-    """The new model is loaded beside the old one, or after it."""
+    """The new model is loaded while the old one serves, or after the old one is unloaded."""
     config = None if room == "for two" else await memory_for_one(tiny_model, runtime)
     async with serving(tiny_model, runtime, config=config) as server, asyncio.TaskGroup() as tasks:
         events = server.events()

@@ -8,7 +8,7 @@ import pytest
 
 from tests.real.fault_cases import CASES, Case, UnsupportedFault
 from tests.real.fault_clients import Ending
-from tests.real.fault_environment import FaultEnvironment
+from tests.real.fault_testbed import FaultTestbed
 from tests.real.flood import flooded_over_quiet
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -20,10 +20,10 @@ def testbed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def testbed(runtime: str, tiny_model: Path, testbed_folder: Path) -> FaultEnvironment:
+def testbed(runtime: str, tiny_model: Path, testbed_folder: Path) -> FaultTestbed:
     folder = testbed_folder / str(sum(1 for _ in testbed_folder.iterdir()))
     folder.mkdir()
-    return FaultEnvironment(runtime, folder, tiny_model)
+    return FaultTestbed(runtime, folder, tiny_model)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def testbed(runtime: str, tiny_model: Path, testbed_folder: Path) -> FaultEnviro
     indirect=["runtime"],
 )
 def test_fault_loses_no_unanswered_request_and_leaves_nothing_behind(
-    case: Case, testbed: FaultEnvironment
+    case: Case, testbed: FaultTestbed
 ) -> None:
     try:
         outcome = case.run(testbed)
@@ -50,7 +50,7 @@ def test_fault_loses_no_unanswered_request_and_leaves_nothing_behind(
 
 
 def test_requests_are_answered_during_a_million_log_lines_per_minute(
-    testbed: FaultEnvironment,
+    testbed: FaultTestbed,
 ) -> None:
     """S19. Prints how much slower the requests are. scripts/faults.py judges this on an idle machine."""
     seen = flooded_over_quiet(testbed, rounds=10, requests=30)

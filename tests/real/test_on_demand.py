@@ -117,7 +117,7 @@ def test_downloaded_model_is_one_process_under_all_its_names(
         assert after["id"] == ("tiny" if name == "tiny" else "tiny-Q4_K_M")
         assert (after["pid"], after["state"]) == (before["pid"], "ready")
         for alias in (name, other, after["id"]):
-            assert ask(server, alias) == (200, name)  # as its server was told when it began
+            assert ask(server, alias) == (200, name)  # the server was started with this alias
         (again,) = server.status()["models"]
         assert (again["pid"], again["generation"]) == (before["pid"], 1)
         assert sum(seen["event"] == "state" and seen["state"] == "starting" for seen in seen_events) == 1

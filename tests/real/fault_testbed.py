@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,22 +17,20 @@ import httpx
 import psutil
 
 from llamasup.testing.models import write_large_decoder
-from tests.e2e.driver import Llamasup, command, is_alive, llamasup
+from tests.e2e.driver import Llamasup, is_alive, llamasup
 from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
 
 __all__ = [
     "PATIENCE_S",
-    "FaultEnvironment",
     "FaultRun",
+    "FaultTestbed",
     "Outcome",
     "fault_run",
-    "seconds_to_load_without_llamasup",
 ]
 
 PATIENCE_S = 120.0
-READY_LINE = b"listening on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class FaultEnvironment:
+class FaultTestbed:
     """Runs the faults with one runtime. ``home`` contains the folders of llamasup."""
 
     runtime: str
@@ -218,7 +213,7 @@ class FaultRun:
 
 @contextmanager
 def fault_run(
-    testbed: FaultEnvironment, model: Path, *arguments: str, runtime: str = "", **options: Any
+    testbed: FaultTestbed, model: Path, *arguments: str, runtime: str = "", **options: Any
 ) -> Iterator[FaultRun]:
     """``llamasup run MODEL`` in its own folders. Clients may connect before it is ready."""
     home = testbed.new_folder()
@@ -232,31 +227,6 @@ def fault_run(
         **options,
     ) as running:
         yield FaultRun(running, home, ready_file, port)
-
-
-def seconds_to_load_without_llamasup(testbed: FaultEnvironment, model: Path) -> float:
-    """From exec to the server's ready line, for llamasup's command line but without llamasup."""
-    printed = subprocess.check_output(
-        command("plan", str(model), "--runtime", testbed.runtime, "--json"),
-        env=os.environ | folders_of(testbed.home),
-    )
-    plan = json.loads(printed)
-    with tempfile.TemporaryDirectory() as folder:
-        argv = list(plan["argv"])
-        host = argv.index("--host") + 1
-        if argv[host].endswith(".sock"):
-            argv[host] = f"{folder}/s.sock"
-        environment = {name: value for name, value in plan["env"].items() if value != "***"}
-        environment["XDG_CONFIG_HOME"] = folder
-        began = time.monotonic()
-        with subprocess.Popen(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
-        ) as process:
-            assert process.stdout is not None
-            assert any(READY_LINE in line for line in process.stdout), argv
-            took_s = time.monotonic() - began
-            process.kill()
-        return took_s
 
 
 def _command_line(process: psutil.Process) -> list[str]:
