@@ -77,7 +77,7 @@ class Capabilities:
         found: dict[str, Option] = {}
         for option in sorted(self.options, key=lambda option: option.removed):
             for spelling in option.spellings:
-                found.setdefault(spelling, option)
+                found.setdefault(_canonical(spelling), option)
         object.__setattr__(self, "_by_spelling", found)
 
     def find(self, spelling: str) -> Option | None:
