@@ -251,7 +251,7 @@ def test_client_without_a_key_cannot_send_a_large_body(make_rig: MakeRig, path: 
     assert rig.backend.requested_models == []
 
 
-def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
+def test_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
     rig = limited(make_rig, "")
     client = rig.connect()
     request = get(b"/livez", b"Content-Length: 10000") + b"x" * 10_000
@@ -261,7 +261,7 @@ def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig:
     assert status(client.message()[0]) == 200
 
 
-def test_a_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
+def test_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
     rig = limited(make_rig, "")
     client = rig.send(post(CHAT, b"x" * (100 * KIB), bearer(b"one")))
     child = rig.accept()
@@ -291,7 +291,7 @@ def test_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, se
     second = rig.send(
         get(CHAT, bearer(b"one"), b"Content-Length: 102400", b"Expect: 100-continue", method=b"POST")
     )
-    assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100
+    assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100 Continue
     assert second.sees_the_end()
     first.send(request[sent - 100 * KIB :])
     child = rig.accept()
@@ -371,8 +371,8 @@ def test_slow_body_above_the_minimum_rate_is_served(make_rig: MakeRig) -> None:
     while sent < 100_000:
         client.send(b"x" * 1000)
         sent += 1000
-        seen = rig.call(rig._loop.time)
-        while rig.call(rig._loop.time) < seen + 0.002:
+        now_s = rig.call(rig._loop.time)
+        while rig.call(rig._loop.time) < now_s + 0.002:
             pass
     assert rig.call(rig._loop.time) > now + limits.body_idle_s
     child = rig.accept()
