@@ -206,8 +206,8 @@ def test_fake_stops_once_idle_and_at_once_after_second_sigterm(tmp_path: Path) -
         async with fake(tmp_path, "token_s=0.01") as server:
             request = {"stream": True, "n_predict": 100_000}
             async with server.http.stream("POST", "/completion", json=request) as response:
-                lines = response.aiter_lines()
-                await anext(lines)
+                events = response.aiter_lines()
+                await anext(events)
                 server.child.terminate()
                 with pytest.raises(TimeoutError):  # an open stream delays the stop
                     await asyncio.wait_for(server.child.wait(), 0.2)
