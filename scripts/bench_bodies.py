@@ -118,13 +118,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--addresses", type=int, default=10)
-    parser.add_argument("--bound", type=int, default=256, help="in MiB")
+    parser.add_argument("--bound", type=int, default=256, help="the proxy's limit for all bodies, in MiB")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
-        serve(given.bound)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.bound)
     else:
-        measure(given.clients, given.addresses, given.bound)
+        measure(args.clients, args.addresses, args.bound)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ FIRST_S = 10  # work that the start postpones does not count
 def main() -> None:
     parser = argparse.ArgumentParser(description="CPU and memory of an idle llamasup.")
     parser.add_argument("--seconds", type=int, default=60)
-    given = parser.parse_args()
+    args = parser.parse_args()
     argv = [sys.executable, "-m", "llamasup", "run", "demo", "--port", "0", "--events", "jsonl"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         try:
@@ -30,13 +30,13 @@ def main() -> None:
             supervisor = psutil.Process(process.pid)
             time.sleep(FIRST_S)
             before = supervisor.cpu_times()
-            time.sleep(given.seconds)
+            time.sleep(args.seconds)
             after = supervisor.cpu_times()
             spent_s = after.user + after.system - before.user - before.system
-            print(f"CPU: {spent_s / given.seconds:.2%} of a core (≤ 0.5 %), over {given.seconds} s")
+            print(f"CPU: {spent_s / args.seconds:.2%} of a core (≤ 0.5 %), over {args.seconds} s")
             print(f"RSS: {supervisor.memory_info().rss / 1e6:.1f} MB (≤ 60 MB)")
             for child in supervisor.children(recursive=True):
-                print(f"beside it: {child.name()}, RSS {child.memory_info().rss / 1e6:.1f} MB")
+                print(f"child: {child.name()}, RSS {child.memory_info().rss / 1e6:.1f} MB")
         finally:
             process.terminate()
 

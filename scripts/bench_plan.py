@@ -86,18 +86,18 @@ class Work:
 # --- the contenders --------------------------------------------------------------------------------
 
 
-def planned(given: argparse.Namespace, model: Path, *options: str) -> dict[str, Any]:
+def planned(args: argparse.Namespace, model: Path, *options: str) -> dict[str, Any]:
     """The output of ``llamasup plan`` with these options."""
     argv = [sys.executable, "-m", "llamasup", "plan", str(model), "--json", *options]
-    argv += ["--runtime", given.runtime] if given.runtime else []
+    argv += ["--runtime", args.runtime] if args.runtime else []
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     if done.returncode:
         raise SystemExit(f"{shlex.join(argv)} ended with {done.returncode}")
     return dict(json.loads(done.stdout))
 
 
-def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[Contender]:
-    default = planned(given, model)
+def contenders(args: argparse.Namespace, model: Path, folder: str) -> Iterator[Contender]:
+    default = planned(args, model)
     command = default["argv"][: default["argv"].index("--model")]
     # The bare defaults get the variables of a shell, and the path of the server's libraries.
     bare_env = {
@@ -108,12 +108,12 @@ def contenders(given: argparse.Namespace, model: Path, folder: str) -> Iterator[
     bare = Contender(BARE, (*command, "-m", str(model)), bare_env | {"XDG_CONFIG_HOME": folder})
     yield bare
     base = bare
-    for name in given.contenders:
-        plan = default if name == "default" else planned(given, model, "--profile", name)
+    for name in args.contenders:
+        plan = default if name == "default" else planned(args, model, "--profile", name)
         yield _of_plan(name, plan, folder)
-    if given.base == "default":
+    if args.base == "default":
         base = _of_plan("default", default, folder)
-    for words in given.trials:
+    for words in args.trials:
         flags = shlex.split(words)
         env = dict(base.env)
         while flags and "=" in flags[0] and not flags[0].startswith("-"):
@@ -168,28 +168,28 @@ def running(contender: Contender) -> Iterator[tuple[subprocess.Popen[bytes], int
 
 def measure(contender: Contender, work: Work) -> dict[str, float]:
     with running(contender) as (process, port, began):
-        seen: dict[str, float] = {}
+        figures: dict[str, float] = {}
         wait_until_ready(port, process)
-        seen["ready_ms"] = (time.monotonic() - began) * 1e3
+        figures["ready_ms"] = (time.monotonic() - began) * 1e3
         ask(port, prompt=tokens(8, seed=1), answer=1)
-        seen["first_token_ms"] = (time.monotonic() - began) * 1e3
+        figures["first_token_ms"] = (time.monotonic() - began) * 1e3
 
         long = ask(port, prompt=tokens(work.long_prompt, seed=2), answer=work.answer // 2)
-        seen["prompt_tps"] = long["prompt_per_second"]
-        seen["deep_tps"] = long["predicted_per_second"]
+        figures["prompt_tps"] = long["prompt_per_second"]
+        figures["deep_tps"] = long["predicted_per_second"]
 
         cpu_before = cpu_s(process.pid)
         alone = ask(port, prompt=tokens(work.short_prompt, seed=3), answer=work.answer)
-        seen["generation_tps"] = alone["predicted_per_second"]
-        seen["cpu_ms_per_token"] = (cpu_s(process.pid) - cpu_before) / work.answer * 1e3
+        figures["generation_tps"] = alone["predicted_per_second"]
+        figures["cpu_ms_per_token"] = (cpu_s(process.pid) - cpu_before) / work.answer * 1e3
 
         for count in (4, 8):
             served_tps, first_s = crowd(port, work, count)
-            seen[f"served{count}_tps"] = served_tps
+            figures[f"served{count}_tps"] = served_tps
             if count == 4:
-                seen["first4_ms"] = statistics.median(first_s) * 1e3
-                seen["worst4_ms"] = max(first_s) * 1e3
-        return seen | memory(process.pid)
+                figures["first4_ms"] = statistics.median(first_s) * 1e3
+                figures["worst4_ms"] = max(first_s) * 1e3
+        return figures | memory(process.pid)
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -325,21 +325,21 @@ def machine() -> str:
     return f"{cpu}, {len(os.sched_getaffinity(0))} CPUs, {ram_gib:.0f} GiB, {platform.system()}"
 
 
-def model_file(given: argparse.Namespace, folder: str) -> Path:
+def model_file(args: argparse.Namespace, folder: str) -> Path:
     """The given model, or one with random weights, which have the speed and memory of trained ones."""
-    if given.model is not None:
-        return Path(given.model).resolve()
+    if args.model is not None:
+        return Path(args.model).resolve()
     from llamasup.testing.models import write_large_decoder
 
-    model = write_large_decoder(Path(folder, "large.gguf"), given.size_mb * 1_000_000)
-    if given.quantize is None:
+    model = write_large_decoder(Path(folder, "large.gguf"), args.size_mb * 1_000_000)
+    if args.quantize is None:
         return model
-    plan = planned(given, model)
+    plan = planned(args, model)
     quantize = shutil.which("llama-quantize", path=str(Path(plan["argv"][0]).parent))
     if quantize is None:
         raise SystemExit("--quantize needs llama-quantize beside llama-server")
-    smaller = Path(folder, f"large-{given.quantize.lower()}.gguf")
-    argv = [quantize, "--allow-requantize", str(model), str(smaller), given.quantize]
+    smaller = Path(folder, f"large-{args.quantize.lower()}.gguf")
+    argv = [quantize, "--allow-requantize", str(model), str(smaller), args.quantize]
     subprocess.run(argv, check=True, env=plan["env"], capture_output=True)
     model.unlink()
     return smaller
@@ -347,10 +347,12 @@ def model_file(given: argparse.Namespace, folder: str) -> Path:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runtime", help="as llamasup's own option")
-    parser.add_argument("--model", metavar="FILE", help="measure this one; else one is made")
-    parser.add_argument("--size-mb", type=int, default=600, help="of the model that is made (q8_0)")
-    parser.add_argument("--quantize", metavar="TYPE", help="then make it that, with llama-quantize (Q4_K_M)")
+    parser.add_argument("--runtime", help="as in llamasup")
+    parser.add_argument("--model", metavar="FILE", help="the model file; default: a generated one")
+    parser.add_argument("--size-mb", type=int, default=600, help="size of the generated model (q8_0)")
+    parser.add_argument(
+        "--quantize", metavar="TYPE", help="quantize the generated model with llama-quantize, such as Q4_K_M"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contenders", nargs="*", default=["default", *PROFILES], metavar="NAME")
     parser.add_argument(
@@ -359,55 +361,59 @@ def arguments() -> argparse.Namespace:
         default=[],
         dest="trials",
         metavar="'[NAME=VALUE …] FLAGS'",
-        help="see above",
+        help="flags and variables to compare, on top of --base",
     )
-    parser.add_argument("--base", choices=("bare", "default"), default="bare", help="what --try adds to")
-    parser.add_argument("--busy", type=int, default=0, help="other programs that keep a CPU each busy")
+    parser.add_argument(
+        "--base", choices=("bare", "default"), default="bare", help="the contender to which --try adds"
+    )
+    parser.add_argument(
+        "--busy", type=int, default=0, help="number of other programs that each keep a CPU busy"
+    )
     parser.add_argument("--prompt", type=int, default=1024, help="tokens of the long prompt")
     parser.add_argument("--answer", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--quick", action="store_true", help="one short round, to see that it works")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
+    parser.add_argument("--quick", action="store_true", help="one short round, to test the script")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
     parser.add_argument(
         "--docs", type=Path, metavar="PAGE", help=f"write the table between {MARKS[0]} and {MARKS[1]}"
     )
-    given = parser.parse_args()
-    if unknown := set(given.contenders) - {"default", *PROFILES}:
+    args = parser.parse_args()
+    if unknown := set(args.contenders) - {"default", *PROFILES}:
         parser.error(f"no such contender: {', '.join(sorted(unknown))}")
-    if given.quick:
-        given.rounds, given.prompt, given.answer = 1, 128, 8
-    return given
+    if args.quick:
+        args.rounds, args.prompt, args.answer = 1, 128, 8
+    return args
 
 
 def main() -> None:
-    given = arguments()
-    work = Work(given.prompt, short_prompt=16, client_prompt=max(16, given.prompt // 8), answer=given.answer)
+    args = arguments()
+    work = Work(args.prompt, short_prompt=16, client_prompt=max(16, args.prompt // 8), answer=args.answer)
     rounds: list[dict[str, dict[str, float]]] = []
-    with tempfile.TemporaryDirectory(prefix="bench-plan-") as folder, busy(given.busy):
-        model = model_file(given, folder)
+    with tempfile.TemporaryDirectory(prefix="bench-plan-") as folder, busy(args.busy):
+        model = model_file(args, folder)
         config_home = str(Path(folder, "config"))
-        field = list(contenders(given, model, config_home))
-        for number in range(given.rounds):
+        field = list(contenders(args, model, config_home))
+        for number in range(args.rounds):
             turned = field[number % len(field) :] + field[: number % len(field)]
-            seen = {}
+            measured = {}
             for contender in turned:
-                seen[contender.name] = measure(contender, work)
+                measured[contender.name] = measure(contender, work)
                 print(f"round {number + 1}: {contender.name}", file=sys.stderr)
-            rounds.append({contender.name: seen[contender.name] for contender in field})
-            if given.json:  # after each round, in case the script is interrupted
+            rounds.append({contender.name: measured[contender.name] for contender in field})
+            if args.json:  # after each round, in case the script is interrupted
                 lines = {contender.name: shlex.join(contender.argv) for contender in field}
-                given.json.write_text(json.dumps({"argv": lines, "rounds": rounds}, indent=1))
+                args.json.write_text(json.dumps({"argv": lines, "rounds": rounds}, indent=1))
         size_mb = model.stat().st_size / 1e6
 
     about = (
         f"{machine()}; a model of {size_mb:,.0f} MB; {len(rounds)} rounds; prompts of {work.long_prompt} "
         f"tokens ({work.client_prompt} with several clients), answers of {work.answer}"
-        + (f"; {given.busy} CPUs kept busy by others" if given.busy else "")
-        + f". First column: absolute; the others as ratios to it{', with the spread' * (given.rounds > 1)}."
+        + (f"; {args.busy} CPUs kept busy by others" if args.busy else "")
+        + f". First column: absolute; the others as ratios to it{', with the spread' * (args.rounds > 1)}."
     )
     text = f"{about}\n\n{table(rounds)}"
     print(text)
-    if given.docs:
-        write_between(given.docs, MARKS, text)
+    if args.docs:
+        write_between(args.docs, MARKS, text)
 
 
 if __name__ == "__main__":

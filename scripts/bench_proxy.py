@@ -2,7 +2,7 @@
 """What the proxy costs: CPU per request and per streamed chunk, added latency, many streams (promises P1–P4).
 
 Direct, through nginx and through llamasup, interleaved in the rounds of one run. nginx: one worker, upstream
-connections kept for at most 100 requests as llama-server has it, proxy_buffering off. llamasup: API key,
+connections kept for at most 100 requests as in llama-server, proxy_buffering off. llamasup: API key,
 Host check, look-up of `model`, request ids and metrics all on. A second of each writes an access log. The
 upstream is a fast fake in a process of its own, the load comes from a third; each is pinned to a core where
 there are several.
@@ -263,15 +263,15 @@ class Client(asyncio.Protocol):
 
 
 class Load:
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace) -> None:
         self.loop = asyncio.get_running_loop()
         self.over = asyncio.Event()
-        self.left = given.requests
+        self.left = args.requests
         self.done = 0
-        self.open = given.concurrency
-        self.pause_s = given.concurrency / given.rate if given.rate else 0.0
-        body = (STREAM_BODY if given.stream else BODY).encode()
-        self.end = b"\r\n0\r\n\r\n" if given.stream else b"0.0}}"
+        self.open = args.concurrency
+        self.pause_s = args.concurrency / args.rate if args.rate else 0.0
+        body = (STREAM_BODY if args.stream else BODY).encode()
+        self.end = b"\r\n0\r\n\r\n" if args.stream else b"0.0}}"
         self.request = (
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n"
             b"Accept-Encoding: gzip, deflate\r\nUser-Agent: bench\r\nAuthorization: Bearer %b\r\n"
@@ -281,18 +281,18 @@ class Load:
         self.first_byte_s: list[float] = []
 
 
-def run_load(given: argparse.Namespace) -> None:
+def run_load(args: argparse.Namespace) -> None:
     async def main() -> None:
-        load = Load(given)
+        load = Load(args)
         began = time.perf_counter()
-        for _ in range(given.concurrency):
-            if given.to.isdigit():
-                await load.loop.create_connection(lambda: Client(load), "127.0.0.1", int(given.to))
+        for _ in range(args.concurrency):
+            if args.to.isdigit():
+                await load.loop.create_connection(lambda: Client(load), "127.0.0.1", int(args.to))
             else:
-                await load.loop.create_unix_connection(lambda: Client(load), given.to)
+                await load.loop.create_unix_connection(lambda: Client(load), args.to)
         await load.over.wait()
-        if load.done != given.requests:
-            raise SystemExit(f"{given.requests - load.done} of {given.requests} requests were lost")
+        if load.done != args.requests:
+            raise SystemExit(f"{args.requests - load.done} of {args.requests} requests were lost")
         took_s = time.perf_counter() - began
         ordered = sorted(load.first_byte_s)
         report = {
@@ -360,7 +360,7 @@ def many_streams(target: Target, core: int | None, streams: int, tokens: int) ->
 
 
 def measure(
-    given: argparse.Namespace, targets: list[Target], core: int | None
+    args: argparse.Namespace, targets: list[Target], core: int | None
 ) -> dict[str, dict[str, list[float]]]:
     results: dict[str, dict[str, list[float]]] = {target.name: {} for target in targets}
 
@@ -368,12 +368,12 @@ def measure(
         results[target.name].setdefault(name, []).append(value)
 
     for target in targets:  # warm: connections, caches, code
-        load(target, core, requests=500, concurrency=given.concurrency)
-    for number in range(given.rounds):
+        load(target, core, requests=500, concurrency=args.concurrency)
+    for number in range(args.rounds):
         for target in targets[number % len(targets) :] + targets[: number % len(targets)]:
-            process, common = target.process, {"concurrency": given.concurrency}
+            process, common = target.process, {"concurrency": args.concurrency}
             for concurrency in SATURATED:
-                requests = given.requests if concurrency > 1 else given.requests // 4
+                requests = args.requests if concurrency > 1 else args.requests // 4
                 before = cpu_s(process)
                 plain = load(target, core, requests=requests, concurrency=concurrency)
                 note(target, f"requests_per_s_{concurrency}", requests / plain["took_s"])
@@ -381,22 +381,22 @@ def measure(
                     saturated_s = (cpu_s(process) - before) / requests
                     note(target, f"us_per_request_saturated_{concurrency}", saturated_s * 1e6)
             before = cpu_s(process)
-            load(target, core, requests=given.requests // 2, rate=RATE_PER_S, **common)
-            per_request = (cpu_s(process) - before) / (given.requests // 2)
+            load(target, core, requests=args.requests // 2, rate=RATE_PER_S, **common)
+            per_request = (cpu_s(process) - before) / (args.requests // 2)
             before = cpu_s(process)
-            load(target, core, requests=given.streams, stream=True, **common)
-            streamed = cpu_s(process) - before - given.streams * per_request
-            paced = load(target, core, requests=given.requests // 8, rate=LATENCY_RATE_PER_S, **common)
+            load(target, core, requests=args.streams, stream=True, **common)
+            streamed = cpu_s(process) - before - args.streams * per_request
+            paced = load(target, core, requests=args.requests // 8, rate=LATENCY_RATE_PER_S, **common)
             note(target, "first_byte_median_ms", paced["median_s"] * 1e3)
             note(target, "first_byte_p99_ms", paced["p99_s"] * 1e3)
             if process is not None:
                 note(target, "us_per_request", per_request * 1e6)
-                note(target, "us_per_chunk", streamed / (given.streams * given.chunks) * 1e6)
-            if target.streams_address and given.many_streams:
-                many = many_streams(target, core, given.many_streams, given.tokens)
+                note(target, "us_per_chunk", streamed / (args.streams * args.chunks) * 1e6)
+            if target.streams_address and args.many_streams:
+                many = many_streams(target, core, args.many_streams, args.tokens)
                 for name, value in many.items():
                     note(target, name, value)
-        print(f"round {number + 1} of {given.rounds} done", file=sys.stderr)
+        print(f"round {number + 1} of {args.rounds} done", file=sys.stderr)
     return results
 
 
@@ -425,11 +425,11 @@ def show(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
     for row, title, promise in ROWS:
         cells = []
         for values in results.values():
-            seen = values.get(row)
+            column = values.get(row)
             digits = 0 if row.startswith(WHOLE) else 2
             cells.append(
-                f"{statistics.median(seen):.{digits}f} ({min(seen):.{digits}f}–{max(seen):.{digits}f})"
-                if seen
+                f"{statistics.median(column):.{digits}f} ({min(column):.{digits}f}–{max(column):.{digits}f})"
+                if column
                 else "–"
             )
         print(f"{title + (f' [{promise}]' if promise else ''):42}" + "".join(f"{cell:>26}" for cell in cells))
@@ -459,18 +459,23 @@ def show(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="CPU and latency of the proxy, beside nginx.")
+    parser = argparse.ArgumentParser(description="CPU and latency of the proxy, compared with nginx.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=20_000, help="plain requests per round and target")
     parser.add_argument("--streams", type=int, default=160, help="streams per round and target")
     parser.add_argument("--chunks", type=int, default=200, help="chunks per stream")
-    parser.add_argument("--interval-ms", type=float, default=2.0, help="between two chunks of a stream")
+    parser.add_argument("--interval-ms", type=float, default=2.0, help="time between two chunks of a stream")
     parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--many-streams", type=int, default=1000, help="of P4; 0: leave it out")
-    parser.add_argument("--tokens", type=int, default=200, help="of each of them, at 20 a second")
-    parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument(
-        "--profile", help="write a cProfile of llamasup's proxy there (its figures are then worthless)"
+        "--many-streams", type=int, default=1000, help="streams of the measurement for P4; 0: skip it"
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=200, help="tokens of each of these streams, at 20 a second"
+    )
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument(
+        "--profile",
+        help="write a cProfile of llamasup's proxy to this file (which makes its figures worthless)",
     )
     for name, kind in (
         ("--load", bool),
@@ -488,12 +493,12 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    given = arguments()
-    if given.load:
-        run_load(given)
+    args = arguments()
+    if args.load:
+        run_load(args)
         return
-    if given.serve is not None:
-        serve_llamasup(given.serve, given.to, given.profile, given.access_log)
+    if args.serve is not None:
+        serve_llamasup(args.serve, args.to, args.profile, args.access_log)
         return
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     proxy_core, upstream_core, client_core = (
@@ -509,7 +514,7 @@ def main() -> None:
             wait_until_open(address, process)
             return process
 
-        options = ["--chunks", str(given.chunks), "--interval-ms", str(given.interval_ms)]
+        options = ["--chunks", str(args.chunks), "--interval-ms", str(args.interval_ms)]
         fake = [sys.executable, "-m", "llamasup.testing.upstream", "--unix", upstream, *options]
         start(fake, upstream_core, upstream)
         start([sys.executable, STREAMS, "send", "--unix", tokens], upstream_core, tokens)
@@ -527,7 +532,7 @@ def main() -> None:
             config.write_text(NGINX.format(folder=own, upstream=to, port=port, log=log))
             return port, start([str(nginx), "-c", str(config), "-p", str(own)], proxy_core, port)
 
-        profile = ["--profile", given.profile] if given.profile else []
+        profile = ["--profile", args.profile] if args.profile else []
         targets = [Target("direct", upstream, None, tokens)]
         if nginx is None:
             print("nginx is not installed (Debian: nginx-light): its column is left out", file=sys.stderr)
@@ -537,9 +542,9 @@ def main() -> None:
         targets.append(Target("llamasup", *start_llamasup(upstream, *profile), *start_llamasup(tokens)))
         log = ("--access-log", f"{folder}/access.jsonl")
         targets.append(Target("llamasup, logging", *start_llamasup(upstream, *log)))
-        results = measure(given, targets, client_core)
+        results = measure(args, targets, client_core)
     verdict = show(results)
-    if given.json:
+    if args.json:
         report = {
             "machine": {
                 "cpus": len(cores),
@@ -547,7 +552,7 @@ def main() -> None:
                 "system": platform.platform(),
             },
             "settings": {
-                name: getattr(given, name)
+                name: getattr(args, name)
                 for name in (
                     "rounds",
                     "requests",
@@ -561,7 +566,7 @@ def main() -> None:
             "results": results,
             "verdict": verdict,
         }
-        given.json.write_text(json.dumps(report, indent=1, ensure_ascii=False))
+        args.json.write_text(json.dumps(report, indent=1, ensure_ascii=False))
 
 
 if __name__ == "__main__":

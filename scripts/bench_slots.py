@@ -120,12 +120,12 @@ async def served(model: Path, options: argparse.Namespace, *, keep: bool) -> Asy
 
 async def measure(model: Path, slots: Path, tokens: int, options: argparse.Namespace, *, keep: bool) -> Round:
     prompt = random.choices(range(FIRST_WORD, LAST_WORD), k=tokens)
-    async with served(model, options, keep=keep) as it:
-        _, _, generated = await it.first_token(prompt)
+    async with served(model, options, keep=keep) as running:
+        _, _, generated = await running.first_token(prompt)
         second = [*prompt, *generated, *prompt[:16]]
-        unswapped_s, _, _ = await it.first_token(second)
-    async with served(model, options, keep=keep) as it:
-        swapped_s, known, _ = await it.first_token(second)
+        unswapped_s, _, _ = await running.first_token(second)
+    async with served(model, options, keep=keep) as running:
+        swapped_s, known, _ = await running.first_token(second)
     shutil.rmtree(slots, ignore_errors=True)
     return Round(unswapped_s, swapped_s, known)
 

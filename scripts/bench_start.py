@@ -79,15 +79,15 @@ def _llamasup_start(command: list[str]) -> dict[str, float]:
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     )
     assert process.stdout is not None
-    seen: dict[str, float] = {}
+    state_began_s: dict[str, float] = {}
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
-        seen[event.get("state", event["event"])] = time.monotonic()
+        state_began_s[event.get("state", event["event"])] = time.monotonic()
         if event["event"] == "ready":
             break
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    marks = [began, seen["starting"], seen["warming"], seen["ready"]]
+    marks = [began, state_began_s["starting"], state_began_s["warming"], state_began_s["ready"]]
     phases = {
         name: (after - before) * 1e3 for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
     }

@@ -63,12 +63,12 @@ class Sender(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._read += data
-        asked = re.search(rb'"tokens":(\d+)\}', self._read)  # the end of the body
-        if asked is None:
+        count = re.search(rb'"tokens":(\d+)\}', self._read)  # the end of the body
+        if count is None:
             return
         self._read = b""
         self._number = 0
-        self._tokens = int(asked[1])
+        self._tokens = int(count[1])
         self._phase = min(self._phases, key=len)
         self._phase[self] = None
         self.transport.write(HEAD)
@@ -197,8 +197,8 @@ def main() -> None:
     parser.add_argument("--to")
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=200)
-    given = parser.parse_args()
-    run(send(given.unix) if given.what == "send" else receive(given.to, given.streams, given.tokens))
+    args = parser.parse_args()
+    run(send(args.unix) if args.what == "send" else receive(args.to, args.streams, args.tokens))
 
 
 if __name__ == "__main__":

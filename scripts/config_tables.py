@@ -1,7 +1,7 @@
-"""Writes the tables of keys into docs/configuration.md, from the Structs that a config is read by.
+"""Writes the tables of keys into docs/configuration.md, from the Structs that decode a config.
 
 python scripts/config_tables.py            write them
-python scripts/config_tables.py --check    exit code 1 if they are not what a config takes
+python scripts/config_tables.py --check    exit code 1 if they are outdated
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _table(title: str, about: str, rows: Iterable[Row]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Patterns and variables as they are."""
+    """A table cell that shows patterns and variables unchanged."""
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 

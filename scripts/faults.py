@@ -58,25 +58,25 @@ class Verdict:
 
 
 def main() -> int:
-    given = arguments()
+    args = arguments()
     verdict = Verdict()
     sections = [f"{machine()}, {time.strftime('%Y-%m-%d')}."]
     with tempfile.TemporaryDirectory(prefix="faults-", dir="/tmp") as folder:  # short: sockets lie below it
         home = Path(folder)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"  # one for all: probing a runtime takes 0.2 s
         (home / "cache").mkdir()
-        for number, runtime in enumerate(given.runtime or [None, "embedded"]):
+        for number, runtime in enumerate(args.runtime or [None, "embedded"]):
             runtime_folder = home / f"r{number}"
             runtime_folder.mkdir()
             tiny = runtime_folder / "tiny.gguf"
             tiny.write_bytes(demo_model())
             testbed, name = prepared(runtime, runtime_folder, tiny)
             sections.append(f"### {name}\n")
-            sections += of_runtime(testbed, given, verdict)
+            sections += of_runtime(testbed, args, verdict)
     text = "\n".join(sections)
     print(text)
-    if given.docs:
-        write_between(given.docs, MARKS, text)
+    if args.docs:
+        write_between(args.docs, MARKS, text)
     for violation in verdict.broken:
         print(f"BROKEN: {violation}", file=sys.stderr)
     return 1 if verdict.broken else 0
@@ -91,15 +91,15 @@ def prepared(runtime: str | None, folder: Path, tiny: Path) -> tuple[FaultTestbe
     return FaultTestbed("embedded" if embedded else found["path"], folder, tiny), name
 
 
-def of_runtime(testbed: FaultTestbed, given: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
-    cases = [case for case in CASES if given.only in case.name and not (given.quick and case.slow)]
+def of_runtime(testbed: FaultTestbed, args: argparse.Namespace, verdict: Verdict) -> Iterator[str]:
+    cases = [case for case in CASES if args.only in case.name and not (args.quick and case.slow)]
     yield from matrix(testbed, cases, verdict)
-    if given.only:
+    if args.only:
         return
-    yield from crash_to_served(testbed, 3 if given.quick else 15, verdict)
-    services, crashes = (4, 10) if given.quick else (21, 50)  # the first service is a warm-up
+    yield from crash_to_served(testbed, 3 if args.quick else 15, verdict)
+    services, crashes = (4, 10) if args.quick else (21, 50)  # the first service is a warm-up
     yield from cycles(testbed, services, crashes, verdict)
-    yield from flood(testbed, 10 if given.quick else 60, verdict)
+    yield from flood(testbed, 10 if args.quick else 60, verdict)
 
 
 # --- the matrix ----------------------------------------------------------------------------------
@@ -138,13 +138,15 @@ def judge(case: Case, outcome: Outcome, verdict: Verdict) -> None:
 
 
 def row(case: Case, outcome: Outcome) -> str:
-    seen = "; ".join(f"{outcome.count(ending)} {ending.value}" for ending in Ending if outcome.count(ending))
+    endings = "; ".join(
+        f"{outcome.count(ending)} {ending.value}" for ending in Ending if outcome.count(ending)
+    )
     if outcome.gone_s is not None:
         left = f"nothing after {shown(outcome.gone_s)}"
     else:
         left = ", ".join(outcome.left) or "nothing"
     waited = shown(outcome.restart_in_s) if outcome.restart_in_s else "–"
-    cells = (case.name, seen, shown(outcome.detected_s), waited, shown(outcome.serves_s), left)
+    cells = (case.name, endings, shown(outcome.detected_s), waited, shown(outcome.serves_s), left)
     return f"| {' | '.join(cells)} |"
 
 
@@ -216,8 +218,8 @@ def figures(usage: ResourceUsage) -> tuple[int, ...]:
 
 def flood(testbed: FaultTestbed, rounds: int, verdict: Verdict) -> Iterator[str]:
     """S19."""
-    seen = flooded_over_quiet(testbed, rounds=rounds, requests=50)
-    ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in seen)
+    pairs_s = flooded_over_quiet(testbed, rounds=rounds, requests=50)
+    ratios = sorted(flooded_s / quiet_s for quiet_s, flooded_s in pairs_s)
     ratio = statistics.median(ratios)
     verdict.expect(ratio <= MAX_SLOWED, f"S19: with a flooded log a request takes {ratio:.2f} of its time")
     yield (
@@ -232,11 +234,11 @@ def flood(testbed: FaultTestbed, rounds: int, verdict: Verdict) -> Iterator[str]
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runtime", nargs="+", help="as llamasup's own option; default: both kinds")
-    parser.add_argument("--quick", action="store_true", help="without what takes long; fewer repeats")
+    parser.add_argument("--runtime", nargs="+", help="as in llamasup; default: both kinds")
+    parser.add_argument("--quick", action="store_true", help="skip slow faults, and repeat less")
     parser.add_argument("--only", default="", metavar="WORDS", help="faults with these words in their name")
     parser.add_argument(
-        "--docs", type=Path, metavar="PAGE", help=f"write it between {MARKS[0]} and {MARKS[1]}"
+        "--docs", type=Path, metavar="PAGE", help=f"write the report between {MARKS[0]} and {MARKS[1]}"
     )
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
-"""Draws the states of an instance into docs/design.md, from the table that runs them.
+"""Draws the states of an instance into docs/design.md, from the transition table.
 
     python scripts/lifecycle_diagram.py            write it
-    python scripts/lifecycle_diagram.py --check    exit code 1 if it is not what the table says
+    python scripts/lifecycle_diagram.py --check    exit code 1 if it is outdated
 
 The script computes the diagram: it applies every event to every reachable state, for servers with and without
 a warm-up, with and without kept slots, and with and without another try after a crash loop.
@@ -66,7 +66,7 @@ def events_at(instance: Instance) -> Iterator[Event]:
 
 def alike(instance: Instance) -> Instance:
     """``instance`` without the fields that do not affect later transitions."""
-    crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # more make no difference
+    crashes = instance.crashes[: RestartPolicy().most_crashes + 1]  # further ones make no difference
     return replace(instance, generation=1, timer_id=1, restarts=0, last=None, crashes=crashes)
 
 

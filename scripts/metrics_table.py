@@ -1,7 +1,7 @@
-"""Writes the table of metrics into docs/observability.md, from the families that /metrics is made of.
+"""Writes the table of metrics into docs/observability.md, from the metric families of /metrics.
 
 python scripts/metrics_table.py            write it
-python scripts/metrics_table.py --check    exit code 1 if it is not what /metrics has
+python scripts/metrics_table.py --check    exit code 1 if it is outdated
 """
 
 from __future__ import annotations

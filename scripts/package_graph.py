@@ -1,7 +1,7 @@
 """The rooms of llamasup, their floors and their imports: printed, and as a diagram in docs/design.md.
 
 python scripts/package_graph.py            write the diagram
-python scripts/package_graph.py --check    exit code 1 if it is not what the imports are
+python scripts/package_graph.py --check    exit code 1 if it is outdated
 python scripts/package_graph.py --print    rooms with files, lines and the rooms that they import
 """
 
@@ -50,7 +50,7 @@ def _room(module: str) -> str:
 
 
 def direct(of: Mapping[str, Mapping[str, int]]) -> dict[str, list[str]]:
-    """The arrows that the diagram needs: not those to a room that another import reaches, too."""
+    """The arrows that the diagram needs: without those to a room that another import also reaches."""
 
     def reach(room: str) -> set[str]:
         return {far for other in of.get(room, ()) for far in (other, *reach(other))}

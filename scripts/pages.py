@@ -11,7 +11,7 @@ Marks = tuple[str, str]
 
 
 def renewed(page: str, marks: Marks, text: str) -> str:
-    """``page`` with ``text`` on lines of its own between the marks. Raises ValueError where it has none."""
+    """``page`` with ``text`` on separate lines between the marks. Raises ValueError if it has no marks."""
     before, begin, rest = page.partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not (begin and end):

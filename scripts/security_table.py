@@ -113,7 +113,7 @@ def _cell(text: str) -> str:
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if it is not current"
+        "--check", action="store_true", help="write nothing; exit with 1 if the table is outdated"
     )
     return keep_current(DOCUMENT, MARKS, table(all_checks()), check=options.parse_args().check)
 

@@ -1,7 +1,7 @@
 """Plays conversations against the choice of a replica, with and without affinity; writes docs/replicas.md.
 
 python scripts/simulate_affinity.py            write the table (half a minute)
-python scripts/simulate_affinity.py --check    exit code 1 if it is not what the choice does
+python scripts/simulate_affinity.py --check    exit code 1 if it is outdated
 python scripts/simulate_affinity.py --print    only print it
 """
 

@@ -1,7 +1,7 @@
 """Thousands of requests against the residency policy, plain ones and hindsight: tables in docs/residency.md.
 
 python scripts/simulate_residency.py            write the tables (a minute)
-python scripts/simulate_residency.py --check    exit code 1 if they are not what the policy does
+python scripts/simulate_residency.py --check    exit code 1 if they are outdated
 python scripts/simulate_residency.py --print    only print them
 """
 
@@ -125,10 +125,10 @@ def one_by_one(first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Decide:
 
 def _one_by_one(snapshot: Snapshot, first: Callable[[ModelSnapshot], tuple[float, ...]]) -> Iterator[Action]:
     models = snapshot.models.values()
-    wanted = [model for model in models if model.phase is Phase.ABSENT and model.waiting]
-    if not wanted:
+    waiting = [model for model in models if model.phase is Phase.ABSENT and model.waiting]
+    if not waiting:
         return
-    model = min(wanted, key=lambda model: model.waiting_since_s)
+    model = min(waiting, key=lambda model: model.waiting_since_s)
     holding = [model for model in models if model.phase not in (Phase.ABSENT, Phase.FAILED)]
     lack = model.needs[DEVICE] - snapshot.budget[DEVICE] + sum(model.needs[DEVICE] for model in holding)
     if lack <= 0:
@@ -155,14 +155,14 @@ def played(workload: Workload, calls: list[Call], only: str = "") -> dict[str, t
     future = Future(calls)
     models = workload.models()
     uses = dict.fromkeys(workload.sizes_gb, 0)
-    asked = -1
+    last_issued = -1
 
     def least_often(model: ModelSnapshot) -> tuple[float, ...]:
-        nonlocal asked
+        nonlocal last_issued
         assert future.simulation is not None
-        for call in calls[asked + 1 : future.simulation.issued]:
+        for call in calls[last_issued + 1 : future.simulation.issued]:
             uses[call.model] += 1
-        asked = future.simulation.issued - 1
+        last_issued = future.simulation.issued - 1
         return uses[model.id], model.used_s
 
     def knowing(snapshot: Snapshot) -> tuple[Action, ...]:

@@ -35,33 +35,35 @@ MARKS = "<!-- soak -->", "<!-- /soak -->"
 
 
 def main() -> int:
-    given = arguments()
+    args = arguments()
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as folder:  # short: sockets lie below it
         home = Path(folder)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         tiny = home / "tiny.gguf"
         tiny.write_bytes(demo_model())
-        words = command("plan", str(tiny), "--json", *(["--runtime", given.runtime] if given.runtime else []))
+        words = command("plan", str(tiny), "--json", *(["--runtime", args.runtime] if args.runtime else []))
         found = json.loads(subprocess.check_output(words))["runtime"]
         runtime = "embedded" if found["kind"] == "embedded" else found["path"]
-        report = soak(runtime, tiny, home, duration_s=given.minutes * 60, seed=given.seed)
+        report = soak(runtime, tiny, home, duration_s=args.minutes * 60, seed=args.seed)
     name = f"{'The embedded runtime' if runtime == 'embedded' else 'llama-server'}, {found['version']}"
-    heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
+    heading = f"### {name}, {args.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
     text = "\n".join((heading, "", *report.table()))
     print(text)
     for violation in report.violations:
         print(f"OFF: {violation}")
-    if given.docs and not report.violations:
-        write_between(given.docs, MARKS, text)
+    if args.docs and not report.violations:
+        write_between(args.docs, MARKS, text)
     return 1 if report.violations else 0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--runtime", help="as llamasup's own option")
-    parser.add_argument("--seed", type=int, default=1, help="of the clients' choices")
-    parser.add_argument("--docs", type=Path, metavar="PAGE", help="write it there, between the marks")
+    parser.add_argument("--runtime", help="as in llamasup")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the clients' choices")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="write the report into this page, between its marks"
+    )
     return parser.parse_args()
 
 

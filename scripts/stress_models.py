@@ -39,21 +39,21 @@ MARKS = "<!-- stress -->", "<!-- /stress -->"
 
 
 def main() -> int:
-    given = arguments()
+    args = arguments()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and children would inherit this
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the clean-up runs
     sections, reports = [], []
-    for runtime in given.runtime or [os.environ.get("LLAMASUP_TEST_SERVER") or "embedded"]:
-        name, report = of_runtime(runtime, given.minutes, given.seed)
-        heading = f"### {name}, {given.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
+    for runtime in args.runtime or [os.environ.get("LLAMASUP_TEST_SERVER") or "embedded"]:
+        name, report = of_runtime(runtime, args.minutes, args.seed)
+        heading = f"### {name}, {args.minutes:g} min\n\n{machine()}, {time.strftime('%Y-%m-%d')}."
         sections.append("\n".join((heading, "", *report.table())))
         reports.append(report)
         print(sections[-1], flush=True)
         for violation in report.violations:
             print(f"OFF: {violation}")
     failed = any(report.violations for report in reports)
-    if given.docs and not failed:
-        write_between(given.docs, MARKS, "\n\n".join(sections))
+    if args.docs and not failed:
+        write_between(args.docs, MARKS, "\n\n".join(sections))
     return 1 if failed else 0
 
 
@@ -74,12 +74,14 @@ def of_runtime(runtime: str, minutes: float, seed: int) -> tuple[str, Report]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0, help="on each runtime")
-    parser.add_argument("--runtime", action="append", help="as llamasup's own option; may be repeated")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes for each runtime")
+    parser.add_argument("--runtime", action="append", help="as in llamasup; may be repeated")
     parser.add_argument(
-        "--seed", type=int, default=secrets.randbelow(1_000_000), help="a random one otherwise"
+        "--seed", type=int, default=secrets.randbelow(1_000_000), help="default: a random one"
     )
-    parser.add_argument("--docs", type=Path, metavar="PAGE", help="write the tables there, between the marks")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help="write the tables into this page, between its marks"
+    )
     return parser.parse_args()
 
 

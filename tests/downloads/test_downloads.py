@@ -1,4 +1,4 @@
-"""Downloads of a service: one for all who ask, each in a process of its own."""
+"""Downloads of a service: concurrent requests share one, and each runs in its own process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hub() -> Iterator[Hub]:
 def acting(
     hub: Hub, tmp_path: Path, new_children: NewChildren
 ) -> Callable[[Callable[[Downloads], Awaitable[None]]], None]:
-    """Lets a test act on downloads from that hub, and sees that nothing of them is left."""
+    """Runs a function with downloads from the hub, and checks that no process and no file of them is left."""
 
     def act(what: Callable[[Downloads], Awaitable[None]]) -> None:
         async def main() -> None:
@@ -53,7 +53,7 @@ def acting(
                         await what(owned)
                 finally:
                     await owned.aclose()
-                assert [each.name for each in folder.path.glob("child-*")] == []
+                assert [path.name for path in folder.path.glob("child-*")] == []
 
         asyncio.run(main())
         assert new_children() == []
@@ -88,12 +88,12 @@ def test_frozen_application_is_not_started_for_a_download(
 
 def test_concurrent_requests_share_one_download(hub: Hub, acting: Acting, new_children: NewChildren) -> None:
     hub.faults.append(Fault(NAME, hold_after=1 << 20, only_parts=True))
-    seen: list[Progress] = []
+    reports: list[Progress] = []
     got: list[FetchedModel] = []
 
     async def act(downloads: Downloads) -> None:
         async def one() -> None:
-            got.append(await downloads.fetch(REF, seen.append))
+            got.append(await downloads.fetch(REF, reports.append))
 
         async with asyncio.TaskGroup() as tasks:
             for _ in range(5):
@@ -114,9 +114,9 @@ def test_concurrent_requests_share_one_download(hub: Hub, acting: Acting, new_ch
 
     hub.asked.clear()
     acting(again)
-    assert hub.asked == []  # what is there is used without asking anybody
-    assert {each.total_bytes for each in seen} == {20 << 20}
-    assert len(seen) % 5 == 0  # each heard of all
+    assert hub.asked == []  # the second download uses the files without a request
+    assert {progress.total_bytes for progress in reports} == {20 << 20}
+    assert len(reports) % 5 == 0  # every caller gets all progress reports
 
 
 def test_download_ends_with_its_last_waiter_and_continues_later(
@@ -139,7 +139,7 @@ def test_download_ends_with_its_last_waiter_and_continues_later(
             await second
         hub.released.set()
         hub.faults.clear()
-        # At once: the process that ends may still have the file, and the next one waits for it.
+        # Without a pause: the ending process may still have the file locked, and the next one waits for it.
         fetched = await downloads.fetch(REF)
         assert fetched.path.read_bytes() == hub.repos[REF][NAME]
 
@@ -172,7 +172,7 @@ def test_errors_of_the_download_are_raised(hub: Hub, acting: Acting) -> None:
         with pytest.raises(ModelMissing, match="has no quantization Q8_0") as missing:
             await downloads.fetch(f"{REF}:Q8_0")
         assert "Q4_K_M" in missing.value.details[0]
-        assert (await downloads.fetch(REF)).path.exists()  # no error stays
+        assert (await downloads.fetch(REF)).path.exists()  # the error is not kept
 
     acting(act)
 
@@ -235,7 +235,7 @@ def test_closing_ends_all_downloads(hub: Hub, acting: Acting, new_children: NewC
         fetching = asyncio.ensure_future(downloads.fetch(REF))  # noqa: TID251
         await held(hub)
         await downloads.aclose()
-        with pytest.raises(Stopping):  # it was not who waits that was cancelled
+        with pytest.raises(Stopping):  # an error, because the caller was not cancelled
             await fetching
         assert new_children() == []
 

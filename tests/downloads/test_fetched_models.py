@@ -1,4 +1,4 @@
-"""Models that are somewhere else: what happens until they are here, and once nobody wants them any more."""
+"""Models that have to be downloaded first, and the end of downloads without a purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REF = "org/far:Q4_K_M"
 
 
 class FarAway:
-    """Where models come from: each that is asked for is told and, once it may, brought."""
+    """A source of models. Records each download, and completes it when ``may`` is set."""
 
     def __init__(self, path: Path) -> None:
         self.begun: list[str] = []
@@ -55,7 +55,7 @@ def far(spec: ModelSpec, ref: str = REF) -> ModelSpec:
     return replace(spec, source=ref, identity=())
 
 
-# --- it cannot be had
+# --- failed downloads
 
 
 @async_test
@@ -67,19 +67,19 @@ async def test_unexpected_error_of_a_download_does_not_affect_others(
     async def fetch(ref: str, listener: Listener) -> Path:
         raise PermissionError(13, "Permission denied")
 
-    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as it:
-        await it.load("b")
-        before = it.pids("b")
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as models:
+        await models.load("b")
+        before = models.pids("b")
         with pytest.raises(LlamasupError, match="PermissionError") as raised:
-            await it.load("a")
+            await models.load("a")
         assert raised.value.exit_code == 70
         assert "Permission denied" in caplog.text
-        assert (await it.ask("a").refusal()).status == 503
-        assert it.pids("b") == before
-        assert await it.ask("b").served_by() == 1
+        assert (await models.ask("a").refusal()).status == 503
+        assert models.pids("b") == before
+        assert await models.ask("b").served_by() == 1
 
 
-# --- nobody wants it any more
+# --- downloads without a purpose
 
 
 @async_test
@@ -87,32 +87,32 @@ async def test_download_ends_with_the_last_waiting_client(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["b"].source))
-    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
-        first, second = it.ask("a"), it.ask("a")
-        await it.until(lambda: hub.begun == [REF])
-        assert state_of_managed(it["a"]) == "downloading"
-        it.catalog.queue("a").leave(first.entry)
-        await it.reconciled()
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as models:
+        first, second = models.ask("a"), models.ask("a")
+        await models.until(lambda: hub.begun == [REF])
+        assert state_of_managed(models["a"]) == "downloading"
+        models.catalog.queue("a").leave(first.entry)
+        await models.reconciled()
         assert hub.called_off == []
-        it.catalog.queue("a").leave(second.entry)
+        models.catalog.queue("a").leave(second.entry)
 
-        await it.until(lambda: it["a"].sizing is None)
+        await models.until(lambda: models["a"].sizing is None)
         assert hub.called_off == [REF]
-        assert state_of_managed(it["a"]) == "stopped"
+        assert state_of_managed(models["a"]) == "stopped"
         hub.may.set()
-        assert await it.ask("a").served_by() == 1  # and goes on with the next one
+        assert await models.ask("a").served_by() == 1  # the next request continues it
         assert hub.begun == [REF, REF]
 
 
 @async_test
 async def test_download_ends_with_the_last_load_request(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     hub = FarAway(Path(specs["b"].source))
-    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
-        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
-        await it.until(lambda: hub.begun == [REF])
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as models:
+        loading = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
+        await models.until(lambda: hub.begun == [REF])
         loading.cancel()
 
-        await it.until(lambda: hub.called_off == [REF])
+        await models.until(lambda: hub.called_off == [REF])
 
 
 @async_test
@@ -120,72 +120,72 @@ async def test_download_ends_with_waiters_of_another_name(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["b"].source))
-    async with pooled(tmp_path, far(specs["a"], "org/old"), far(specs["c"]), fetch=hub.fetch) as it:
-        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
-        await it.until(lambda: hub.begun == ["org/old"])
-        remove(it.pool, it["a"], it["c"])
-        await it.until(lambda: hub.begun == ["org/old", REF])
+    async with pooled(tmp_path, far(specs["a"], "org/old"), far(specs["c"]), fetch=hub.fetch) as models:
+        loading = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
+        await models.until(lambda: hub.begun == ["org/old"])
+        remove(models.pool, models["a"], models["c"])
+        await models.until(lambda: hub.begun == ["org/old", REF])
         assert hub.called_off == ["org/old"]
         loading.cancel()
 
-        await it.until(lambda: hub.called_off == ["org/old", REF])
+        await models.until(lambda: hub.called_off == ["org/old", REF])
 
 
 @async_test
 async def test_unload_ends_the_download(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
     hub = FarAway(Path(specs["b"].source))
-    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as it:
-        loading = asyncio.ensure_future(it.load("a"))  # noqa: TID251 (owned right here)
-        await it.until(lambda: hub.begun == [REF])
-        await it.unload("a")
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=hub.fetch) as models:
+        loading = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
+        await models.until(lambda: hub.begun == [REF])
+        await models.unload("a")
         with pytest.raises(Conflict):
             await loading
 
-        await it.until(lambda: hub.called_off == [REF])
+        await models.until(lambda: hub.called_off == [REF])
 
 
 @async_test
 async def test_model_is_present_when_the_end_of_its_download_is_reported(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
-    """It waits for no longer than it may, and the download goes on for when it comes again."""
+    """The request times out with the remaining time, and the download continues until then."""
     hub = FarAway(Path(specs["b"].source))
     hub.progress = Progress(0, 100 << 30, 1 << 30)
     soon = replace(specs["a"], options=replace(specs["a"].options, wait_timeout_s=0.2))
-    async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as it:
-        refused = await it.ask("a").refusal()
+    async with pooled(tmp_path, specs["b"], far(soon), fetch=hub.fetch) as models:
+        refused = await models.ask("a").refusal()
         assert (refused.cause, refused.retry_after_s) == ("downloading", 100.0)
-        await it.reconciled()
+        await models.reconciled()
         assert hub.called_off == []
-        pending_demand = it["a"].pending_demand
+        pending_demand = models["a"].pending_demand
         assert pending_demand is not None
         assert pending_demand.until_s >= asyncio.get_running_loop().time() + 100
 
         hub.may.set()
-        await it.until_phase("a", Phase.RESIDENT)
-        assert await it.ask("a").served_by() == 1
+        await models.until_phase("a", Phase.RESIDENT)
+        assert await models.ask("a").served_by() == 1
 
 
 @async_test
 async def test_download_ends_with_its_purpose(tmp_path: Path, specs: dict[str, ModelSpec]) -> None:
-    """A config that is mended is not held up by what it said before."""
+    """A corrected config does not wait for the download of the old one."""
     hub = FarAway(Path(specs["b"].source))
-    async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as it:
-        request = it.ask("a")
-        await it.until(lambda: hub.begun == ["org/huge:q8"])
-        it.apply(specs["a"], specs["b"])
+    async with pooled(tmp_path, specs["b"], far(specs["a"], "org/huge:q8"), fetch=hub.fetch) as models:
+        request = models.ask("a")
+        await models.until(lambda: hub.begun == ["org/huge:q8"])
+        models.apply(specs["a"], specs["b"])
         assert await request.served_by() == 1
         assert hub.called_off == ["org/huge:q8"]
 
-        it.apply(specs["a"], far(specs["b"]))
-        gone = it.ask("b")
-        await it.until(lambda: REF in hub.begun)
-        it.apply(specs["a"])
+        models.apply(specs["a"], far(specs["b"]))
+        gone = models.ask("b")
+        await models.until(lambda: REF in hub.begun)
+        models.apply(specs["a"])
         assert (await gone.refusal()).status == 404
-        await it.until(lambda: hub.called_off == ["org/huge:q8", REF])
+        await models.until(lambda: hub.called_off == ["org/huge:q8", REF])
 
 
-# --- it is here no more
+# --- deleted files
 
 
 @async_test
@@ -198,18 +198,18 @@ async def test_deleted_model_is_downloaded_again(tmp_path: Path, specs: dict[str
         await asyncio.to_thread(shutil.copy, spare, hub.path)
         return await hub.fetch(ref, listener)
 
-    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as it:
-        await it.load("a")
-        await it.unload("a")
-        await it.until(lambda: it["a"].sizing is None)
+    async with pooled(tmp_path, specs["b"], far(specs["a"]), fetch=fetch) as models:
+        await models.load("a")
+        await models.unload("a")
+        await models.until(lambda: models["a"].sizing is None)
         os.remove(hub.path)  # noqa: PTH107 (a test's own)
         with pytest.raises(LlamasupError):
-            await it.load("a")
-        await it.load("a")
-        assert await it.ask("a").served_by() == 1
+            await models.load("a")
+        await models.load("a")
+        assert await models.ask("a").served_by() == 1
 
 
-# --- a change that has to be downloaded
+# --- changes with a download
 
 
 @async_test
@@ -217,30 +217,30 @@ async def test_other_models_change_and_use_idle_memory_during_a_download(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
-    async with pooled(tmp_path, *specs.values(), capacity=2.5, fetch=hub.fetch) as it:
-        await it.load("a")
-        await it.load("b")
-        it.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])
-        await it.until(lambda: hub.begun == [REF])
-        assert it["a"].phase is Phase.RESIDENT
-        request = it.ask("a")
+    async with pooled(tmp_path, *specs.values(), capacity=2.5, fetch=hub.fetch) as models:
+        await models.load("a")
+        await models.load("b")
+        models.apply(far(specs["a"]), with_context(specs["b"], 520), specs["c"])
+        await models.until(lambda: hub.begun == [REF])
+        assert models["a"].phase is Phase.RESIDENT
+        request = models.ask("a")
         assert await request.served_by() == 1
         request.finish()
-        await it.until(lambda: not it["b"].rolling_out)
-        assert not it["b"].is_outdated
+        await models.until(lambda: not models["b"].rolling_out)
+        assert not models["b"].is_outdated
         assert hub.called_off == []
 
-        busy = it.ask("b")  # so that a goes, however long the two loads took
+        busy = models.ask("b")  # so that a is evicted, however long the two loads took
         await busy.served_by()
-        request = it.ask("c")
+        request = models.ask("c")
         await request.served_by()
-        assert ("a", "memory", "c") in it.unloads()
-        await it.until(lambda: hub.called_off == [REF])  # what is not loaded is not changed, but loaded anew
+        assert ("a", "memory", "c") in models.unloads()
+        await models.until(lambda: hub.called_off == [REF])  # an unloaded model needs no change
         request.finish()
         busy.finish()
         hub.may.set()
-        await it.load("a")
-        assert not it["a"].is_outdated
+        await models.load("a")
+        assert not models["a"].is_outdated
 
 
 @async_test
@@ -248,21 +248,21 @@ async def test_download_of_a_change_ends_with_unload_or_the_next_change(
     tmp_path: Path, specs: dict[str, ModelSpec]
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
-    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
-        await it.load("a")
-        it.apply(far(specs["a"]))
-        await it.until(lambda: len(hub.begun) == 1)
-        it.apply(specs["a"])
-        await it.until(lambda: not it["a"].rolling_out)
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as models:
+        await models.load("a")
+        models.apply(far(specs["a"]))
+        await models.until(lambda: len(hub.begun) == 1)
+        models.apply(specs["a"])
+        await models.until(lambda: not models["a"].rolling_out)
         assert len(hub.called_off) == 1
-        assert it.loads("a") == 1
+        assert models.loads("a") == 1
 
-        it.apply(far(specs["a"]))
-        await it.until(lambda: len(hub.begun) == 2)
-        await it.unload("a")
-        await it.until(lambda: not it["a"].rolling_out)
+        models.apply(far(specs["a"]))
+        await models.until(lambda: len(hub.begun) == 2)
+        await models.unload("a")
+        await models.until(lambda: not models["a"].rolling_out)
         assert len(hub.called_off) == 2
-        assert it["a"].phase is Phase.ABSENT
+        assert models["a"].phase is Phase.ABSENT
 
 
 @async_test
@@ -271,11 +271,11 @@ async def test_finished_download_of_a_change_is_not_reported(
 ) -> None:
     hub = FarAway(Path(specs["c"].source))
     hub.may.set()
-    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as it:
-        await it.load("a")
-        it.apply(far(specs["a"]))
-        await it.until(lambda: not it["a"].rolling_out)
-        told = it["a"].served.unavailable_reason
-        assert told is not None
-        assert told.cause == "loading"
-        assert not it["a"].is_outdated
+    async with pooled(tmp_path, specs["a"], fetch=hub.fetch) as models:
+        await models.load("a")
+        models.apply(far(specs["a"]))
+        await models.until(lambda: not models["a"].rolling_out)
+        reason = models["a"].served.unavailable_reason
+        assert reason is not None
+        assert reason.cause == "loading"
+        assert not models["a"].is_outdated

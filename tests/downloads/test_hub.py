@@ -1,4 +1,4 @@
-"""What a reference names, what of a repository is chosen, and where a download may be led."""
+"""References, the choice of files in a repository, and the allowed targets of a download."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ DIGEST = "ab" * 32
         ("hf://org/repo/sub/m.gguf", RepoRef("org/repo", file="sub/m.gguf")),
         ("hf.co/org/repo:Q4_0", RepoRef("org/repo", quant="Q4_0")),
         ("https://huggingface.co/org/repo", RepoRef("org/repo")),
-        ("https://huggingface.co/org/repo#usage", RepoRef("org/repo")),  # a heading of its page
+        ("https://huggingface.co/org/repo#usage", RepoRef("org/repo")),  # a heading of the page
         ("https://huggingface.co/org/repo:Q4_0", RepoRef("org/repo", quant="Q4_0")),
         ("https://huggingface.co/org/repo/tree/main", RepoRef("org/repo")),
         ("https://huggingface.co/org/repo/blob/main/m.gguf", RepoRef("org/repo", file="m.gguf")),
@@ -161,7 +161,7 @@ def test_urls_of_a_split_model() -> None:
     assert split_urls("https://h/m-00001-of-00000.gguf") == ("https://h/m-00001-of-00000.gguf",)
 
 
-# --- places --------------------------------------------------------------------------------------
+# --- paths ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["m.gguf", "sub/m.gguf", "モデル-Q4_K_M.gguf", "a+b@c (1).gguf"])
@@ -223,7 +223,7 @@ def test_recorded_names_hide_signatures() -> None:
     assert names_of(RepoRef("o/r", file="a/m.gguf")) == ("main:a/m.gguf",)
 
 
-# --- what of a repository -----------------------------------------------------------------------
+# --- the choice of files ------------------------------------------------------------------------
 
 
 def files(*paths: str) -> list[RepoFile]:
@@ -237,7 +237,7 @@ def chosen(ref: str, *paths: str) -> Choice:
 
 
 def names(choice: Choice) -> list[str]:
-    return [each.path for each in choice.files]
+    return [file.path for file in choice.files]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_list_of_unsafe_files_is_shortened() -> None:
 
 
 @pytest.mark.parametrize("name", ["{}-Q4_K_M.gguf", "../{}.gguf"])
-def test_time_of_a_choice_is_proportional_to_the_files(name: str) -> None:
+def test_time_of_a_choice_grows_linearly_with_the_files(name: str) -> None:
     def taken_s(count: int) -> float:
         files = [RepoFile(name.format(number), 1) for number in range(count)]
         began_s = time.thread_time()
@@ -339,15 +339,15 @@ def test_time_of_a_choice_is_proportional_to_the_files(name: str) -> None:
         return time.thread_time() - began_s
 
     small_s, large_s = (min(taken_s(count) for _ in range(3)) for count in (250, 4000))
-    assert large_s < 64 * small_s  # there are 16 times as many; each compared with each would be 256
+    assert large_s < 64 * small_s  # 16 times as many files; comparing all pairs would take 256 times as long
 
 
 def test_split_model_has_its_parts_in_order() -> None:
     parts = [f"Q4_K_M/m-Q4_K_M-0000{part}-of-00003.gguf" for part in (1, 2, 3)]
     choice = chosen("o/r", parts[2], "m-Q8_0.gguf", parts[0], parts[1])
-    assert [each.path for each in choice.parts] == parts
+    assert [part.path for part in choice.parts] == parts
     assert choice.size_bytes == 3000
-    assert [each.path for each in chosen(f"o/r:{parts[1]}", *parts).parts] == parts
+    assert [part.path for part in chosen(f"o/r:{parts[1]}", *parts).parts] == parts
 
 
 def test_model_with_a_missing_part_is_refused() -> None:
@@ -358,7 +358,7 @@ def test_model_with_a_missing_part_is_refused() -> None:
 
 def test_drafts_matrices_and_projectors_are_not_models() -> None:
     others = ["mtp-m.gguf", "eagle3-m.gguf", "imatrix.gguf", "mmproj-F16.gguf"]
-    assert [each.path for each in chosen("o/r", "m.gguf", *others).parts] == ["m.gguf"]
+    assert [part.path for part in chosen("o/r", "m.gguf", *others).parts] == ["m.gguf"]
     for ref in ("o/r", "o/r:Q8_0"):
         with pytest.raises(ModelMissing, match=r"no GGUF file of a model|has no quantization Q8_0") as caught:
             chosen(ref, *others)
@@ -396,7 +396,7 @@ def test_long_list_is_shortened() -> None:
     assert caught.value.details[-1] == "and 10 more"
 
 
-# --- what the hub answers -------------------------------------------------------------------------
+# --- answers of the hub ---------------------------------------------------------------------------
 
 
 def test_page_of_the_file_list() -> None:
@@ -475,7 +475,7 @@ def test_transient_statuses() -> None:
     ]
 
 
-# --- where it may lead ------------------------------------------------------------------------------
+# --- allowed targets --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Downloads from a hub on loopback that does everything wrong that a hub, a CDN or a line can do."""
+"""Downloads from a hub on loopback with all faults that a hub, a CDN or a network can have."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model in as many requests as a huge one."""
+    """Downloads a tiny model in as many requests as a huge one."""
     monkeypatch.setattr(remote_file, "_MIN_PIECE", 64 * KIB)
     monkeypatch.setattr(fetch, "_WRITE_BYTES", 16 * KIB)
 
 
 @pytest.fixture(scope="module")
 def model() -> bytes:
-    """A model of 1 MiB: padding behind the last tensor is none of a reader's business."""
+    """A model of 1 MiB. Readers ignore the padding after its last tensor."""
     return models.tiny_decoder().ljust(1024 * KIB, b"\0")
 
 
@@ -74,11 +74,11 @@ def projector() -> bytes:
 
 
 class Followed:
-    """What was told of a download."""
+    """Records the messages and the progress of a download."""
 
     def __init__(self) -> None:
         self.choosing: Choosing | None = None
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.done: list[int] = []
         self.on_moved: Callable[[int], None] | None = None
         self.heard: Callable[[], None] = lambda: None
@@ -92,12 +92,12 @@ class Followed:
             self.on_moved(done_bytes)
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
         self.heard()
 
     @property
     def text(self) -> str:
-        return "\n".join(self.said)
+        return "\n".join(self.messages)
 
 
 class Puller:
@@ -121,7 +121,7 @@ class Puller:
 
     def left(self) -> list[str]:
         """The names of all files in the models folder."""
-        return sorted(each.name for each in self.folder.rglob("*") if each.is_file())
+        return sorted(path.name for path in self.folder.rglob("*") if path.is_file())
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def puller(hub: Hub, tmp_path: Path, model: bytes) -> Puller:
 NAME = "tiny-Q4_K_M.gguf"
 FINISHED = [f".{NAME}.origin.json", NAME]
 
-# --- all is well ----------------------------------------------------------------------------------
+# --- without faults -------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -218,8 +218,8 @@ def test_split_model_and_its_projector_are_downloaded(puller: Puller, tmp_path: 
     }
     fetched = puller("org/m-GGUF")
     folder = puller.folder / "org/m-GGUF/Q4_K_M"
-    assert [each.read_bytes() for each in fetched.parts] == list(parts.values())
-    assert fetched.mmproj == folder / "mmproj-F16.gguf"  # beside the model, where it is looked for
+    assert [part.read_bytes() for part in fetched.parts] == list(parts.values())
+    assert fetched.mmproj == folder / "mmproj-F16.gguf"  # in the folder of the model, where plans look for it
     assert fetched.mmproj.read_bytes() == projector
     assert read_model(fetched.path).file_bytes > 0
     assert downloaded(parse_ref("org/m-GGUF:Q4_K_M"), puller.folder) == fetched  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_files_of_a_model_appear_together(puller: Puller, tmp_path: Path) -> Non
     assert len(puller("org/m-GGUF").parts) == 3
     assert [path for path in puller.hub.paths() if path.endswith("00001-of-00003.gguf")] == [
         "/org/m-GGUF/resolve/main/m-Q4_K_M-00001-of-00003.gguf"
-    ]  # looked at once more, and not fetched
+    ]  # only its metadata was requested
 
 
 def test_list_of_a_thousand_files_is_read_in_pages(puller: Puller, model: bytes) -> None:
@@ -270,16 +270,16 @@ def test_symlink_out_of_the_models_folder_is_refused(puller: Puller, tmp_path: P
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-# --- lines that break -----------------------------------------------------------------------------
+# --- broken connections ---------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("small_pieces")
 def test_interrupted_pieces_continue_at_their_position(puller: Puller, model: bytes) -> None:
     puller.hub.faults += [Fault(NAME, times=5, cut_after=40 * KIB, only_parts=True)]
     assert puller().path.read_bytes() == model
-    starts = [int(each[6:].split("-")[0]) for each in puller.hub.parts()]
+    starts = [int(part[6:].split("-")[0]) for part in puller.hub.parts()]
     assert any(start % (64 * KIB) for start in starts)
-    assert len(starts) == len(set(starts))  # from where the bytes ended, and not from the piece's beginning
+    assert len(starts) == len(set(starts))  # continued after the last byte, not at the start of the piece
     assert "trying again" in puller.followed.text
 
 
@@ -350,21 +350,21 @@ def test_unknown_host_is_an_error(puller: Puller, monkeypatch: pytest.MonkeyPatc
 
 
 def test_hanging_lookup_times_out(puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, released = threading.Event(), threading.Event()
+    began, released = threading.Event(), threading.Event()
 
     def hangs(*_: Any, **__: Any) -> Any:
-        asked.set()
+        began.set()
         released.wait(PATIENCE_S)
         return []
 
     async def cancelled() -> None:
         async with asyncio.TaskGroup() as tasks:
             pulling = tasks.create_task(puller.pulled("https://slow.invalid/m.gguf"))
-            await asyncio.to_thread(asked.wait, 30)
+            await asyncio.to_thread(began.wait, 30)
             pulling.cancel()
 
     monkeypatch.setattr(socket, "getaddrinfo", hangs)
-    asyncio.run(cancelled())  # joins the threads of the loop's own executor
+    asyncio.run(cancelled())  # waits for the threads of the loop's executor
     assert not released.is_set()
     monkeypatch.setattr(transport, "_RESOLVE_TIMEOUT_S", 0.01)
     with pytest.raises(DownloadFailed, match="does not answer"):
@@ -453,7 +453,7 @@ def test_invalid_projector_is_refused_before_the_model_is_downloaded(puller: Pul
     puller.hub.repos["org/m"] = {"m-Q4_K_M.gguf": model, "mmproj-F16.gguf": b"<html>" * 1000}
     with pytest.raises(ModelInvalid):
         puller("org/m")
-    assert [each for each in puller.hub.paths() if each.endswith("m-Q4_K_M.gguf")] == []
+    assert [path for path in puller.hub.paths() if path.endswith("m-Q4_K_M.gguf")] == []
     assert puller.left() == []
 
 
@@ -472,7 +472,7 @@ def test_invalid_first_part_is_refused_before_the_others(puller: Puller, tmp_pat
     shown[first] = parts[first]
     puller.hub.asked.clear()
     assert puller("org/m").mmproj is not None
-    fetched = [each.path for each in puller.hub.asked if each.range not in (None, "bytes=0-0")]
+    fetched = [request.path for request in puller.hub.asked if request.range not in (None, "bytes=0-0")]
     assert not any(path.endswith("mmproj-F16.gguf") for path in fetched)
 
 
@@ -506,7 +506,7 @@ def test_server_without_ranges_sends_the_whole_file(puller: Puller, model: bytes
 def test_interrupted_download_without_ranges_starts_over(puller: Puller, model: bytes) -> None:
     puller.hub.ranges = False
     puller.hub.faults.append(Fault(NAME, times=0))
-    cut = Fault(NAME, cut_after=700 * KIB, times=2)  # the first of them is the look at it
+    cut = Fault(NAME, cut_after=700 * KIB, times=2)  # the first one is the request for its metadata
     puller.hub.faults.append(cut)
     assert puller().path.read_bytes() == model
     assert puller.left() == FINISHED
@@ -522,11 +522,11 @@ def test_unknown_length_is_that_of_the_body(puller: Puller, model: bytes) -> Non
     assert fetched.path == puller.folder / f"@127.0.0.1_{port}" / "files" / "m.gguf"
 
 
-# --- going on -------------------------------------------------------------------------------------
+# --- continued downloads --------------------------------------------------------------------------
 
 
 async def cancelled_when(puller: Puller, ref: str, done_bytes: int) -> None:
-    """Pull, and cancel it once so much is here."""
+    """Pull, and cancel the download after ``done_bytes``."""
     task = asyncio.ensure_future(puller.pulled(ref))  # noqa: TID251 - a test's own
     await asyncio.sleep(0)
 
@@ -550,7 +550,7 @@ def test_cancelled_download_continues(puller: Puller, model: bytes) -> None:
     puller.hub.asked.clear()
     assert puller().path.read_bytes() == model
     asked_bytes = sum(
-        int(each[6:].split("-")[1]) - int(each[6:].split("-")[0]) + 1 for each in puller.hub.parts()
+        int(part[6:].split("-")[1]) - int(part[6:].split("-")[0]) + 1 for part in puller.hub.parts()
     )
     assert asked_bytes == len(model) - kept
     assert puller.left() == FINISHED
@@ -583,8 +583,8 @@ def test_two_versions_of_a_file_are_never_mixed(puller: Puller, model: bytes) ->
     puller.hub.checksums = puller.hub.etags = False
     newer = model[: 64 * KIB] + b"1" * (len(model) - 64 * KIB)
 
-    asked = itertools.count()
-    puller.hub.faults.append(Fault(NAME, times=99, change=lambda old: old if next(asked) < 5 else newer))
+    reads = itertools.count()
+    puller.hub.faults.append(Fault(NAME, times=99, change=lambda old: old if next(reads) < 5 else newer))
     assert puller().path.read_bytes() in (model, newer)
 
 
@@ -620,7 +620,7 @@ def test_symlink_in_place_of_the_part_file_is_refused(puller: Puller, tmp_path: 
     assert (tmp_path / "victim").read_bytes() == b"precious"
 
 
-# --- two at once ----------------------------------------------------------------------------------
+# --- concurrent downloads -------------------------------------------------------------------------
 
 
 def test_second_process_waits_and_uses_the_download_of_the_first(puller: Puller, model: bytes) -> None:
@@ -659,7 +659,7 @@ def test_second_process_uses_all_files_of_the_first(puller: Puller, model: bytes
     asyncio.run(both())
     assert "waiting for it" in second.followed.text
     assert len(puller.hub.parts()) == 2
-    assert len(puller.left()) == 4  # two files, each with where it is from
+    assert len(puller.left()) == 4  # two files, each with a record of its origin
 
 
 def test_part_file_is_locked(tmp_path: Path) -> None:
@@ -693,10 +693,10 @@ def test_late_save_leaves_no_record_of_a_published_file(
     part.publish("https://h/m.gguf")
     published.set()
     saving.join()
-    assert sorted(each.name for each in tmp_path.iterdir()) == [".m.gguf.origin.json", "m.gguf"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".m.gguf.origin.json", "m.gguf"]
 
 
-# --- no room, no right ----------------------------------------------------------------------------
+# --- full disks and permissions -------------------------------------------------------------------
 
 
 def test_full_disk_is_reported_before_the_download(puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -747,7 +747,7 @@ def test_file_in_place_of_a_folder_is_an_error(puller: Puller) -> None:
         puller()
 
 
-# --- who may have it ------------------------------------------------------------------------------
+# --- access ---------------------------------------------------------------------------------------
 
 
 def test_gated_repository_needs_access_and_a_token(puller: Puller) -> None:
@@ -777,12 +777,13 @@ def test_redirect_targets_get_no_token(puller: Puller) -> None:
     puller.hub.redirects_to_cdn = True
     puller.options |= {"private_addresses": True, "allow_http": True}
     assert puller().path.exists()
-    asked = {
-        server: [each for each in puller.hub.asked if each.server == server] for server in ("hub", "cdn")
+    requests = {
+        server: [request for request in puller.hub.asked if request.server == server]
+        for server in ("hub", "cdn")
     }
-    assert {each.headers.get("authorization") for each in asked["hub"]} == {"Bearer hf_secret"}
-    assert asked["cdn"]
-    assert all("authorization" not in each.headers for each in asked["cdn"])
+    assert {request.headers.get("authorization") for request in requests["hub"]} == {"Bearer hf_secret"}
+    assert requests["cdn"]
+    assert all("authorization" not in request.headers for request in requests["cdn"])
     assert "hf_secret" not in repr(DownloadOptions(folder=Path(), token="hf_secret"))
 
 
@@ -799,7 +800,7 @@ def test_messages_have_no_signatures_or_tokens(puller: Puller, caplog: pytest.Lo
     assert "hf_secret" not in said
 
 
-# --- where it leads -------------------------------------------------------------------------------
+# --- redirects and addresses ----------------------------------------------------------------------
 
 
 @pytest.mark.check("X11", "exit code 78, no connection")
@@ -847,7 +848,7 @@ def test_circular_redirects_end(puller: Puller) -> None:
 
 @pytest.mark.check("X11", "connected to the address that was checked")
 def test_name_is_resolved_once(puller: Puller, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS rebinding: public when it is checked, private when it is connected to."""
+    """DNS rebinding: the name is public at the check, and would be private at the connect."""
     real = socket.getaddrinfo
     answers = iter([["8.8.8.8"], ["127.0.0.1"]])
     looked_up: list[str] = []
@@ -866,7 +867,7 @@ def test_name_is_resolved_once(puller: Puller, monkeypatch: pytest.MonkeyPatch) 
     puller.options["allow_http"] = True
     with pytest.raises(DownloadFailed):
         puller(f"http://rebinding.example:{puller.hub.cdn.rsplit(':', 1)[1]}/m.gguf")
-    assert looked_up == ["rebinding.example"]  # three tries, one look
+    assert looked_up == ["rebinding.example"]  # three attempts use one lookup
     assert "127.0.0.1" not in connected
     assert puller.hub.paths("cdn") == []
 
@@ -875,7 +876,7 @@ def test_name_is_resolved_once(puller: Puller, monkeypatch: pytest.MonkeyPatch) 
 def test_certificate_of_another_name_is_refused(
     puller: Puller, certificate: tuple[str, str], model: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection is to an address; the certificate has to be that of the name."""
+    """The connection uses the checked address, and the certificate must have the name."""
     chain, key = certificate
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(chain, key)
@@ -966,7 +967,7 @@ def test_checksum_in_a_url_of_the_hub_is_compared(puller: Puller, model: bytes) 
         puller(f"{url}#sha256={'0' * 64}")
     assert caught.value.remedy
     assert puller.hub.parts() == []
-    puller.hub.checksums = False  # then it is the bytes that tell
+    puller.hub.checksums = False  # the checksum of the received bytes is compared
     with pytest.raises(ModelInvalid, match="checksum"):
         puller(f"{url}#sha256={'0' * 64}")
     assert puller.left() == []
@@ -981,7 +982,7 @@ def test_checksum_for_a_split_model_is_refused(puller: Puller, tmp_path: Path) -
 
 
 def found(puller: Puller, ref: str) -> str | None:
-    """What is used for ``ref`` without asking anybody."""
+    """The file that is used for ``ref`` without a request."""
     parsed = parse_ref(ref, puller.hub.url)
     assert parsed is not None
     model = downloaded(parsed, puller.folder)
@@ -994,7 +995,7 @@ def test_similar_name_is_found_after_its_download(puller: Puller, model: bytes) 
     puller("o/u")
     puller("o/q:q4/m.gguf")
     assert found(puller, "o/u:UD-Q4_K_M") == "o/u/m-UD-Q4_K_M.gguf"
-    assert found(puller, "o/u:Q4_K_M") is None  # the repository may have that very one
+    assert found(puller, "o/u:Q4_K_M") is None  # the repository may have exactly this quantization
     assert found(puller, "o/q:q8/m.gguf") is None
     with pytest.raises(ModelMissing):
         to_remove(["o/q:q8/m.gguf"], puller.folder, puller.hub.url)
@@ -1011,9 +1012,9 @@ def test_named_revision_must_match(puller: Puller, model: bytes) -> None:
     puller.hub.revisions.add("0123456")
     puller.hub.asked.clear()
     assert puller(commit).path == path
-    assert puller.hub.parts() == []  # it is the same file
+    assert puller.hub.parts() == []  # the same file
     assert found(puller, commit) == found(puller, "org/tiny-GGUF") == f"org/tiny-GGUF/{NAME}"
-    path.write_bytes(model[:-4] + b"new!")  # by somebody else
+    path.write_bytes(model[:-4] + b"new!")  # another program changed it
     assert found(puller, commit) is None
 
 
@@ -1027,7 +1028,7 @@ def test_query_of_a_url_must_match(puller: Puller, model: bytes) -> None:
     puller(f"{url}?version=1")
     assert found(puller, f"{url}?version=1") == found(puller, url) is not None
     assert found(puller, f"{url}?version=2") is None
-    assert found(puller, f"{url}#sha256={digest}") is None  # nobody has compared it
+    assert found(puller, f"{url}#sha256={digest}") is None  # no download has compared the checksum
     puller.hub.asked.clear()
     puller(f"{url}#sha256={digest}")
     assert puller.hub.parts() == []
@@ -1036,7 +1037,7 @@ def test_query_of_a_url_must_match(puller: Puller, model: bytes) -> None:
     assert found(puller, f"{url}#sha256={'0' * 64}") is None
     with pytest.raises(ModelInvalid, match="checksum"):
         puller(f"{url}#sha256={'0' * 64}")
-    assert found(puller, f"{url}#sha256={digest}")  # what is there stays
+    assert found(puller, f"{url}#sha256={digest}")  # the present file stays
 
 
 def test_etag_does_not_replace_a_checksum(puller: Puller, model: bytes) -> None:
@@ -1073,7 +1074,7 @@ def test_all_parts_of_a_url_are_downloaded(puller: Puller, tmp_path: Path) -> No
         puller.hub.plain[f"/{path.name}"] = path.read_bytes()
     puller.options |= {"private_addresses": True, "allow_http": True}
     fetched = puller(f"{puller.hub.cdn}/m-00002-of-00003.gguf")
-    assert [each.name[2:7] for each in fetched.parts] == ["00001", "00002", "00003"]
+    assert [part.name[2:7] for part in fetched.parts] == ["00001", "00002", "00003"]
     ref = parse_ref(f"{puller.hub.cdn}/m-00001-of-00003.gguf")
     assert ref is not None
     assert downloaded(ref, puller.folder) == fetched
@@ -1120,13 +1121,13 @@ def test_deeply_nested_arrays_are_an_invalid_file_list(
     puller: Puller, depth: int, before: bytes, after: bytes
 ) -> None:
     puller.hub.list_body = before + b"[" * depth + b"]" * depth + after
-    puller.hub.list_body += b"!"  # a shallow one is invalid, too
+    puller.hub.list_body += b"!"  # makes shallow arrays invalid too
     with pytest.raises(DownloadFailed, match="The list of files from the hub is invalid") as caught:
         puller()
     assert caught.value.exit_code == 75
 
 
-# --- removing -------------------------------------------------------------------------------------
+# --- removal --------------------------------------------------------------------------------------
 
 
 def put(path: Path, content: bytes = b"GGUF") -> Path:
@@ -1138,11 +1139,11 @@ def put(path: Path, content: bytes = b"GGUF") -> Path:
 def gone(folder: Path, name: str) -> list[str]:
     for removal in to_remove([name], folder, "https://huggingface.co"):
         remove(removal, folder)
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if not each.is_dir())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
 def unfinished(path: Path) -> Path:
-    """What a download that was stopped has left of ``path``."""
+    """Leave the files of an interrupted download of ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = PartFile(path)
     part.write(0, b"some")
@@ -1160,7 +1161,7 @@ def test_removal_includes_parts_and_the_unused_projector(
         put(path.with_name(f".{path.name}.origin.json"), record)
     assert gone(tmp_path, "o/r:Q8_0") == ["o/r/m-Q4_K_M.gguf", "o/r/mmproj-F16.gguf"]
     assert gone(tmp_path, "o/r") == []
-    assert list(tmp_path.iterdir()) == []  # the folders too
+    assert list(tmp_path.iterdir()) == []  # the folders are removed too
     assert tmp_path.exists()
 
 
@@ -1171,7 +1172,7 @@ def test_removal_of_several_models_counts_the_projector_once(
         put(tmp_path / "o/r" / name, projector if name.startswith("mmproj") else model)
     names = ["o/r:Q4_K_M", "o/r/m-Q4_K_M.gguf", "o/r:Q8_0", "o/r:Q8_0"]
     removals = to_remove(names, tmp_path, "https://huggingface.co")
-    assert [[each.name for each in removal.files] for removal in removals] == [
+    assert [[path.name for path in removal.files] for removal in removals] == [
         ["m-Q4_K_M.gguf"],
         ["m-Q8_0.gguf", "mmproj-F16.gguf"],
     ]
@@ -1276,7 +1277,7 @@ def test_nothing_outside_the_folder_is_removed(tmp_path: Path) -> None:
     (folder / "o/away").unlink()
     with pytest.raises(UsageInvalid, match="2 models"):
         gone(folder, "o/r")
-    assert gone(folder, "o/r:linked.gguf") == ["o/r/m.gguf"]  # the link, not what it leads to
+    assert gone(folder, "o/r:linked.gguf") == ["o/r/m.gguf"]  # only the link
     assert outside.exists()
 
 

@@ -1,4 +1,4 @@
-"""What ``rm`` removes, in folders of every layout: the model's own files, and not one byte of another's."""
+"""``rm`` removes only the files of the model, in folders of every layout."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.check("X10", "only the named projector is removed")
-def test_removing_a_projector_removes_that_projector_alone(tmp_path: Path) -> None:
+def test_removing_a_projector_removes_only_this_projector(tmp_path: Path) -> None:
     put_models(tmp_path, "mmproj-a-F16.gguf", "mmproj-b-F16.gguf")
     rm(tmp_path, "mmproj-a-F16.gguf")
     assert names_in(tmp_path) == ["mmproj-b-F16.gguf"]
@@ -63,17 +63,17 @@ def test_removing_a_model_removes_only_its_own_projector(tmp_path: Path) -> None
     assert names_in(tmp_path) == ["mmproj-b-F16.gguf", "mmproj-c-F16.gguf"]
 
 
-def test_a_projector_that_could_be_another_models_stays(tmp_path: Path) -> None:
+def test_projector_that_another_model_may_need_stays(tmp_path: Path) -> None:
     put_models(tmp_path, "a.gguf", "b.gguf", "mmproj-F16.gguf")
     rm(tmp_path, "a.gguf")
     assert names_in(tmp_path) == ["b.gguf", "mmproj-F16.gguf"]
-    rm(tmp_path, "b.gguf")  # now it is b's: a plan of b would load it
+    rm(tmp_path, "b.gguf")  # now a plan of b would load it
     assert names_in(tmp_path) == []
 
 
 @pytest.mark.check("X10", "a projector that planning cannot assign stays")
 @pytest.mark.parametrize("is_hard_link", [False, True])
-def test_a_projector_named_like_the_model_stays_if_planning_is_undecided(
+def test_projector_named_like_the_model_stays_if_plans_are_undecided(
     tmp_path: Path, is_hard_link: bool
 ) -> None:
     put_models(tmp_path, "a.gguf", "mmproj-a.gguf")
@@ -89,7 +89,7 @@ def test_a_projector_named_like_the_model_stays_if_planning_is_undecided(
     assert names_in(tmp_path) == ["b.gguf", "mmproj-a.gguf"]
 
 
-def test_a_projector_stays_with_a_quantization_of_its_model_that_cannot_be_read(tmp_path: Path) -> None:
+def test_projector_stays_with_an_unreadable_quantization_of_its_model(tmp_path: Path) -> None:
     put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf")
     put(tmp_path / "a-Q4_K_M.gguf", models.truncated_decoder())
     rm(tmp_path, "a-Q8_0.gguf")
@@ -97,14 +97,14 @@ def test_a_projector_stays_with_a_quantization_of_its_model_that_cannot_be_read(
 
 
 def begin_download(path: Path) -> None:
-    """Leave what an interrupted pull leaves."""
+    """Leave the files of an interrupted pull."""
     part = PartFile(path)
     part.write(0, b"some")
     part.keep()
 
 
 @pytest.mark.check("X10", "a projector stays while another file of its folder is being downloaded")
-def test_a_projector_stays_with_a_quantization_whose_download_is_unfinished(tmp_path: Path) -> None:
+def test_projector_stays_with_an_unfinished_download_of_a_quantization(tmp_path: Path) -> None:
     put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf")
     begin_download(tmp_path / "a-Q4_K_M.gguf")
     rm(tmp_path, "a-Q8_0.gguf")
@@ -112,7 +112,7 @@ def test_a_projector_stays_with_a_quantization_whose_download_is_unfinished(tmp_
     assert names_in(tmp_path) == left
 
 
-def test_an_unfinished_download_of_the_removed_model_or_of_another_program_keeps_no_projector(
+def test_unfinished_download_of_removed_model_or_other_program_keeps_no_projector(
     tmp_path: Path,
 ) -> None:
     put_models(tmp_path, "a-Q8_0.gguf", "mmproj-a-F16.gguf", "a-Q4_0.gguf")
@@ -123,7 +123,7 @@ def test_an_unfinished_download_of_the_removed_model_or_of_another_program_keeps
     assert names_in(tmp_path) == ["b.gguf.part"]
 
 
-def test_a_projector_stays_while_another_folder_links_to_it(tmp_path: Path) -> None:
+def test_projector_stays_while_another_folder_links_to_it(tmp_path: Path) -> None:
     put_models(tmp_path, "x/a.gguf", "x/mmproj-F16.gguf", "y/b.gguf")
     (tmp_path / "y/mmproj-F16.gguf").symlink_to(tmp_path / "x/mmproj-F16.gguf")
     rm(tmp_path, "x/a.gguf")
@@ -142,7 +142,7 @@ def test_removal_from_a_hub_cache_keeps_the_blobs(tmp_path: Path) -> None:
     assert names_in(tmp_path) == left
 
 
-def test_a_folder_with_two_names_is_one_folder(tmp_path: Path) -> None:
+def test_folder_with_two_names_is_one_folder(tmp_path: Path) -> None:
     put_models(tmp_path, "real/a.gguf", "real/mmproj-F16.gguf", "real/b.gguf")
     put(tmp_path / "real/notes.txt", b"")
     (tmp_path / "alias").symlink_to(tmp_path / "real")
@@ -191,7 +191,7 @@ _layouts = st.lists(st.tuples(st.sampled_from(_FOLDERS), _files), min_size=1, ma
 
 
 def make(folder: Path, layout: list[tuple[str, tuple[str, str]]]) -> None:
-    """Write the ``layout``; a link leads to a file of the same name in another folder, or nowhere."""
+    """Write the ``layout``. A link leads to a file of the same name in another folder, or nowhere."""
     for place, (kind, name) in layout:
         path = folder / place / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,13 +206,13 @@ def make(folder: Path, layout: list[tuple[str, tuple[str, str]]]) -> None:
                 path.with_name(f"{name}.part").write_bytes(b"a browser's")
             case "link":
                 others = (folder / other / name for other in _FOLDERS if other != place)
-                path.symlink_to(next((each for each in others if each.is_file()), folder / "nowhere"))
+                path.symlink_to(next((other for other in others if other.is_file()), folder / "nowhere"))
             case _:
                 path.write_bytes(_CONTENTS[kind])
 
 
 def contents(folder: Path) -> dict[Path, bytes | str]:
-    """Every file, with its bytes; of a link where it leads."""
+    """The bytes of every file, and the target of every link."""
     return {
         path: str(path.readlink()) if path.is_symlink() else path.read_bytes()
         for path in folder.rglob("*")
@@ -221,7 +221,7 @@ def contents(folder: Path) -> dict[Path, bytes | str]:
 
 
 def ours(path: Path) -> Iterator[Path]:
-    """Our records of the file at ``path``, as make() writes them."""
+    """llamasup's records of the file at ``path``, as ``make`` writes them."""
     record = path.with_name(f"{path.name}.part.json")
     if record.exists():
         yield record
@@ -229,7 +229,7 @@ def ours(path: Path) -> Iterator[Path]:
 
 
 def planned_projector(path: Path) -> Path | None:
-    """The projector that a plan of the model at ``path`` loads: the path that it is passed, of any folder."""
+    """The path of the projector that a plan of the model at ``path`` passes, in any folder."""
     part = split_name(path.name)
     if "mmproj" in path.name.lower() or (part is not None and part.number != 1):
         return None
@@ -244,7 +244,7 @@ def planned_projector(path: Path) -> Path | None:
 @settings(max_examples=150, deadline=None)
 @given(layout=_layouts, choice=st.data())
 @pytest.mark.check("X10", "every other file is unchanged, byte for byte")
-def test_rm_removes_what_belongs_to_the_model_and_nothing_else(
+def test_rm_removes_only_the_files_of_the_model(
     layout: list[tuple[str, tuple[str, str]]], choice: st.DataObject
 ) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -278,4 +278,4 @@ def test_rm_removes_what_belongs_to_the_model_and_nothing_else(
         assert {path: content for path, content in before.items() if path not in may_go} == {
             path: content for path, content in after.items() if path not in may_go
         }
-        assert set(before) - set(after) == {*removal.files, *removal.leftovers}  # what was shown
+        assert set(before) - set(after) == {*removal.files, *removal.leftovers}  # the files that rm has shown

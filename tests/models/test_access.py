@@ -1,4 +1,4 @@
-"""What a model may be asked for, by whom, and what those hear who may not have it."""
+"""The work of a model, the keys that may use it, and the errors for other requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def key(*models: str) -> ApiKey:
     return ApiKey("alice", b"", b"", models=models)
 
 
-# --- what it is for
+# --- the work of a model
 
 
 def test_class_decides_the_work_of_a_model() -> None:
@@ -41,7 +41,7 @@ def test_class_decides_the_work_of_a_model() -> None:
     assert works(model(model_class=ModelClass.ENCODER, pooling="last")) == (Work.TEXT, Work.EMBEDDINGS)
 
 
-def test_a_recurrent_model_talks_without_a_cache() -> None:
+def test_recurrent_model_generates_text_without_a_cache() -> None:
     facts = model(recurrent_layers=(True,) * 32, kv_layers=(False,) * 32)
     assert works(facts) == (Work.TEXT,)
 
@@ -50,7 +50,7 @@ def test_a_recurrent_model_talks_without_a_cache() -> None:
 def test_purpose_flag_or_unread_file_allows_all_work(flag: str) -> None:
     assert works(model(), "--threads", "2", flag) == ALL
     assert works(None) == ALL
-    assert works(bert(ModelClass.DECODER)) == ALL  # of no kind that is known here
+    assert works(bert(ModelClass.DECODER)) == ALL  # an unknown combination
 
 
 def test_routes_have_the_work_that_they_need() -> None:
@@ -69,7 +69,7 @@ def test_routes_have_the_work_that_they_need() -> None:
     assert not route_of(b"/v1/modelsx").lists
 
 
-# --- who may use it
+# --- the models of a key
 
 QWEN = ResolvedModel(("qwen2.5-7b", "gpt-4o-mini"))
 
@@ -95,7 +95,7 @@ def test_request_without_a_key_may_use_any_model() -> None:
     assert may_use(None, QWEN)
 
 
-# --- what is told
+# --- errors
 
 
 def test_unknown_model_error_suggests_similar_names() -> None:

@@ -1,4 +1,4 @@
-"""Which projector is removed together with a model."""
+"""The projector that is removed together with a model."""
 
 from __future__ import annotations
 

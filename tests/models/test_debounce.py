@@ -1,4 +1,4 @@
-"""Half a copy is not served: what counts of a folder, look after look."""
+"""The debounce of a folder's files, check after check: an incomplete copy is not served."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_debounce_by_age_uses_modification_times() -> None:
 
 
 def test_removed_model_stays_while_a_file_of_its_name_is_written() -> None:
-    """As where the hub's cache gets a newer revision of a model."""
+    """For example, when the hub's cache gets a newer revision of a model."""
     old = replace(model("/hub/old/x.gguf"), ids=("org/repo:Q8_0",))
     new = replace(model("/hub/new/x.gguf", 200), ids=("org/repo:Q8_0",))
     other = model("/hub/y.gguf")

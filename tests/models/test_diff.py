@@ -1,4 +1,4 @@
-"""What a new registry changes: who comes, who goes, who needs another process, and who does not."""
+"""The changes of a new registry: added, removed and renamed models, and those that need another process."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_other_options_keep_the_processes(other: ModelSpec) -> None:
     ("source", "is_remote"),
     [("/models/a.gguf", False), ("org/repo:Q4_K_M", True), ("https://example.com/a.gguf", True), ("", False)],
 )
-def test_what_is_no_path_has_to_be_downloaded_first(source: str, is_remote: bool) -> None:
-    """And what nobody has found anywhere cannot be."""
+def test_source_that_is_no_path_must_be_downloaded(source: str, is_remote: bool) -> None:
+    """A source is also empty if no file was found, and then there is no download."""
     assert replace(SPEC, source=source).is_remote is is_remote
 
 
@@ -79,8 +79,8 @@ def named(id_: str, *aliases: str, **said: object) -> ModelSpec:
 
 
 def after(*specs: ModelSpec) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:
-    """By id, and by every name."""
-    return {each.id: each for each in specs}, {name: each for each in specs for name in each.names}
+    """The specs by id, and by every name."""
+    return {spec.id: spec for spec in specs}, {name: spec for spec in specs for name in spec.names}
 
 
 def test_no_process_ends_for_a_name() -> None:
@@ -88,7 +88,7 @@ def test_no_process_ends_for_a_name() -> None:
 
 
 def test_removed_id_resolves_to_its_successor() -> None:
-    """Whatever file that is."""
+    """Also if the successor has another file."""
     specs, names = after(named("chat", "a", source="/models/b.gguf", identity=()))
     found = changes({"a": SPEC}, specs, resolve=names.get)
 
@@ -99,7 +99,7 @@ def test_removed_id_resolves_to_its_successor() -> None:
     assert Changes(added=("b",), removed=("a",)).gone == ("a",)
 
 
-def test_an_alias_leads_on_only_to_the_same_file() -> None:
+def test_alias_of_a_removed_model_resolves_only_to_the_same_file() -> None:
     gone = named("chat", "x", "a")
     specs, names = after(named("a"), named("x", source="/models/x.gguf", identity=()))
     assert changes({"chat": gone}, specs, resolve=names.get).renamed == (("chat", "a"),)
@@ -137,5 +137,5 @@ def test_found_download_is_not_a_change() -> None:
         (replace(SPEC, identity=(), source=""), False),
     ],
 )
-def test_a_file_is_known_by_where_it_lies(other: ModelSpec, is_one: bool) -> None:
+def test_file_is_identified_by_its_path(other: ModelSpec, is_one: bool) -> None:
     assert SPEC.is_file_of(other) is is_one

@@ -1,4 +1,4 @@
-"""Folders of models on a real file system, with all that people and tools leave in them."""
+"""Folders of models on a real file system, with all files that users and tools leave there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ List = Callable[[Path], ModelFolder]
 
 @pytest.fixture
 def listed(tmp_path: Path) -> List:
-    """``list_models`` with a cache of the test's own."""
+    """``list_models`` with a cache for this test only."""
     return partial(list_models, cache_folder=tmp_path / "cache")
 
 
@@ -43,7 +43,7 @@ def put(path: Path, content: bytes | None = None) -> Path:
 
 
 def shown(folder: ModelFolder, top: Path) -> dict[str, str]:
-    """Path below ``top`` → class, or what is wrong."""
+    """Path below ``top`` → class or error."""
     return {
         os.path.relpath(found.path, top): found.outcome.message.removeprefix(f"{found.path}: ")
         if isinstance(found.outcome, LlamasupError)
@@ -54,7 +54,7 @@ def shown(folder: ModelFolder, top: Path) -> dict[str, str]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The model files that were opened from now on."""
+    """Records the paths of the opened model files."""
     paths: list[str] = []
     system_open = os.open
 
@@ -67,7 +67,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-# --- what is listed ------------------------------------------------------------------------------
+# --- the list ------------------------------------------------------------------------------------
 
 
 def test_models_are_found_in_the_folders_of_downloaders(top: Path, listed: List) -> None:
@@ -87,10 +87,10 @@ def test_models_are_found_in_the_folders_of_downloaders(top: Path, listed: List)
     }
 
 
-def test_a_split_set_is_one_model(top: Path, listed: List) -> None:
+def test_split_set_is_one_model(top: Path, listed: List) -> None:
     parts = models.write_split_decoder(top)
     found = listed(top).models
-    assert [each.path for each in found] == [str(parts[0])]
+    assert [model.path for model in found] == [str(parts[0])]
     assert isinstance(found[0].outcome, ModelFacts)
     assert found[0].outcome.file_bytes == sum(part.stat().st_size for part in parts)
 
@@ -126,37 +126,37 @@ def test_broken_file_is_listed_with_its_error(top: Path, listed: List) -> None:
     }
 
 
-def test_a_folder_with_the_name_of_a_model_is_a_folder(top: Path, listed: List) -> None:
+def test_folder_named_like_a_model_is_a_folder(top: Path, listed: List) -> None:
     put(top / "folder.gguf/inside.gguf")
     assert list(shown(listed(top), top)) == ["folder.gguf/inside.gguf"]
 
 
 def test_names_outside_utf8_are_listed_and_remembered(top: Path, listed: List, opened: list[str]) -> None:
     path = put(top / os.fsdecode(b"caf\xe9.gguf"))
-    assert [each.path for each in listed(top).models] == [str(path)]
+    assert [model.path for model in listed(top).models] == [str(path)]
     opened.clear()
-    assert [each.path for each in listed(top).models] == [str(path)]
+    assert [model.path for model in listed(top).models] == [str(path)]
     assert opened == []
 
 
 # --- bounds --------------------------------------------------------------------------------------
 
 
-def test_links_that_lead_in_a_circle_end(top: Path, listed: List) -> None:
+def test_circular_links_end(top: Path, listed: List) -> None:
     put(top / "a/b/model.gguf")
     (top / "a/b/up").symlink_to("../..")
     (top / "a/self").symlink_to(".")
     assert list(shown(listed(top), top)) == ["a/b/model.gguf"]
 
 
-def test_a_folder_that_two_links_lead_to_is_entered_once(top: Path, tmp_path: Path, listed: List) -> None:
+def test_folder_with_two_links_to_it_is_listed_once(top: Path, tmp_path: Path, listed: List) -> None:
     put(tmp_path / "elsewhere/model.gguf")
     (top / "one").symlink_to(tmp_path / "elsewhere")
     (top / "two").symlink_to(tmp_path / "elsewhere")
     assert len(listed(top).models) == 1
 
 
-def test_folders_are_followed_down_to_a_depth(top: Path, listed: List) -> None:
+def test_folders_are_listed_down_to_a_depth(top: Path, listed: List) -> None:
     put(top / "1/2/3/4/5/6/deep.gguf")
     assert listed(top).notes == ()
     put(top / "1/2/3/4/5/6/7/too-deep.gguf")
@@ -184,7 +184,7 @@ def test_list_of_too_many_names_is_cut_with_a_note(
 def test_unreadable_folder_is_skipped_with_a_note(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system's answer is put in its place, since root may list everything."""
+    """The test replaces the answer of the system, because root may list every folder."""
     put(top / "open.gguf")
     put(top / "closed/model.gguf")
     scandir = os.scandir
@@ -208,10 +208,10 @@ def test_unreadable_folder_is_skipped_with_a_note(
 
 
 @pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="Linux")
-def test_what_the_kernel_shows_of_itself_is_not_walked(
+def test_folders_of_the_kernel_are_not_listed(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/proc and /sys hold some 100,000 names, and no model."""
+    """/proc and /sys have some 100,000 names and no model."""
     entered: list[str] = []
     scandir = os.scandir
 
@@ -225,26 +225,28 @@ def test_what_the_kernel_shows_of_itself_is_not_walked(
     (top / "self").symlink_to("/proc/self")
     monkeypatch.setattr(os, "scandir", noted)
     assert list(shown(listed(top), top)) == ["model.gguf"]
-    assert [path for path in entered if Path(path).is_relative_to(top)] == [str(top)] * 2  # to try, to walk
+    assert [path for path in entered if Path(path).is_relative_to(top)] == [
+        str(top)
+    ] * 2  # one check, one walk
 
 
-# --- nothing to list -----------------------------------------------------------------------------
+# --- empty and missing folders -------------------------------------------------------------------
 
 
-def test_a_folder_without_models_is_an_empty_list(top: Path, listed: List) -> None:
+def test_folder_without_models_is_an_empty_list(top: Path, listed: List) -> None:
     put(top / "sub/readme.md")
     assert listed(top) == ModelFolder(())
 
 
-def test_a_folder_that_is_not_there(top: Path, listed: List) -> None:
+def test_missing_folder_is_an_error(top: Path, listed: List) -> None:
     with pytest.raises(ModelMissing, match="there is no such file"):
         listed(top / "gone")
 
 
-# --- remembering ---------------------------------------------------------------------------------
+# --- the cache -----------------------------------------------------------------------------------
 
 
-def test_a_folder_listed_again_opens_no_model_file(top: Path, listed: List, opened: list[str]) -> None:
+def test_second_list_of_a_folder_opens_no_model_file(top: Path, listed: List, opened: list[str]) -> None:
     for number in range(20):
         put(top / f"{number % 3}/{number}.gguf")
     models.write_split_decoder(top)
@@ -255,14 +257,14 @@ def test_a_folder_listed_again_opens_no_model_file(top: Path, listed: List, open
     assert opened == []
 
 
-def test_the_whole_list_is_one_entry_of_the_cache(top: Path, tmp_path: Path, listed: List) -> None:
+def test_list_of_a_folder_is_one_cache_entry(top: Path, tmp_path: Path, listed: List) -> None:
     for number in range(20):
         put(top / f"{number}.gguf")
     listed(top)
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_only_what_changed_is_read_again(top: Path, listed: List, opened: list[str]) -> None:
+def test_only_changed_files_are_read_again(top: Path, listed: List, opened: list[str]) -> None:
     for name in ("stays", "changes", "goes"):
         put(top / f"{name}.gguf")
     listed(top)
@@ -278,7 +280,7 @@ def test_only_what_changed_is_read_again(top: Path, listed: List, opened: list[s
     assert opened == [str(top / "changes.gguf"), str(top / "new.gguf")]
 
 
-def test_a_part_of_a_set_that_changed_is_seen(top: Path, listed: List) -> None:
+def test_changed_part_of_a_set_is_noticed(top: Path, listed: List) -> None:
     parts = models.write_split_decoder(top)
     listed(top)
     os.truncate(parts[2], parts[2].stat().st_size // 2)
@@ -286,7 +288,7 @@ def test_a_part_of_a_set_that_changed_is_seen(top: Path, listed: List) -> None:
     assert "truncated" in message
 
 
-def test_a_file_that_was_broken_is_looked_at_again(top: Path, listed: List) -> None:
+def test_broken_file_is_read_again(top: Path, listed: List) -> None:
     put(top / "m.gguf", models.truncated_decoder())
     listed(top)
     put(top / "m.gguf")
@@ -299,7 +301,7 @@ def test_folders_are_listed_without_a_cache(top: Path, tmp_path: Path) -> None:
     assert len(list_models(top, cache_folder=tmp_path / "file" / "cache").models) == 1
 
 
-def test_file_that_comes_back_during_the_list_is_listed(
+def test_file_that_returns_during_the_list_is_listed(
     top: Path, listed: List, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put(top / "m.gguf")

@@ -10,7 +10,7 @@ REVISION = "a" * 40
 SNAPSHOT = f"models--org--repo/snapshots/{REVISION}"
 
 
-def test_a_file_of_a_models_folder_is_called_by_its_name() -> None:
+def test_id_of_a_file_in_a_models_folder_is_its_name() -> None:
     assert ids_of(["x-Q4_K_M.gguf", "sub/y.gguf"]) == {"x-Q4_K_M.gguf": ("x-Q4_K_M",), "sub/y.gguf": ("y",)}
 
 
@@ -38,7 +38,7 @@ def test_files_of_one_quantization_have_their_file_names() -> None:
     ]
 
 
-def test_half_a_copy_beside_it_changes_no_name() -> None:
+def test_incomplete_copy_changes_no_name() -> None:
     whole, half = "org/repo/x-Q4_K_M.gguf", "org/repo/y-Q4_K_M.gguf"
     ids = ids_of([whole, half], broken={half})
     assert ids[whole] == ("x-Q4_K_M", "org/repo:Q4_K_M")
@@ -56,7 +56,7 @@ def test_file_of_llama_cpps_older_cache_has_its_manifests_id() -> None:
     }
 
 
-def test_manifests_are_known_by_their_names() -> None:
+def test_manifests_are_recognized_by_their_names() -> None:
     assert manifest_repo("manifest=ggml-org=SmolVLM2-GGUF=latest.json") == "ggml-org/SmolVLM2-GGUF"
     assert manifest_repo("manifest=ggml-org=latest.json") is None
     assert manifest_repo("x.gguf") is None
@@ -70,7 +70,7 @@ def test_invalid_repository_name_leaves_the_file_name() -> None:
     assert list(ids_of([f"models--ö--x/snapshots/{REVISION}/y.gguf"]).values()) == [("y",)]
 
 
-def test_what_no_name_is_left_of_has_none() -> None:
+def test_file_without_any_allowed_character_has_no_id() -> None:
     assert ids_of(["模型.gguf", "ö/x/模型.gguf"]) == {"模型.gguf": (), "ö/x/模型.gguf": ()}
 
 
@@ -91,13 +91,13 @@ def test_file_missing_in_the_current_revision_is_the_newest() -> None:
     old, newer = at("older", "x-Q4_K_M.gguf"), at("newer", "x-Q4_K_M.gguf")
     assert kept(old, newer, at("main", "y-Q8_0.gguf")) == {newer, at("main", "y-Q8_0.gguf")}
     assert kept(old, at("main", "x-Q4_K_M.gguf")) == {at("main", "x-Q4_K_M.gguf")}
-    # Under another name, or in more parts.
+    # The current revision has the quantization under another name, or in more parts.
     assert kept(old, at("main", "z-Q4_K_M.gguf")) == {at("main", "z-Q4_K_M.gguf")}
-    # Half of it is there.
+    # The current revision is incomplete.
     half = at("main", "x-Q4_K_M-00001-of-00002.gguf")
     assert kept(old, half, broken={half}) == {old}
     assert kept(half, broken={half}) == {half}
-    # Of one revision all, also several of one quantization, and projectors of any.
+    # All files of one revision count, also several of one quantization.
     all_of_it = {
         at("main", name) for name in ("a-Q4_K_M.gguf", "b-Q4_K_M.gguf", "mmproj-Q4_K_M.gguf", "c.gguf")
     }

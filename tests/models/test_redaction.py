@@ -69,11 +69,11 @@ def test_unknown_path_is_replaced_by_its_file_name(text: str, named: str) -> Non
         "see /srv.",
     ],
 )
-def test_a_text_with_an_unclear_path_is_dropped(text: str) -> None:
+def test_text_with_an_ambiguous_path_is_dropped(text: str) -> None:
     assert redact_paths(text, KNOWN) == ""
 
 
-# Upper case only in folders, so that a letter in upper case in the result is a part of a folder's name.
+# Only folders have upper case, so an upper-case letter in the result comes from the name of a folder.
 folders = st.from_regex(r"\(?[A-Z]([A-Z.,:' -]{0,6}[A-Z])?\)?", fullmatch=True)
 files = st.from_regex(r"[a-z]([a-z.' -]{0,6}[a-z])?(\.gguf)?", fullmatch=True)
 absolute_paths = st.builds(
@@ -92,7 +92,7 @@ parts_of_texts = st.one_of(
 
 
 @given(st.lists(parts_of_texts, max_size=5), st.lists(absolute_paths, max_size=2))
-def test_the_name_of_no_folder_is_in_the_result(parts: list[str], known: list[str]) -> None:
+def test_result_contains_no_name_of_a_folder(parts: list[str], known: list[str]) -> None:
     text = " ".join([*parts, *known])
     assert not re.search("[A-Z]", redact_paths(text, [path for path in known if path.startswith("/")]))
 

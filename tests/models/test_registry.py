@@ -1,4 +1,4 @@
-"""Which models there are, by which names: a config's rules over what is found."""
+"""The models and their names: the rules of a config, applied to the found files."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def options(spec: ModelSpec | Unknown) -> ModelOptions:
 
 
 def by_id(registry: Registry) -> dict[str, tuple[str, ...]]:
-    """Id → the other names."""
+    """Id → aliases."""
     return {spec.id: spec.aliases for spec in registry.specs.values()}
 
 
 def problems(registry: Registry) -> list[tuple[str, str]]:
-    return [(each.cause, each.message) for each in registry.problems]
+    return [(problem.cause, problem.message) for problem in registry.problems]
 
 
-# --- what is found -------------------------------------------------------------------------------
+# --- found files ---------------------------------------------------------------------------------
 
 
 def test_found_file_is_served_under_its_own_id() -> None:
@@ -68,14 +68,14 @@ def test_found_file_is_served_under_its_own_id() -> None:
     assert registry.problems == ()
 
 
-def test_a_replaced_file_is_another_spec() -> None:
+def test_replaced_file_has_another_spec() -> None:
     before = found("/m/tiny.gguf")
     after = replace(before, files=(("/m/tiny.gguf", 1, 2),))
     assert build((), [before]).specs != build((), [after]).specs
     assert build((), [before]).specs == build((), [before]).specs
 
 
-def test_what_goes_beside_models_is_none() -> None:
+def test_attachments_and_vocabularies_are_no_models() -> None:
     beside = [found("/m/lora.gguf", LORA), found("/m/mmproj.gguf", PROJECTOR), found("/m/v.gguf", VOCABULARY)]
     registry = build((), [found("/m/tiny.gguf"), *beside])
     assert by_id(registry) == {"tiny": ()}
@@ -92,7 +92,7 @@ def test_broken_file_has_a_spec_with_its_problem() -> None:
     assert (problem.cause, problem.names, problem.remedy) == ("model_invalid", ("cut",), "Download it again.")
 
 
-def test_a_broken_projector_is_a_problem_and_no_model() -> None:
+def test_broken_projector_is_a_problem_and_no_model() -> None:
     registry = build((), [found("/m/mmproj-x.gguf", ModelInvalid("truncated"))])
     assert by_id(registry) == {}
     assert problems(registry) == [("model_invalid", "truncated")]
@@ -120,7 +120,7 @@ def test_resolve_does_not_search_similar_names() -> None:
     assert [spec and spec.id for spec in map(registry.resolve, asked)] == ["a", "a", "a", None, None, None]
 
 
-def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
+def test_incomplete_copy_does_not_replace_a_complete_file() -> None:
     cut = ModelInvalid("/m/backup/x.gguf: truncated", remedy="Copy it again.")
     files = [
         found("/m/backup/x.gguf", cut, "x", "org/repo:Q8_0"),
@@ -130,8 +130,8 @@ def test_half_a_copy_takes_no_whole_file_out_of_service() -> None:
     registry = build((), files)
     assert by_id(registry) == {"x": ("org/repo:Q8_0",), "y": ()}
     assert registry.specs["x"].source == "/m/org/repo/x.gguf"
-    # The problem is told, and not as one of the model that is served.
-    assert [each.names for each in registry.problems] == [(), ("y",)]
+    # The problem is reported, but not as one of the served model.
+    assert [problem.names for problem in registry.problems] == [(), ("y",)]
     assert registry.problems[0].paths == ("/m/backup/x.gguf",)
 
 
@@ -144,11 +144,11 @@ def test_adapter_does_not_replace_a_broken_file_of_its_name() -> None:
 def test_each_broken_file_of_one_name_is_a_problem() -> None:
     files = [found(f"/{folder}/x.gguf", ModelInvalid(f"/{folder}/x.gguf: truncated")) for folder in "ab"]
     registry = build((), files)
-    assert [each.cause for each in registry.problems] == ["model_invalid", "model_invalid", "same_id"]
+    assert [problem.cause for problem in registry.problems] == ["model_invalid", "model_invalid", "same_id"]
     assert by_id(registry) == {}
 
 
-def test_the_config_may_name_the_broken_one_of_two() -> None:
+def test_config_may_name_the_broken_one_of_two_files() -> None:
     cut = found("/a/x.gguf", ModelInvalid("/a/x.gguf: truncated"))
     registry = build([ModelRule("half", cut.path)], [cut, found("/b/x.gguf")], sources={cut.path: cut})
     assert registry.specs["half"].problem == "/a/x.gguf: truncated"
@@ -158,7 +158,7 @@ def test_the_config_may_name_the_broken_one_of_two() -> None:
 
 def test_config_can_name_two_files_of_one_name() -> None:
     files = [found("/a/x.gguf"), found("/b/x.gguf")]
-    sources = {each.path: each for each in files}
+    sources = {file.path: file for file in files}
     rules = [ModelRule("one", "/a/x.gguf"), ModelRule("two", "/b/x.gguf")]
     assert by_id(build(rules, files, sources=sources)) == {"one": (), "two": ()}
 
@@ -190,7 +190,7 @@ def test_file_without_a_valid_name_is_a_problem() -> None:
     assert "no part of its name is valid" in registry.problems[0].message
 
 
-# --- what the config says ------------------------------------------------------------------------
+# --- rules of the config -------------------------------------------------------------------------
 
 
 def test_rule_names_a_file_and_its_options() -> None:
@@ -254,7 +254,7 @@ def test_id_that_is_another_models_name_is_no_alias() -> None:
         ModelRule("x", "/n/y.gguf"),
         ModelRule("chat", "/m/x.gguf"),
     ]
-    registry = build(rules, [file, other], sources={each.path: each for each in (file, other)})
+    registry = build(rules, [file, other], sources={source.path: source for source in (file, other)})
     assert options(registry.find("x")).ctx_size == 512
     assert options(registry.find("chat")).ctx_size is None
 
@@ -269,10 +269,16 @@ def test_rule_beats_pattern_and_pattern_beats_default() -> None:
     files = [found("/m/Qwen-7B.gguf"), found("/m/qwen-1.gguf"), found("/m/llama.gguf")]
     registry = build(rules, files, defaults=ModelOptions(ctx_size=9, threads=9))
     said = {name: options(registry.find(name)) for name in ("Qwen-7B", "qwen-1", "llama")}
-    assert {name: each.ctx_size for name, each in said.items()} == {"Qwen-7B": 3, "qwen-1": 2, "llama": 1}
-    assert {name: each.kv_type for name, each in said.items() if each.kv_type} == {"qwen-1": "f16"}
-    assert {each.parallel for each in said.values()} == {1}
-    assert {each.threads for each in said.values()} == {9}
+    assert {name: settings.ctx_size for name, settings in said.items()} == {
+        "Qwen-7B": 3,
+        "qwen-1": 2,
+        "llama": 1,
+    }
+    assert {name: settings.kv_type for name, settings in said.items() if settings.kv_type} == {
+        "qwen-1": "f16"
+    }
+    assert {settings.parallel for settings in said.values()} == {1}
+    assert {settings.threads for settings in said.values()} == {9}
 
 
 def test_rule_for_an_unknown_model_suggests_similar_names() -> None:
@@ -357,7 +363,7 @@ def test_replicas_have_no_device_flag_in_their_settings() -> None:
 
 def sharing(*said: ModelOptions, defaults: ModelOptions = ModelOptions()) -> Registry:  # noqa: B008 - frozen
     file = found("/m/x.gguf")
-    rules = [ModelRule(f"name-{number}", file.path, options=each) for number, each in enumerate(said)]
+    rules = [ModelRule(f"name-{number}", file.path, options=options) for number, options in enumerate(said)]
     return build(rules, [file], sources={file.path: file}, defaults=defaults)
 
 
@@ -387,7 +393,7 @@ def test_name_without_a_ttl_stays_loaded() -> None:
     assert sharing(ModelOptions(ttl_s=60), ModelOptions()).specs["name-0"].stay.ttl_s == FOREVER
 
 
-# --- clashes -------------------------------------------------------------------------------------
+# --- duplicate names -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -447,7 +453,7 @@ def test_alias_equal_to_the_name_is_ignored() -> None:
 def test_file_with_a_name_of_the_config_is_a_problem() -> None:
     registry = build([ModelRule("q", "org/repo", ("x",))], [found("/m/x.gguf"), found("/m/q.gguf")])
     assert by_id(registry) == {"q": ("x",)}
-    assert [(each.cause, each.paths) for each in registry.problems] == [
+    assert [(problem.cause, problem.paths) for problem in registry.problems] == [
         ("name_taken", ("/m/x.gguf",)),
         ("name_taken", ("/m/q.gguf",)),
     ]
@@ -491,11 +497,11 @@ def test_every_name_has_one_model_and_every_file_is_accounted_for(
     assert {rule.name for rule in rules} <= registry.names.keys()
     served = {name for spec in registry.specs.values() for name, _, _ in spec.identity}
     paths = {path for problem in registry.problems for path in problem.paths}
-    told = {each.files[0][0] for each in files if each.path in paths}
-    assert all(each.files[0][0] in told | served for each in files)
+    reported = {file.files[0][0] for file in files if file.path in paths}
+    assert all(file.files[0][0] in reported | served for file in files)
 
 
-# --- asking for one ------------------------------------------------------------------------------
+# --- lookups -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["Qwen-7B", "qwen-7b", "QWEN-7B:latest", "Qwen-7B.gguf", "qwen-7b.GGUF"])
@@ -520,7 +526,7 @@ def test_unknown_name_has_similar_names() -> None:
     unknown = registry.find("lama-3.2-1b")
     assert isinstance(unknown, Unknown)
     assert unknown.near[0] == "llama-3.2-1b"
-    assert registry.find("3.2") == Unknown("3.2", ("llama-3.2-1b",))  # a part of it
+    assert registry.find("3.2") == Unknown("3.2", ("llama-3.2-1b",))  # a part of the name
     assert registry.find("zzz") == Unknown("zzz")
     assert registry.find("") == Unknown("")
 

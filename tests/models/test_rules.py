@@ -1,4 +1,4 @@
-"""Rules of a config: which models they match, which counts, and what of them nobody can mean."""
+"""Rules of a config: the models that they match, their precedence, and their errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_pattern_matches_like_an_exhaustive_search(written: str, name: str) -> N
 
 
 def test_pattern_of_many_stars_is_fast() -> None:
-    """Tried everywhere, it would take longer than there is time."""
+    """With backtracking, this match would never end."""
     assert pattern("*a" * 100 + "*b").fullmatch("a" * 256) is None
 
 
@@ -35,8 +35,8 @@ def test_later_options_and_own_options_take_precedence(
     ctx_sizes: tuple[int | None, ...], own: int | None, counts: int
 ) -> None:
     rules = [
-        ModelRule(name, options=ModelOptions(ctx_size=each))
-        for name, each in zip(("q*", "qw*"), ctx_sizes, strict=True)
+        ModelRule(name, options=ModelOptions(ctx_size=ctx_size))
+        for name, ctx_size in zip(("q*", "qw*"), ctx_sizes, strict=True)
     ]
     model = ModelRule("qwen", "org/repo:Q4_K_M", options=ModelOptions(ctx_size=own))
 

@@ -1,4 +1,4 @@
-"""Models where people and programs put them, on a real file system; and what leads out of it (X10)."""
+"""Models in the folders of users and programs on a real file system, and links out of them (X10)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def put(path: Path, content: bytes = DECODER) -> Path:
 
 
 def in_hub(hub: Path, repo: str, revision: str, file: str, blob: str, content: bytes = DECODER) -> Path:
-    """As huggingface_hub lays it out: a link into the repository's own blobs."""
+    """The layout of huggingface_hub: a link to the blobs of the repository."""
     repository = hub / f"models--{repo.replace('/', '--')}"
     target = put(repository / "blobs" / blob, content)
     snapshot = repository / "snapshots" / revision / file
@@ -35,7 +35,7 @@ def in_hub(hub: Path, repo: str, revision: str, file: str, blob: str, content: b
 
 
 def names(search: Search) -> dict[str, str]:
-    """Own id → class, or what is wrong."""
+    """Id → class or error."""
     return {
         found.ids[0]: found.outcome.message
         if isinstance(found.outcome, LlamasupError)
@@ -52,7 +52,7 @@ def test_hubs_cache_has_ids_with_quantization(tmp_path: Path) -> None:
     in_hub(tmp_path, "org/repo", NEW, "deep/x-Q8_0.gguf", "b2", models.tiny_encoder())
     search = search_models([tmp_path])
     assert names(search) == {"org/repo:Q4_K_M": "decoder", "org/repo:Q8_0": "encoder"}
-    found = next(each for each in search.found if each.ids[0] == "org/repo:Q4_K_M")
+    found = next(file for file in search.found if file.ids[0] == "org/repo:Q4_K_M")
     assert found.path == str(file)
     assert found.files[0][0] == os.path.realpath(tmp_path / "models--org--repo/blobs/b1")
 
@@ -80,7 +80,7 @@ def test_newest_revision_counts_without_a_ref(tmp_path: Path, reference: bytes |
 
 
 def test_newer_revision_without_the_model_keeps_the_old_one(tmp_path: Path) -> None:
-    """While it is downloaded; or for good, where only its README.md was wanted."""
+    """During its download, or forever if only its README.md was downloaded."""
     refs = tmp_path / "models--org--repo/refs"
     old = in_hub(tmp_path, "org/repo", OLD, "x-Q4_K_M.gguf", "b1")
     put(refs / "main", NEW.encode())
@@ -150,16 +150,16 @@ def test_link_out_of_the_folders_is_refused(tmp_path: Path) -> None:
     (top / "x.gguf").symlink_to(outside)
     (top / "folder").symlink_to(outside.parent)
     put(top / "y.gguf")
-    told = {found.path: found.outcome for found in search_models([top]).found}
-    assert not isinstance(told[str(top / "y.gguf")], LlamasupError)
+    outcomes = {found.path: found.outcome for found in search_models([top]).found}
+    assert not isinstance(outcomes[str(top / "y.gguf")], LlamasupError)
     for path in (top / "x.gguf", top / "folder/x.gguf"):
-        error = told[str(path)]
+        error = outcomes[str(path)]
         assert isinstance(error, LlamasupError)
         assert str(outside) in error.message
         assert "in none of the models folders" in error.message
 
 
-def test_a_link_from_one_folder_into_another_is_followed(tmp_path: Path) -> None:
+def test_link_from_one_folder_into_another_is_followed(tmp_path: Path) -> None:
     target = put(tmp_path / "b/x.gguf")
     (tmp_path / "a").mkdir()
     (tmp_path / "a/y.gguf").symlink_to(target)
@@ -194,7 +194,7 @@ def test_path_in_the_config_may_lead_anywhere(tmp_path: Path) -> None:
     assert not isinstance(source.outcome, LlamasupError)
 
 
-# --- the rest ------------------------------------------------------------------------------------
+# --- files and folders ---------------------------------------------------------------------------
 
 
 def test_any_part_of_a_set_stands_for_the_set(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One model among many: what of it makes another process, and what does not."""
+"""The spec of a model, and its changes that need another process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_names_and_stay_do_not_change_started_as() -> None:
         assert same.started_as == SPEC.started_as
 
 
-def test_another_file_or_setting_is_another_process() -> None:
+def test_another_file_or_setting_needs_another_process() -> None:
     for other in (
         replace(SPEC, identity=(("/models/tiny.gguf", 7, 8),)),
         replace(SPEC, settings=Settings(ctx_size=512)),
@@ -50,8 +50,8 @@ def test_over_fills_unset_options() -> None:
 
 
 def test_redacted_shows_names_without_folders() -> None:
-    told = SPEC.redacted("/models/tiny.gguf: is cut off. There is no other in /models.")
-    assert told == "tiny.gguf: is cut off. There is no other in its folder."
+    redacted = SPEC.redacted("/models/tiny.gguf: is cut off. There is no other in /models.")
+    assert redacted == "tiny.gguf: is cut off. There is no other in its folder."
     beside = replace(
         SPEC,
         identity=(("/blobs/77ab", 1, 1),),

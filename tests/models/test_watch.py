@@ -28,18 +28,18 @@ DECODER = models.tiny_decoder()
 
 
 class Watched:
-    """A folder under watch, and what was told of it."""
+    """A watched folder, and its reports."""
 
     def __init__(self, top: Path, watch: ModelWatch, first: Search) -> None:
         self.top = top
-        self.told = [first]
+        self.reports = [first]
         self._changes = watch.changes()
 
     async def until(self, holds: Callable[[dict[str, str]], bool]) -> dict[str, str]:
-        """Name → class, or what is wrong, once ``holds`` is true of it."""
+        """Wait until ``holds``. Returns name → class or error."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds(self.served):
-                self.told.append(await anext(self._changes))
+                self.reports.append(await anext(self._changes))
         return self.served
 
     @property
@@ -48,7 +48,7 @@ class Watched:
             os.path.relpath(found.path, self.top): found.outcome.message.removeprefix(f"{found.path}: ")
             if isinstance(found.outcome, LlamasupError)
             else found.outcome.model_class
-            for found in self.told[-1].found
+            for found in self.reports[-1].found
         }
 
 
@@ -95,13 +95,13 @@ async def test_removed_model_is_reported(top: Path) -> None:
 
 
 @async_test
-async def test_a_renamed_model_never_leaves(top: Path) -> None:
+async def test_renamed_model_is_never_missing(top: Path) -> None:
     put(top / "a.gguf")
-    # A new file would count after an hour.
+    # A new file would be served after an hour.
     async with watching(top, policy=DebouncePolicy(sound_s=3600, broken_s=3600)) as watched:
         (top / "a.gguf").rename(top / "b.gguf")
         await watched.until(lambda served: "b.gguf" in served)
-        assert all(each.found for each in watched.told)
+        assert all(search.found for search in watched.reports)
 
 
 @async_test
@@ -113,12 +113,12 @@ async def test_download_is_reported_once_it_has_its_name(top: Path) -> None:
         part.write_bytes(DECODER)
         part.rename(top / "a.gguf")
         await watched.until(lambda served: served.get("a.gguf") == "decoder")
-        assert all("part" not in found.path for each in watched.told for found in each.found)
+        assert all("part" not in found.path for search in watched.reports for found in search.found)
 
 
 @async_test
 async def test_growing_copy_is_not_reported(top: Path) -> None:
-    """Written piece by piece until another file has come and gone many times in between."""
+    """The test writes it in pieces, and between them adds and removes another file many times."""
     policy = DebouncePolicy(sound_s=0.05, broken_s=3600)
     async with watching(top, policy=policy) as watched:
         with (top / "a.gguf").open("wb") as file:
@@ -158,11 +158,11 @@ async def test_interrupted_copy_is_reported_once_it_is_stable(top: Path) -> None
 async def test_replaced_model_is_reported_once_complete(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top) as watched:
-        before = watched.told[-1].found[0].files
+        before = watched.reports[-1].found[0].files
         fresh = put(top / "b.part", models.tiny_encoder())
         fresh.replace(path)
         await watched.until(lambda served: served["a.gguf"] == "encoder")
-        assert watched.told[-1].found[0].files != before
+        assert watched.reports[-1].found[0].files != before
 
 
 @async_test
@@ -173,11 +173,11 @@ async def test_folder_that_disappears_is_watched_again_when_back(
     async with watching(top) as watched:
         aside = top.with_name("aside")
         shutil.move(top, aside)
-        await watched.until(lambda _: bool(watched.told[-1].missing))
+        await watched.until(lambda _: bool(watched.reports[-1].missing))
         assert watched.served == {"a.gguf": "decoder"}
-        assert str(top) in watched.told[-1].missing
+        assert str(top) in watched.reports[-1].missing
         shutil.move(aside, top)
-        await watched.until(lambda _: not watched.told[-1].missing)
+        await watched.until(lambda _: not watched.reports[-1].missing)
         assert watched.served == {"a.gguf": "decoder"}
         put(top / "b.gguf")
         await watched.until(lambda served: "b.gguf" in served)
@@ -188,8 +188,8 @@ async def test_configured_model_of_a_missing_folder_stays(top: Path) -> None:
     path = put(top / "a.gguf")
     async with watching(top, path, policy=DebouncePolicy(sound_s=0.0, broken_s=0.0)) as watched:
         shutil.move(top, top.with_name("aside"))
-        await watched.until(lambda _: bool(watched.told[-1].missing))
-        assert not isinstance(watched.told[-1].sources[str(path)].outcome, LlamasupError)
+        await watched.until(lambda _: bool(watched.reports[-1].missing))
+        assert not isinstance(watched.reports[-1].sources[str(path)].outcome, LlamasupError)
 
 
 @async_test
@@ -202,12 +202,12 @@ async def test_recreated_folder_has_its_new_models(top: Path) -> None:
 
 
 @async_test
-async def test_a_model_of_the_config_is_watched_where_it_lies(top: Path, tmp_path: Path) -> None:
+async def test_folder_of_a_configured_model_is_watched(top: Path, tmp_path: Path) -> None:
     path = put(tmp_path / "elsewhere/x.gguf")
     async with watching(top, path) as watched:
-        before = watched.told[-1].sources[str(path)].files
+        before = watched.reports[-1].sources[str(path)].files
         put(path.with_name("x.part"), models.tiny_encoder()).replace(path)
-        await watched.until(lambda _: watched.told[-1].sources[str(path)].files != before)
+        await watched.until(lambda _: watched.reports[-1].sources[str(path)].files != before)
 
 
 @async_test
@@ -222,7 +222,7 @@ async def test_change_before_the_watch_is_reported(top: Path) -> None:
 @async_test
 async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
-        self.reliable = False  # as where fs.inotify.max_user_watches is reached
+        self.reliable = False  # as at the limit fs.inotify.max_user_watches
 
     monkeypatch.setattr(FolderEvents, "_watch", no_more_watches)
     monkeypatch.setattr("llamasup.models.watch._POLL_INTERVAL_WITHOUT_EVENTS_S", 0.05)
@@ -235,7 +235,7 @@ async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.
 async def test_folders_with_a_link_to_a_folder_are_polled(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The library would watch all that it leads to, a whole disk for example."""
+    """The library would watch all folders below the link, for example a whole disk."""
     put(tmp_path / "outside/x.gguf")
     (top / "link").symlink_to(tmp_path / "outside")
     events = FolderEvents([top], [])
@@ -265,23 +265,23 @@ async def test_ended_watch_leaves_no_thread(top: Path) -> None:
     before = descriptors()
     for _ in range(3):
         async with watching(top):
-            assert any(each.name == "model-watch" for each in threading.enumerate())
-    assert not any(each.name == "model-watch" for each in threading.enumerate())
-    async with asyncio.timeout(PATIENCE_S):  # the library's own thread closes them a moment later
-        while descriptors() > before:  # noqa: ASYNC110 - and tells nobody
+            assert any(thread.name == "model-watch" for thread in threading.enumerate())
+    assert not any(thread.name == "model-watch" for thread in threading.enumerate())
+    async with asyncio.timeout(PATIENCE_S):  # the thread of the library closes them a moment later
+        while descriptors() > before:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.01)
 
 
 def test_temporary_names_are_no_events(top: Path) -> None:
     events = FolderEvents([top], [])
     try:
-        assert events.happened()  # the first look
+        assert events.happened()  # the first check
         assert not events.happened()
         put(top / "a.gguf.part")
         put(top / "blobs/0123.incomplete")
         put(top / "b.gguf")
-        told = [name for name in ("a.gguf.part", "b.gguf") if watch._concerns([name])]
-        assert told == ["b.gguf"]
+        concerned = [name for name in ("a.gguf.part", "b.gguf") if watch._concerns([name])]
+        assert concerned == ["b.gguf"]
     finally:
         events.close()
 
@@ -342,7 +342,7 @@ async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: py
             put(top / "c.gguf")
             served = await watched.until(lambda served: "c.gguf" in served)
             assert served["sub/deep/b.gguf"] == "decoder"
-            assert watched.told[-1].closed == (str(top / "sub"),)
+            assert watched.reports[-1].closed == (str(top / "sub"),)
         shutil.rmtree(top / "sub")
         await watched.until(lambda served: "sub/deep/b.gguf" not in served)
 
@@ -352,13 +352,13 @@ async def test_models_of_an_unreadable_subfolder_stay(top: Path, monkeypatch: py
 async def test_dead_network_share_keeps_its_models(
     top: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
-    """As the system says of a folder on a dead mount, or below a folder that may not be entered."""
+    """The errors of the system for a folder on a dead mount, or below an inaccessible folder."""
     put(top / "a.gguf")
     async with watching(top) as watched:
         with unreadable(monkeypatch, top, error):
-            await watched.until(lambda _: bool(watched.told[-1].missing))
+            await watched.until(lambda _: bool(watched.reports[-1].missing))
             assert watched.served == {"a.gguf": "decoder"}
-            (why,) = watched.told[-1].missing.values()
+            (why,) = watched.reports[-1].missing.values()
             assert os.strerror(error) in why.message
         put(top / "c.gguf")
         served = await watched.until(lambda served: "c.gguf" in served)
@@ -367,7 +367,7 @@ async def test_dead_network_share_keeps_its_models(
 
 @contextlib.contextmanager
 def unreadable(patch: pytest.MonkeyPatch, folder: Path, error: int) -> Iterator[None]:
-    """The system says this of the folder and of all below it: root, who runs tests too, may do everything."""
+    """Replaces the system's answers for ``folder`` and its contents, because root may read everything."""
 
     def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
         def ask(path: Any = ".", *more: Any, **named: Any) -> Any:

@@ -50,7 +50,7 @@ __all__ = [
 
 
 class HeldSizing:
-    """Sizes as ever, but not before it is told to. ``begun`` waits for somebody who wants a size."""
+    """Delays the sizing of models until ``go_on``. ``begun`` waits until a sizing has begun."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._really = sizing.__dict__["estimate_model"]
@@ -72,11 +72,15 @@ class HeldSizing:
 
 
 def server(folder: Path, faults: Mapping[str, Iterable[str]] | None = None) -> Path:
-    """A llama-server that misbehaves for the models whose command lines hold a part that ``faults`` names."""
+    """A llama-server with faults, by a part of its command line."""
     usual = install(folder / "usual-server")
+    programs = {
+        part: install(folder / f"server-{number}", *options)
+        for number, (part, options) in enumerate((faults or {}).items())
+    }
     cases = [
-        f'*{shlex.quote(part)}*) exec {shlex.quote(str(install(folder / f"server-{number}", *said)))} "$@" ;;'
-        for number, (part, said) in enumerate((faults or {}).items())
+        f'*{shlex.quote(part)}*) exec {shlex.quote(str(program))} "$@" ;;'
+        for part, program in programs.items()
     ]
     path = folder / "llama-server"
     path.write_text("\n".join(["#!/bin/sh", 'case "$*" in', *cases, "esac", f'exec "{usual}" "$@"', ""]))
@@ -91,7 +95,7 @@ def file_of(folder: Path, name: str, model: Path) -> Path:
 
 
 def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **options: object) -> ModelSpec:
-    """As the registry makes one of this file."""
+    """The spec of this file, as the registry makes it."""
     status = path.stat()
     name = path.stem
     return ModelSpec(
@@ -111,7 +115,7 @@ def registry_of(*specs: ModelSpec) -> Registry:
 
 
 class PoolRequest:
-    """One request: it comes, waits if it has to, and keeps what it was told."""
+    """One request: it queues if necessary, and keeps its lease or its rejection."""
 
     def __init__(self, catalog: Catalog, model: str) -> None:
         self.body = b""
@@ -147,7 +151,7 @@ class PoolRequest:
         return found
 
     async def served_by(self) -> int:
-        """The generation that took it."""
+        """The number of the generation that serves the request."""
         found = await self.answer()
         assert isinstance(found, Lease), found
         return found.endpoint.generation
@@ -163,7 +167,7 @@ class PoolRequest:
 
 
 class Pooled:
-    """A pool that runs, its models by their names, and what it has told."""
+    """A running pool, its models by name, and its events."""
 
     def __init__(self, pool: Pool, catalog: Catalog, needs_bytes: int) -> None:
         self.pool = pool
@@ -194,7 +198,7 @@ class Pooled:
             await self.pool.unload(self[model])
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Asked again whenever something was told, and in between: not all that changes is told."""
+        """Wait for ``holds``. Polls too, because some changes have no event."""
         async with asyncio.timeout(PATIENCE_S):
             while not holds():
                 self._news.clear()
@@ -203,7 +207,7 @@ class Pooled:
                         await self._news.wait()
 
     async def reconciled(self) -> None:
-        """Once more, and what was decided is under way."""
+        """Let the pool decide again and begin to apply its decisions."""
         self.pool.reconcile_soon()
         for _ in range(5):
             await asyncio.sleep(0)
@@ -216,14 +220,14 @@ class Pooled:
         return {name: self[name].runners[0].pid for name in models}
 
     def loads(self, model: str) -> int:
-        """How often it became ready."""
+        """The number of times that the model became ready."""
         return sum(
             isinstance(event, StateChanged) and event.model == model and event.state is State.READY
             for event in self.notices
         )
 
     def unloads(self) -> list[tuple[str, str, str]]:
-        """Who was unloaded, why, and for whom."""
+        """(unloaded model, reason, model that needs its memory) of each unload."""
         found = [event for event in self.notices if isinstance(event, ModelUnloading)]
         return [(event.model, event.reason, event.for_model) for event in found]
 
@@ -242,7 +246,7 @@ async def pooled(
     fetch: Fetch | None = None,
     budget: Mapping[str, int] | None = None,
 ) -> AsyncIterator[Pooled]:
-    """``capacity``: how many models of the size of the first one fit in memory."""
+    """Run a pool. ``capacity``: the number of models of the first one's size that fit into memory."""
     path = server(folder) if runtime is None else runtime
     environ = dict(os.environ)
     here = next((spec for spec in specs if not spec.is_remote), None)
@@ -260,12 +264,12 @@ async def pooled(
         environ=environ,
     )
     pool = Pool(options, Runners(bus, run_folder, log_path=lambda model: None), bus, fetch)
-    it = Pooled(pool, Catalog(registry_of(*specs), pool), needs)
+    pooled_models = Pooled(pool, Catalog(registry_of(*specs), pool), needs)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(pool.run(), name="pool")
         await pool.running.wait()
         try:
-            yield it
+            yield pooled_models
         finally:
             pool.ask_stop(now=True)
             try:
@@ -276,5 +280,5 @@ async def pooled(
 
 
 def with_context(spec: ModelSpec, ctx_size: int) -> ModelSpec:
-    """The same with other settings: another process is needed."""
+    """The same model with another context, which needs another process."""
     return replace(spec, settings=replace(spec.settings, ctx_size=ctx_size))

@@ -1,4 +1,4 @@
-"""The residency policy: situations and the actions that it orders."""
+"""The residency policy: snapshots and the actions for them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def gpu(gib: float) -> dict[str, int]:
 
 
 def resident(id_: str, needs: Mapping[str, int], **facts: object) -> ModelSnapshot:
-    """Loaded long ago, and idle for a minute unless said otherwise."""
+    """A model that was loaded long ago and, by default, is idle for a minute."""
     return ModelSnapshot(id_, needs, Phase.RESIDENT, **{"used_s": NOW - 60, **facts})  # type: ignore[arg-type]
 
 
-def wanted(id_: str, needs: Mapping[str, int], *, for_s: float = 0.0, **facts: object) -> ModelSnapshot:
-    """Not loaded, and somebody has waited for it for so long."""
+def requested(id_: str, needs: Mapping[str, int], *, for_s: float = 0.0, **facts: object) -> ModelSnapshot:
+    """An unloaded model with one request that has waited for ``for_s``."""
     return ModelSnapshot(id_, needs, waiting=1, waiting_since_s=NOW - for_s, **facts)  # type: ignore[arg-type]
 
 
@@ -52,7 +52,7 @@ def decided(
     time_slice_s: float = 5.0,
     idle_grace: float = 0.1,
 ) -> tuple[Action, ...]:
-    """With 10 GiB on one device unless said otherwise."""
+    """The actions, by default for one device of 10 GiB."""
     policy = ResidencyPolicy(time_slice_s=time_slice_s, max_loaded=max_loaded, idle_grace=idle_grace)
     return decide(Snapshot(now_s, {model.id: model for model in models}, budget or gpu(10), policy))
 
@@ -62,42 +62,45 @@ def test_nothing_is_done_without_demand() -> None:
 
 
 def test_model_that_fits_is_loaded() -> None:
-    assert decided(resident("a", gpu(6)), wanted("b", gpu(4))) == (Load("b"),)
+    assert decided(resident("a", gpu(6)), requested("b", gpu(4))) == (Load("b"),)
 
 
 def test_two_models_that_fit_are_loaded_at_once() -> None:
-    assert decided(wanted("a", gpu(6)), wanted("b", gpu(4))) == (Load("a"), Load("b"))
+    assert decided(requested("a", gpu(6)), requested("b", gpu(4))) == (Load("a"), Load("b"))
 
 
 def test_longer_wait_is_loaded_first() -> None:
-    assert decided(wanted("a", gpu(6), for_s=1), wanted("b", gpu(6), for_s=2)) == (Load("b"), WakeAt(NOW + 4))
+    assert decided(requested("a", gpu(6), for_s=1), requested("b", gpu(6), for_s=2)) == (
+        Load("b"),
+        WakeAt(NOW + 4),
+    )
 
 
 def test_needs_must_fit_on_every_device() -> None:
     both = {"ram": GIB, "CUDA0": GIB}
     budget = {"ram": 2 * GIB, "CUDA0": 8 * GIB}
-    assert decided(resident("a", {"ram": GIB}), wanted("b", both), budget=budget) == (Load("b"),)
-    full = decided(resident("a", {"ram": 2 * GIB}), wanted("b", both), budget=budget)
+    assert decided(resident("a", {"ram": GIB}), requested("b", both), budget=budget) == (Load("b"),)
+    full = decided(resident("a", {"ram": 2 * GIB}), requested("b", both), budget=budget)
     assert full == (Evict("a", "memory", "b"),)
 
 
 def test_idle_model_is_evicted_and_its_memory_awaited() -> None:
-    first = decided(resident("a", gpu(6)), wanted("b", gpu(6)))
+    first = decided(resident("a", gpu(6)), requested("b", gpu(6)))
     assert first == (Evict("a", "memory", "b"),)
     leaving = ModelSnapshot("a", gpu(6), Phase.UNLOADING)
-    assert decided(leaving, wanted("b", gpu(6))) == ()
-    assert decided(ModelSnapshot("a", gpu(6)), wanted("b", gpu(6))) == (Load("b"),)
+    assert decided(leaving, requested("b", gpu(6))) == ()
+    assert decided(ModelSnapshot("a", gpu(6)), requested("b", gpu(6))) == (Load("b"),)
 
 
 def test_loading_model_holds_its_memory() -> None:
     loading = ModelSnapshot("a", gpu(6), Phase.LOADING, waiting=1, waiting_since_s=NOW - 1)
-    assert decided(loading, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
-    assert decided(loading, wanted("b", gpu(4))) == (Load("b"),)
+    assert decided(loading, requested("b", gpu(6))) == (WakeAt(NOW + 5),)
+    assert decided(loading, requested("b", gpu(4))) == (Load("b"),)
 
 
 @pytest.mark.parametrize("phase", [Phase.ABSENT, Phase.FAILED])
 def test_absent_and_failed_models_hold_no_memory(phase: Phase) -> None:
-    assert decided(ModelSnapshot("a", gpu(10), phase), wanted("b", gpu(10))) == (Load("b"),)
+    assert decided(ModelSnapshot("a", gpu(10), phase), requested("b", gpu(10))) == (Load("b"),)
 
 
 def test_failed_model_is_not_loaded() -> None:
@@ -106,27 +109,27 @@ def test_failed_model_is_not_loaded() -> None:
 
 
 def test_model_with_unknown_needs_is_skipped() -> None:
-    assert decided(wanted("a", {}, for_s=9), wanted("b", gpu(1))) == (Load("b"),)
+    assert decided(requested("a", {}, for_s=9), requested("b", gpu(1))) == (Load("b"),)
 
 
-# --- who goes
+# --- the choice of a model to evict
 
 
 def test_least_recently_used_model_is_evicted() -> None:
     old, new = resident("old", gpu(5), used_s=NOW - 600), resident("new", gpu(5), used_s=NOW - 60)
-    assert decided(new, old, wanted("b", gpu(5))) == (Evict("old", "memory", "b"),)
+    assert decided(new, old, requested("b", gpu(5))) == (Evict("old", "memory", "b"),)
 
 
 def test_model_with_a_long_load_is_kept() -> None:
     dear = resident("dear", gpu(5), used_s=NOW - 600, load_s=60.0)
     cheap = resident("cheap", gpu(5), used_s=NOW - 300, load_s=2.0)
-    assert decided(dear, cheap, wanted("b", gpu(5))) == (Evict("cheap", "memory", "b"),)
+    assert decided(dear, cheap, requested("b", gpu(5))) == (Evict("cheap", "memory", "b"),)
 
 
 def test_frequently_used_model_is_kept() -> None:
     often = resident("often", gpu(5), used_s=NOW - 600, use=Use(40, NOW - 600))
     once = resident("once", gpu(5), used_s=NOW - 300, use=Use(1, NOW - 300))
-    assert decided(often, once, wanted("b", gpu(5))) == (Evict("once", "memory", "b"),)
+    assert decided(often, once, requested("b", gpu(5))) == (Evict("once", "memory", "b"),)
 
 
 def test_use_counts_half_after_an_hour() -> None:
@@ -138,14 +141,14 @@ def test_use_counts_half_after_an_hour() -> None:
 
 def test_one_model_is_evicted_rather_than_two() -> None:
     small = [resident(name, gpu(2), used_s=NOW - 100) for name in ("s1", "s2")]
-    assert decided(*small, resident("big", gpu(6), used_s=NOW - 90), wanted("b", gpu(4))) == (
+    assert decided(*small, resident("big", gpu(6), used_s=NOW - 90), requested("b", gpu(4))) == (
         Evict("big", "memory", "b"),
     )
 
 
 def test_two_old_models_are_evicted_rather_than_a_recent_one() -> None:
     small = [resident(name, gpu(3), used_s=NOW - 900) for name in ("s1", "s2")]
-    assert set(decided(*small, resident("big", gpu(4), used_s=NOW - 2), wanted("b", gpu(4)))) == {
+    assert set(decided(*small, resident("big", gpu(4), used_s=NOW - 2), requested("b", gpu(4)))) == {
         Evict("s1", "memory", "b"),
         Evict("s2", "memory", "b"),
     }
@@ -155,34 +158,34 @@ def test_model_on_another_device_is_kept() -> None:
     elsewhere = resident("elsewhere", {"CUDA1": 8 * GIB}, used_s=0.0)
     here = resident("here", gpu(8))
     budget = {"CUDA0": 10 * GIB, "CUDA1": 10 * GIB}
-    assert decided(elsewhere, here, wanted("b", gpu(8)), budget=budget) == (Evict("here", "memory", "b"),)
+    assert decided(elsewhere, here, requested("b", gpu(8)), budget=budget) == (Evict("here", "memory", "b"),)
 
 
 def test_nothing_is_evicted_if_it_is_not_enough() -> None:
     idle = resident("idle", gpu(2))
     busy = resident("busy", gpu(8), in_flight=1)
-    assert decided(idle, busy, wanted("b", gpu(9))) == (WakeAt(NOW + 5),)
+    assert decided(idle, busy, requested("b", gpu(9))) == (WakeAt(NOW + 5),)
 
 
 def test_memory_of_unloading_models_counts_first() -> None:
     leaving = ModelSnapshot("leaving", gpu(3), Phase.UNLOADING)
-    assert decided(leaving, resident("a", gpu(7)), wanted("b", gpu(3))) == ()
+    assert decided(leaving, resident("a", gpu(7)), requested("b", gpu(3))) == ()
 
 
 def test_pinned_model_is_kept_and_what_cannot_fit_is_rejected() -> None:
     pinned = resident("embed", gpu(4), pinned=True, used_s=0.0)
-    assert decided(pinned, wanted("b", gpu(8))) == (
+    assert decided(pinned, requested("b", gpu(8))) == (
         Reject(
             "b",
             "it needs 8.0 GiB of CUDA0, and the budget is 10 GiB, of which pinned models hold 4.0 GiB"
             " (embed)",
         ),
     )
-    assert decided(pinned, resident("a", gpu(6)), wanted("b", gpu(6))) == (Evict("a", "memory", "b"),)
+    assert decided(pinned, resident("a", gpu(6)), requested("b", gpu(6))) == (Evict("a", "memory", "b"),)
 
 
 def test_model_over_the_budget_is_rejected_without_evictions() -> None:
-    assert decided(resident("a", gpu(6)), wanted("b", gpu(12), for_s=60)) == (
+    assert decided(resident("a", gpu(6)), requested("b", gpu(12), for_s=60)) == (
         Reject("b", "it needs 12 GiB of CUDA0, and the budget is 10 GiB"),
     )
 
@@ -193,13 +196,13 @@ def test_device_outside_the_budget_is_named() -> None:
 
 
 def test_request_that_waits_for_a_permit_keeps_its_model() -> None:
-    assert decided(resident("a", gpu(6), waiting=1), wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
+    assert decided(resident("a", gpu(6), waiting=1), requested("b", gpu(6))) == (WakeAt(NOW + 5),)
 
 
 def test_idle_grace_delays_an_eviction() -> None:
     a = resident("a", gpu(6), used_s=NOW, load_s=3.0)
-    assert decided(a, wanted("b", gpu(6))) == (WakeAt(NOW + 0.1 * 3.0),)
-    assert decided(a, wanted("b", gpu(6)), now_s=NOW + 0.1 * 3.0) == (Evict("a", "memory", "b"),)
+    assert decided(a, requested("b", gpu(6))) == (WakeAt(NOW + 0.1 * 3.0),)
+    assert decided(a, requested("b", gpu(6)), now_s=NOW + 0.1 * 3.0) == (Evict("a", "memory", "b"),)
 
 
 # --- turns
@@ -207,44 +210,44 @@ def test_idle_grace_delays_an_eviction() -> None:
 
 def test_busy_model_is_cordoned_for_an_overdue_request() -> None:
     a = resident("a", gpu(6), in_flight=2)
-    assert decided(a, wanted("b", gpu(6), for_s=4)) == (WakeAt(NOW + 1),)
-    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Cordon("a", "b"), LOOK_AGAIN)
+    assert decided(a, requested("b", gpu(6), for_s=4)) == (WakeAt(NOW + 1),)
+    assert decided(a, requested("b", gpu(6), for_s=5)) == (Cordon("a", "b"), LOOK_AGAIN)
     yielding = ModelSnapshot("a", gpu(6), Phase.CORDONED, in_flight=1, waiting=7, waiting_since_s=NOW - 6)
-    assert decided(yielding, wanted("b", gpu(6), for_s=5)) == (LOOK_AGAIN,)
+    assert decided(yielding, requested("b", gpu(6), for_s=5)) == (LOOK_AGAIN,)
     done = ModelSnapshot("a", gpu(6), Phase.CORDONED, waiting=7, waiting_since_s=NOW - 6)
-    assert decided(done, wanted("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
+    assert decided(done, requested("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
 
 
 def test_model_between_requests_is_evicted_after_its_slice() -> None:
     a = resident("a", gpu(6), used_s=NOW, load_s=3.0)
-    assert decided(a, wanted("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
+    assert decided(a, requested("b", gpu(6), for_s=5)) == (Evict("a", "memory", "b"),)
 
 
 def test_loaded_model_keeps_its_time_slice() -> None:
     a = resident("a", gpu(6), in_flight=1, resident_since_s=NOW - 2)
-    assert decided(a, wanted("b", gpu(6), for_s=30)) == (WakeAt(NOW + 3),)
+    assert decided(a, requested("b", gpu(6), for_s=30)) == (WakeAt(NOW + 3),)
 
 
 def test_time_slice_is_at_least_as_long_as_the_load() -> None:
     a = resident("a", gpu(6), in_flight=1, resident_since_s=NOW - 20, load_s=30.0)
-    assert decided(a, wanted("b", gpu(6), for_s=30)) == (WakeAt(NOW + 10),)
+    assert decided(a, requested("b", gpu(6), for_s=30)) == (WakeAt(NOW + 10),)
 
 
 def test_busy_model_with_the_longest_slice_is_cordoned() -> None:
     a = resident("a", gpu(5), in_flight=1, resident_since_s=NOW - 100)
     b = resident("b", gpu(5), in_flight=1, resident_since_s=NOW - 50)
-    assert decided(a, b, wanted("c", gpu(5), for_s=5)) == (Cordon("a", "c"), LOOK_AGAIN)
+    assert decided(a, b, requested("c", gpu(5), for_s=5)) == (Cordon("a", "c"), LOOK_AGAIN)
 
 
 def test_idle_models_are_evicted_before_busy_ones() -> None:
     busy = resident("busy", gpu(5), in_flight=1, load_s=0.1)
     idle = resident("idle", gpu(5), load_s=100.0, used_s=NOW - 11)
-    assert decided(busy, idle, wanted("c", gpu(5), for_s=60)) == (Evict("idle", "memory", "c"),)
+    assert decided(busy, idle, requested("c", gpu(5), for_s=60)) == (Evict("idle", "memory", "c"),)
 
 
 def test_busy_model_is_cordoned_and_idle_one_evicted_at_once() -> None:
     busy, idle = resident("busy", gpu(6), in_flight=1), resident("idle", gpu(4))
-    assert set(decided(busy, idle, wanted("c", gpu(10), for_s=5))) == {
+    assert set(decided(busy, idle, requested("c", gpu(10), for_s=5))) == {
         Cordon("busy", "c"),
         Evict("idle", "memory", "c"),
         LOOK_AGAIN,
@@ -258,7 +261,7 @@ def test_model_is_uncordoned_without_demand() -> None:
 
 def test_model_is_uncordoned_if_an_idle_one_can_be_evicted() -> None:
     yielding = ModelSnapshot("a", gpu(5), Phase.CORDONED, in_flight=1)
-    assert decided(yielding, resident("idle", gpu(5)), wanted("c", gpu(5), for_s=9)) == (
+    assert decided(yielding, resident("idle", gpu(5)), requested("c", gpu(5), for_s=9)) == (
         Uncordon("a"),
         Evict("idle", "memory", "c"),
     )
@@ -267,62 +270,62 @@ def test_model_is_uncordoned_if_an_idle_one_can_be_evicted() -> None:
 def test_no_second_model_is_cordoned_if_one_is_enough() -> None:
     yielding = ModelSnapshot("a", gpu(5), Phase.CORDONED, in_flight=1)
     busy = resident("b", gpu(5), in_flight=1)
-    assert decided(yielding, busy, wanted("c", gpu(5), for_s=9)) == (LOOK_AGAIN,)
+    assert decided(yielding, busy, requested("c", gpu(5), for_s=9)) == (LOOK_AGAIN,)
 
 
-# --- several wait
+# --- several models wait
 
 
 def test_small_model_passes_a_large_one_that_must_wait() -> None:
     busy = resident("busy", gpu(6), in_flight=1)
-    big, small = wanted("big", gpu(8), for_s=3), wanted("small", gpu(4), for_s=1)
+    big, small = requested("big", gpu(8), for_s=3), requested("small", gpu(4), for_s=1)
     assert decided(busy, big, small) == (Load("small"), WakeAt(NOW + 2))
 
 
 def test_small_model_does_not_pass_an_overdue_large_one() -> None:
     busy = resident("busy", gpu(6), in_flight=1, resident_since_s=NOW - 1)
-    big, small = wanted("big", gpu(8), for_s=6), wanted("small", gpu(4), for_s=1)
+    big, small = requested("big", gpu(8), for_s=6), requested("small", gpu(4), for_s=1)
     assert decided(busy, big, small) == (WakeAt(NOW + 4),)
 
 
 def test_small_model_that_fits_with_the_large_one_is_loaded() -> None:
     busy = resident("busy", gpu(6), in_flight=1, resident_since_s=NOW - 1)
-    big, small = wanted("big", gpu(8), for_s=6), wanted("small", gpu(2), for_s=1)
+    big, small = requested("big", gpu(8), for_s=6), requested("small", gpu(2), for_s=1)
     assert decided(busy, big, small) == (Load("small"), WakeAt(NOW + 4))
 
 
 def test_reserved_model_is_not_evicted_for_a_small_one() -> None:
     busy = resident("busy", gpu(6), in_flight=1, resident_since_s=NOW - 1)
     idle = resident("idle", gpu(4))
-    big, small = wanted("big", gpu(10), for_s=6), wanted("small", gpu(4), for_s=1)
+    big, small = requested("big", gpu(10), for_s=6), requested("small", gpu(4), for_s=1)
     assert Evict("idle", "memory", "small") not in decided(busy, idle, big, small)
     assert Evict("idle", "memory", "small") in decided(busy, idle, small)
 
 
 def test_awaited_memory_is_not_given_to_a_later_request() -> None:
     leaving = ModelSnapshot("gone", gpu(6), Phase.UNLOADING)
-    older, younger = wanted("older", gpu(9), for_s=2), wanted("younger", gpu(3), for_s=1)
+    older, younger = requested("older", gpu(9), for_s=2), requested("younger", gpu(3), for_s=1)
     assert decided(leaving, older, younger) == (WakeAt(NOW + 4),)
-    assert decided(leaving, older, wanted("tiny", gpu(1), for_s=1)) == (Load("tiny"),)
+    assert decided(leaving, older, requested("tiny", gpu(1), for_s=1)) == (Load("tiny"),)
 
 
 def test_two_loads_evict_one_idle_model_each() -> None:
     idle = [resident("i1", gpu(5), used_s=NOW - 90), resident("i2", gpu(5), used_s=NOW - 60)]
-    assert decided(*idle, wanted("a", gpu(5), for_s=2), wanted("b", gpu(5), for_s=1)) == (
+    assert decided(*idle, requested("a", gpu(5), for_s=2), requested("b", gpu(5), for_s=1)) == (
         Evict("i1", "memory", "a"),
         Evict("i2", "memory", "b"),
     )
 
 
 def test_rejected_model_does_not_delay_others() -> None:
-    assert decided(wanted("huge", gpu(20), for_s=9), wanted("b", gpu(5))) == (
+    assert decided(requested("huge", gpu(20), for_s=9), requested("b", gpu(5))) == (
         Reject("huge", "it needs 20 GiB of CUDA0, and the budget is 10 GiB"),
         Load("b"),
     )
 
 
 def test_only_the_longest_waits_are_considered() -> None:
-    waiting = [wanted(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
+    waiting = [requested(f"m{n:03}", gpu(0.01), for_s=n / 1000) for n in range(100)]
     first = decided(*waiting)
     assert first == tuple(Load(model.id) for model in reversed(waiting[-MAX_LOADS:]))
     loading = [ModelSnapshot(model.id, model.needs, Phase.LOADING) for model in waiting[-MAX_LOADS:]]
@@ -356,7 +359,7 @@ def test_ttl_does_not_evict(kept: ModelSnapshot) -> None:
 
 def test_expired_model_frees_memory_for_a_waiting_one() -> None:
     expired = resident("a", gpu(6), ttl_s=1.0)
-    assert decided(expired, resident("b", gpu(4), used_s=0.0), wanted("c", gpu(6))) == (Evict("a", "ttl"),)
+    assert decided(expired, resident("b", gpu(4), used_s=0.0), requested("c", gpu(6))) == (Evict("a", "ttl"),)
 
 
 # --- max_loaded, groups, and budgets that change
@@ -364,14 +367,14 @@ def test_expired_model_frees_memory_for_a_waiting_one() -> None:
 
 def test_max_loaded_limits_the_loaded_models() -> None:
     one = resident("a", gpu(1), used_s=NOW - 90), resident("b", gpu(1))
-    assert decided(*one, wanted("c", gpu(1)), max_loaded=2) == (Evict("a", "count", "c"),)
-    assert decided(*one, wanted("c", gpu(1)), max_loaded=3) == (Load("c"),)
+    assert decided(*one, requested("c", gpu(1)), max_loaded=2) == (Evict("a", "count", "c"),)
+    assert decided(*one, requested("c", gpu(1)), max_loaded=3) == (Load("c"),)
 
 
 def test_pinned_swap_rejects_only_what_never_fits() -> None:
     swapping = ModelSnapshot("embed", gpu(8), Phase.LOADING, pinned=True, old_replicas=gpu(4))
-    assert decided(swapping, wanted("b", gpu(6))) == (WakeAt(NOW + 5),)
-    assert decided(swapping, wanted("b", gpu(7))) == (
+    assert decided(swapping, requested("b", gpu(6))) == (WakeAt(NOW + 5),)
+    assert decided(swapping, requested("b", gpu(7))) == (
         Reject(
             "b",
             "it needs 7.0 GiB of CUDA0, and the budget is 10 GiB, of which pinned models hold 4.0 GiB"
@@ -381,7 +384,7 @@ def test_pinned_swap_rejects_only_what_never_fits() -> None:
 
 
 def test_pinned_models_at_max_loaded_reject_others() -> None:
-    assert decided(resident("a", gpu(1), pinned=True), wanted("b", gpu(1)), max_loaded=1) == (
+    assert decided(resident("a", gpu(1), pinned=True), requested("b", gpu(1)), max_loaded=1) == (
         Reject("b", "max_loaded is 1, and pinned models use all of it (a)"),
     )
 
@@ -389,17 +392,17 @@ def test_pinned_models_at_max_loaded_reject_others() -> None:
 def test_group_allows_one_model_on_a_device() -> None:
     group = frozenset({"big"})
     a = resident("a", gpu(2), groups=group)
-    assert decided(a, wanted("b", gpu(2), groups=group)) == (Evict("a", "group", "b"),)
-    assert decided(a, wanted("b", gpu(2), groups=frozenset({"other"}))) == (Load("b"),)
+    assert decided(a, requested("b", gpu(2), groups=group)) == (Evict("a", "group", "b"),)
+    assert decided(a, requested("b", gpu(2), groups=frozenset({"other"}))) == (Load("b"),)
 
 
 def test_group_allows_models_on_different_devices() -> None:
     group = frozenset({"big"})
     budget = {"ram": 8 * GIB, "CUDA0": 8 * GIB, "CUDA1": 8 * GIB}
     a = resident("a", {"ram": GIB, "CUDA0": GIB}, groups=group)
-    on_other = wanted("b", {"ram": GIB, "CUDA1": GIB}, groups=group)
+    on_other = requested("b", {"ram": GIB, "CUDA1": GIB}, groups=group)
     assert decided(a, on_other, budget=budget) == (Load("b"),)
-    on_cpu = wanted("c", {"ram": GIB, "CUDA1": 0}, groups=group)
+    on_cpu = requested("c", {"ram": GIB, "CUDA1": 0}, groups=group)
     assert decided(a, on_cpu, budget=budget) == (Load("c"),)
     cpu_too = resident("d", {"ram": GIB}, groups=group)
     assert decided(cpu_too, on_cpu, budget=budget) == (Evict("d", "group", "c"),)
@@ -408,14 +411,14 @@ def test_group_allows_models_on_different_devices() -> None:
 def test_pinned_model_of_a_group_rejects_the_others() -> None:
     group = frozenset({"big"})
     a = resident("a", gpu(2), groups=group, pinned=True)
-    assert decided(a, wanted("b", gpu(2), groups=group)) == (
+    assert decided(a, requested("b", gpu(2), groups=group)) == (
         Reject("b", "group big allows one model on CUDA0, and a is pinned there"),
     )
 
 
 def test_one_waiting_model_of_a_group_is_loaded() -> None:
     group = frozenset({"big"})
-    a, b = wanted("a", gpu(2), for_s=2, groups=group), wanted("b", gpu(2), for_s=1, groups=group)
+    a, b = requested("a", gpu(2), for_s=2, groups=group), requested("b", gpu(2), for_s=1, groups=group)
     assert decided(a, b) == (Load("a"), WakeAt(NOW + 4))
 
 
@@ -436,4 +439,4 @@ def test_busy_models_over_the_budget_wait_until_idle() -> None:
 def test_loading_model_without_demand_is_not_evicted() -> None:
     loading = ModelSnapshot("a", gpu(8), Phase.LOADING)
     assert decided(loading, budget=gpu(6)) == (LOOK_AGAIN,)
-    assert decided(loading, wanted("b", gpu(6), for_s=9)) == ()
+    assert decided(loading, requested("b", gpu(6), for_s=9)) == ()

@@ -17,13 +17,13 @@ from tests.paths import FIXTURES
 from tests.planning.plans import GIB
 
 HELP = FIXTURES / "help" / "b11434.txt"
-MAX_OF_THE_LARGER = 4 << 20  # tokens, of which the tiny model keeps 5 GiB
+MAX_OF_THE_LARGER = 4 << 20  # tokens, for which the tiny model needs 5 GiB
 BUDGET = {RAM: 64 * GIB, "CUDA0": 8 * GIB, "CUDA1": 4 * GIB}
 
 
 @pytest.fixture
 def two_cards(tmp_path: Path) -> str:
-    """A llama-server that only answers questions."""
+    """A llama-server with two devices that only answers --help, --version and --list-devices."""
     program = tmp_path / "llama-server"
     program.write_text(
         f"#!/bin/sh\ncase $1 in --help) /bin/cat '{HELP}' ;;\n--version) echo 'version: 1 (a)' >&2 ;;\n"
@@ -37,7 +37,7 @@ def two_cards(tmp_path: Path) -> str:
 def needs_of(
     model: Path, runtime: str, devices: tuple[str, ...], ctx_size: int, *extra: str
 ) -> Mapping[str, int]:
-    """Of as many replicas as there are ``devices``."""
+    """The memory that the model needs, with a replica for each of ``devices``."""
     spec = ModelSpec(
         "tiny",
         str(model),
@@ -49,7 +49,7 @@ def needs_of(
 
 
 def test_each_replica_is_planned_for_its_device(two_cards: str, tiny_model: Path) -> None:
-    """What fits on the first card does not on the second, and on both together it would."""
+    """The context fits on the first card but not on the second, and would fit on both together."""
     both = needs_of(tiny_model, two_cards, ("CUDA0", "CUDA1"), MAX_OF_THE_LARGER)
     first, second = (
         needs_of(tiny_model, two_cards, (card,), MAX_OF_THE_LARGER, "--device", card)
@@ -75,16 +75,16 @@ def test_extra_device_flag_decides_the_needs(two_cards: str, tiny_model: Path) -
 def test_clients_see_the_load_error_without_paths() -> None:
     spec = ModelSpec("tiny", "/srv/tiny.gguf")
     error = ModelMissing("/srv/tiny.gguf: there is no such file", remedy="Did you mean /srv/tyni.gguf?")
-    told = as_unavailable(error, spec)
-    assert (told.status, told.cause) == (503, "model_missing")
-    assert (told.message, told.remedy) == ("tiny.gguf: there is no such file", "Did you mean tyni.gguf?")
+    shown = as_unavailable(error, spec)
+    assert (shown.status, shown.cause) == (503, "model_missing")
+    assert (shown.message, shown.remedy) == ("tiny.gguf: there is no such file", "Did you mean tyni.gguf?")
 
     server = Unavailable(
         503, "The file '/secret/p.gguf' cannot be opened.", "server_error", "x", "See /secret."
     )
-    told = as_unavailable(error, spec, server)
-    assert (told.status, told.type, told.cause, told.remedy) == (503, "server_error", "x", "")
-    assert told.message == "The file 'p.gguf' cannot be opened."
+    shown = as_unavailable(error, spec, server)
+    assert (shown.status, shown.type, shown.cause, shown.remedy) == (503, "server_error", "x", "")
+    assert shown.message == "The file 'p.gguf' cannot be opened."
 
-    told = as_unavailable(error, spec, Unavailable(503, "The folder '/secret' cannot be read."))
-    assert told.message == "The model 'tiny' cannot be loaded: llamasup's log says why"
+    shown = as_unavailable(error, spec, Unavailable(503, "The folder '/secret' cannot be read."))
+    assert shown.message == "The model 'tiny' cannot be loaded: llamasup's log says why"

@@ -1,5 +1,4 @@
-"""Whatever happens in whatever order, among models that are held to a budget: ``ModelWorld`` raises where a
-verdict must not be."""
+"""Random events among models with a memory budget. ``ModelWorld`` raises for an invalid action."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ NAMES = st.sampled_from([model.id for model in MODELS])
 
 
 class AnyWorld(RuleBasedStateMachine):
-    """The phases are the world's; what the pool would do between two events is in ``settle``."""
+    """``ModelWorld`` holds the phases. ``settle`` does the work of the pool between two events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +115,7 @@ class AnyWorld(RuleBasedStateMachine):
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
-        """Who waits is on the way to being served, or there is a time to think again."""
+        """If a request waits, a model is busy or changing, or the policy has a time to decide again."""
         on_the_way = self.some(Phase.LOADING, Phase.UNLOADING) or self.busy()
         assert not self.waiting or on_the_way or self.world.wake_at_s < float("inf")
 
@@ -125,7 +124,7 @@ class AnyWorld(RuleBasedStateMachine):
         assert self.ordered <= 4 * (self.events + self.asked) + len(MODELS)
 
     def teardown(self) -> None:
-        """No more requests come: all who wait are served or refused."""
+        """Without new requests, every waiting request is served or rejected."""
         for _ in range(40 * (len(self.waiting) + len(MODELS))):
             if not self.waiting:
                 return
@@ -151,24 +150,24 @@ calls = st.builds(Call, NAMES, st.floats(0.0, 8.0), st.floats(0.0, 3.0))
 @given(st.lists(st.lists(calls, max_size=12), min_size=1, max_size=6))
 def test_every_request_ends_within_a_bound(clients: list[list[Call]]) -> None:
     outcome = simulate(MODELS, clients, BUDGET)
-    asked = [call.model for client in clients for call in client]
-    assert outcome.refused == asked.count("huge")
-    assert outcome.answered == len(asked) - outcome.refused
-    # at most one request of each other client is before it, each with a load, a turn, a service and a wait
+    requested = [call.model for client in clients for call in client]
+    assert outcome.refused == requested.count("huge")
+    assert outcome.answered == len(requested) - outcome.refused
+    # at most one request of each client is before it, each with a load, a time slice, an answer and a wait
     assert max(outcome.waits_s, default=0.0) <= len(clients) * (8.0 + 8.0 + 8.0 + 5.0)
-    assert len(outcome.log) <= 8 * len(asked)
+    assert len(outcome.log) <= 8 * len(requested)
 
 
 @pytest.mark.parametrize("streams", [1, 3])
 def test_two_busy_models_take_turns(streams: int) -> None:
-    """With room for one: neither starves, and turns are as long as they should be at least."""
+    """Only one fits into memory: neither starves, and each has at least its time slice."""
     models = [Model(id=name, needs={"ram": 1}, load_s=1.0, slots=2) for name in ("a", "b")]
     clients = [[Call(name, 0.5)] * 100 for name in ("a", "b") for _ in range(streams)]
     outcome = simulate(models, clients, {"ram": 1}, ResidencyPolicy(time_slice_s=5.0))
     assert outcome.answered == 200 * streams
     turns = outcome.ended_s / sum(outcome.loads.values())
     assert 5.0 <= turns <= 9.0
-    # at most: the other's turn, what it has in flight, the load, and one's own place behind one's own
+    # at most the other's time slice, its request in flight, the load, and the own request before
     assert max(outcome.waits_s) <= 5.0 + 0.5 + 1.0 + 0.5 + 5.0
 
 
@@ -192,7 +191,7 @@ def test_idle_grace_keeps_a_model_between_two_requests() -> None:
 
 
 def test_replay_of_a_run_has_the_same_loads() -> None:
-    """So a real run can be held against the simulation: a trace says enough."""
+    """A trace is enough to compare a real run with the simulation."""
     models = [model for model in MODELS if model.id != "huge"]
     clients = [
         [

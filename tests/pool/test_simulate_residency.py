@@ -1,4 +1,4 @@
-"""The policy against others, on few requests; docs/residency.md has the numbers of many."""
+"""The policy compared with others for a few requests; docs/residency.md has the figures for many."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "**llamasup**"
 
 
 def test_hindsight_is_the_bound_for_models_of_one_size() -> None:
-    """Two ways to it that share nothing: Belady's rule played, and the dual of the linear program."""
+    """Two independent computations agree: Belady's rule, and the dual of the linear program."""
     equal = WORKLOADS[-1]
     results = played(equal, equal.calls(1, 200))
     hits, load_s = results["bound: no policy does better"]
@@ -47,7 +47,7 @@ def test_idle_grace_helps_programs_without_pauses() -> None:
 
 @pytest.mark.slow
 def test_table_in_the_docs_matches_the_simulation() -> None:
-    """Its own rows. Those of the others, which take minutes: scripts/simulate_residency.py --check."""
+    """Only the rows of this policy. The others take minutes: scripts/simulate_residency.py --check."""
     page = DOC.read_text("utf-8")
     for workload in WORKLOADS:
         of_workload = page.partition(f"| {workload.title} |")[2].partition("\n\n")[0]

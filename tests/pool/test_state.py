@@ -1,4 +1,4 @@
-"""The state of a model, from its phase and its processes."""
+"""The state of a model, from the states of its phase and its processes."""
 
 from __future__ import annotations
 
@@ -31,5 +31,7 @@ from llamasup.supervision.states import State
         (Phase.FAILED, [], {"broken": True}, "broken"),
     ],
 )
-def test_state_of_a_model(phase: Phase, processes: list[State], more: dict[str, Any], word: str) -> None:
+def test_state_of_a_model_follows_from_phase_and_processes(
+    phase: Phase, processes: list[State], more: dict[str, Any], word: str
+) -> None:
     assert state_of(phase, processes, **more) == word

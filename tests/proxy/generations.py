@@ -1,4 +1,4 @@
-"""The life of the one model of a rig, in the order in which its runner reports it, and its queue."""
+"""The generations of a rig's only model, reported in the order of a real runner, and its queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
 
 
 def make_unavailable(rig: Rig, why: Unavailable) -> None:
-    """No generation serves from now on, because of ``why``."""
+    """Let no generation serve, for the reason ``why``."""
 
     def change() -> None:
         rig.backend.unavailable = why
@@ -21,13 +21,13 @@ def make_unavailable(rig: Rig, why: Unavailable) -> None:
 
 
 def end_generation(rig: Rig, why: Unavailable = LOADING) -> None:
-    """The generation has ended, and with it its requests."""
+    """End the generation and its requests."""
     make_unavailable(rig, why)
     rig.call(lambda: rig.backend.endpoint.close("llama-server was killed"))
 
 
 def start_generation(rig: Rig) -> Endpoint:
-    """The next generation is ready, at the same address."""
+    """Make the next generation ready at the same address."""
     old = rig.backend.endpoint
     new = Endpoint(old.model, old.generation + 1, old.address)
 

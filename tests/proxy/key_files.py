@@ -11,7 +11,7 @@ __all__ = ["keys_of"]
 
 
 def keys_of(text: str) -> KeyFile:
-    """A key file that is a pipe, as with ``--api-key-file <(command)``: it never changes."""
+    """A key file that is a pipe, as in ``--api-key-file <(command)``: it never changes."""
     reading, writing = os.pipe()
     os.write(writing, text.encode())
     os.close(writing)

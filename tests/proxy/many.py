@@ -1,4 +1,4 @@
-"""A backend with several models, each with its own child, which the test plays."""
+"""A backend with several models, each with its own child, whose part the test plays."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Model:
         self.resolved = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
-        self.wanted = 0  # requests that began to wait for it
+        self.waits = 0  # requests that began to wait for the model
         self.queue = RequestQueue(
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
 
     def _want(self) -> None:
-        self.wanted += 1
+        self.waits += 1
 
     def loaded(self) -> None:
         self.unavailable = None

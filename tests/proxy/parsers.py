@@ -1,4 +1,4 @@
-"""Records the bytes that go to the C parsers."""
+"""Records the input of the C parsers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def record_parser_input(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[bytes]:
-    """The bytes that parsers made from now on receive."""
+    """The bytes that later created parsers receive."""
     shown: list[bytes] = []
     made: Any = getattr(httptools, name)
 
@@ -21,8 +21,8 @@ def record_parser_input(monkeypatch: pytest.MonkeyPatch, module: Any, name: str)
             shown.append(data)
             self._parser.feed_data(data)
 
-        def __getattr__(self, asked: str) -> Any:
-            return getattr(self._parser, asked)
+        def __getattr__(self, attribute: str) -> Any:
+            return getattr(self._parser, attribute)
 
     monkeypatch.setattr(module.httptools, name, Recording)
     return shown

@@ -77,7 +77,7 @@ class Wire:
             return self._read == b""
 
     def is_quiet(self) -> bool:
-        """Whether nothing has arrived by now."""
+        """Whether no byte has arrived so far."""
         self.sock.setblocking(False)
         try:
             return not self._read and not self.sock.recv(1, socket.MSG_PEEK)
@@ -112,7 +112,7 @@ def status(head: bytes) -> int:
 
 
 class Clock:
-    """The clock of the machine, set forward by the test. The next sweep of the proxy uses it."""
+    """The machine's clock, which a test can set forward. The next sweep of the proxy uses it."""
 
     def __init__(self) -> None:
         self._ahead_s = 0.0
@@ -255,7 +255,7 @@ class Rig:
     # --- the proxy
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Call something in the proxy's loop."""
+        """Call a function in the proxy's loop."""
 
         async def calling() -> Result:
             return function()
@@ -291,7 +291,7 @@ class Rig:
             self._loop.close()
 
     def keep(self, wire: Wire) -> Wire:
-        """Closed at the end."""
+        """Close this at the end of the rig."""
         self._open.append(wire)
         return wire
 

@@ -20,7 +20,7 @@ EVENT = chunk(b"data: {}\n\n")
 
 
 def abandon_request(rig: Rig, request: bytes) -> Wire:
-    """A client sends ``request`` and disconnects. Returns the child, which has seen that."""
+    """A client sends ``request`` and disconnects. Returns the child, after it has noticed."""
     client, child = rig.begin(request)
     client.close()
     assert child.sees_the_end()

@@ -73,7 +73,7 @@ def test_head_sent_byte_by_byte_has_a_deadline(make_rig: MakeRig) -> None:
     serve_another_client(rig)
     head = send_slowly(client, b"X: y\r\n" * 200)
     assert (status(head), field(head, b"connection")) == (408, b"close")
-    assert b'"cause":"slow_request"' in client.rest()  # and then the end
+    assert b'"cause":"slow_request"' in client.rest()  # and then the connection ends
     client.close()
     await_release(rig)
 
@@ -91,7 +91,7 @@ def test_body_sent_byte_by_byte_is_read_while_bytes_arrive(make_rig: MakeRig, cl
     assert child.message()[1] == body
     child.send(answer())
     assert status(client.message()[0]) == 200
-    client.send(post(CHAT, body)[:-1])  # and a body that stops arriving
+    client.send(post(CHAT, body)[:-1])  # a body that stops arriving times out
     clock.pass_until_readable(client, 60.0)
     assert status(client.head()) == 408
     client.close()

@@ -54,7 +54,7 @@ def test_address_of_another_machine_is_refused(host: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may bind every port")
-def test_a_privileged_port_is_refused() -> None:
+def test_privileged_port_is_refused() -> None:
     with pytest.raises(PortNotAllowed, match="permission denied"):
         bind("127.0.0.1", 80)
 

@@ -264,7 +264,7 @@ def test_client_without_a_key_cannot_send_a_large_body(make_rig: MakeRig, path: 
     assert rig.backend.requested_models == []
 
 
-def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
+def test_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig: MakeRig) -> None:
     rig = limited(make_rig, "")
     client = rig.connect()
     request = get(b"/livez", b"Content-Length: 10000") + b"x" * 10_000
@@ -274,7 +274,7 @@ def test_a_client_without_a_key_may_send_a_small_body_to_a_public_path(make_rig:
     assert status(client.message()[0]) == 200
 
 
-def test_a_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
+def test_client_with_a_key_may_send_a_large_body(make_rig: MakeRig) -> None:
     rig = limited(make_rig, "")
     client = rig.send(post(CHAT, b"x" * (100 * KIB), bearer(b"one")))
     child = rig.accept()
@@ -304,7 +304,7 @@ def test_request_counts_for_its_key_while_its_body_arrives(make_rig: MakeRig, se
     second = rig.send(
         get(CHAT, bearer(b"one"), b"Content-Length: 102400", b"Expect: 100-continue", method=b"POST")
     )
-    assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100
+    assert error_of(second, 429)["cause"] == "key_concurrent"  # and no 100 Continue
     assert second.sees_the_end()
     first.send(request[sent - 100 * KIB :])
     child = rig.accept()

@@ -48,7 +48,7 @@ SOCKET, _ = os.pipe()  # nothing arrives at it
 
 
 class Socket:
-    """A transport that takes everything and is never full."""
+    """A transport that accepts all bytes and is never full."""
 
     def write(self, piece: bytes) -> None: ...
 
@@ -100,11 +100,11 @@ class Calls:
         self.c: Counter[str] = Counter()
 
     def count(self, work: Callable[[], None]) -> None:
-        def note(frame: FrameType, event: str, given: Any) -> None:
+        def note(frame: FrameType, event: str, argument: Any) -> None:
             if event == "call":
                 self.python[frame.f_code.co_name] += 1
             elif event == "c_call":
-                self.c[given.__name__] += 1
+                self.c[argument.__name__] += 1
 
         outer = sys.getprofile()
         sys.setprofile(note)
@@ -209,18 +209,18 @@ def test_parser_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = record_parser_input(monkeypatch, reader, "HttpRequestParser")
     responses = record_parser_input(monkeypatch, upstream, "HttpResponseParser")
     asyncio.run(_requests(monkeypatch))
-    assert len(requests) == len(responses) == 2  # of all repeats: after these the heads are known
+    assert len(requests) == len(responses) == 2  # of all repeats: later heads are known
     del responses[:]
     asyncio.run(_chunks(monkeypatch))
     assert responses == [stream_head(), *(1 + REPEATS) * [CHUNK]]
 
 
-# Everything that wakes the loop again: a task, a callback, a timer.
+# Each of these wakes the loop again: a task, a callback, a timer.
 LATER = ("create_task", "call_soon", "call_later", "call_at", "ensure_future", "create_future")
 
 
 def io_of(thread: int) -> Counter[str]:
-    """How often a thread has called read() and write(), as uvloop does on sockets. Linux counts it."""
+    """The calls of read() and write() by a thread, as counted by Linux. uvloop uses them on sockets."""
     lines = Path(f"/proc/self/task/{thread}/io").read_text().splitlines()
     return Counter({name: int(value) for name, value in (line.split(": ") for line in lines)})
 

@@ -60,11 +60,11 @@ def converse(client: Wire, rig: Rig) -> Wire:
 # --- listeners
 
 
-def test_over_tcp(rig: Rig) -> None:
+def test_listener_on_tcp_supports_all_features(rig: Rig) -> None:
     converse(rig.connect(), rig)
 
 
-def test_over_ipv6(make_rig: MakeRig) -> None:
+def test_listener_on_ipv6_supports_all_features(make_rig: MakeRig) -> None:
     try:
         sockets = bind("::1", 0)
     except OSError:
@@ -75,12 +75,12 @@ def test_over_ipv6(make_rig: MakeRig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_over_a_unix_socket(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_listener_on_a_unix_socket_supports_all_features(make_rig: MakeRig, tmp_path: Path) -> None:
     rig = make_rig(sockets=[bind_unix(str(tmp_path / "front.sock"))])
     converse(rig.connect(), rig)
 
 
-def test_over_an_inherited_socket(make_rig: MakeRig) -> None:
+def test_inherited_socket_supports_all_features(make_rig: MakeRig) -> None:
     """As with systemd: clients may have connected before the proxy had the socket."""
     listening = socket.create_server(("127.0.0.1", 0))
     early = socket.create_connection(listening.getsockname())
@@ -92,7 +92,7 @@ def test_over_an_inherited_socket(make_rig: MakeRig) -> None:
     converse(rig.connect(), rig)
 
 
-def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
+def test_listener_with_tls_supports_all_features(make_rig: MakeRig, tmp_path: Path) -> None:
     certificate = Certificate(tmp_path)
     rig = make_rig(RUN, tls=certificate.context())
 
@@ -119,7 +119,7 @@ def test_over_tls(make_rig: MakeRig, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [(), (b"Connection: keep-alive",)], ids=["", "keep-alive"])
-def test_an_http_1_0_connection_ends_with_its_answer(rig: Rig, lines: tuple[bytes, ...]) -> None:
+def test_http_1_0_connection_ends_with_its_answer(rig: Rig, lines: tuple[bytes, ...]) -> None:
     """Also for a client that asks for keep-alive: a close is always correct."""
     client, child = rig.begin(get(b"/props", *lines).replace(b"HTTP/1.1", b"HTTP/1.0"))
     child.send(answer(b"whole"))
@@ -158,9 +158,9 @@ def test_options_asterisk_is_forwarded(rig: Rig) -> None:
 def test_preflight_with_body_is_answered_and_connection_kept(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(origins=("https://app.example",), route_by_model=False))
     client = rig.connect()
-    asked = (b"Origin: https://app.example", b"Access-Control-Request-Method: POST")
+    preflight_headers = (b"Origin: https://app.example", b"Access-Control-Request-Method: POST")
     length = b"Content-Length: %d" % len(LARGE)
-    client.send(get(CHAT, *asked, length, method=b"OPTIONS"), LARGE, get(b"/livez"))
+    client.send(get(CHAT, *preflight_headers, length, method=b"OPTIONS"), LARGE, get(b"/livez"))
     assert status(client.head()) == 204
     assert client.message()[1] == b'{"status":"ok"}'
     assert rig.in_flight() == 0

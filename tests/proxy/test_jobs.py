@@ -224,7 +224,7 @@ AUDIO = b"RIFF" + bytes(range(256)) * 1000
 
 @pytest.mark.parametrize("path", [b"/v1/audio/transcriptions", b"/any"])
 @pytest.mark.parametrize("route_by_model", [True, False])  # False: the body is forwarded
-def test_a_form_with_a_file_is_one_job(make_rig: MakeRig, path: bytes, *, route_by_model: bool) -> None:
+def test_form_with_a_file_is_one_job(make_rig: MakeRig, path: bytes, *, route_by_model: bool) -> None:
     rig = make_rig(config("k name=app concurrent=1", route_by_model=route_by_model))
     fields = [("model", b"m"), ("n", b"2"), ("max_tokens", b"2"), ('file"; filename="a.wav', AUDIO)]
     body = b"".join(
@@ -247,7 +247,7 @@ def uploaded(body: bytes, key: bytes = b"k") -> tuple[bytes, bytes]:
 
 @pytest.mark.check("X8", "400, and llama-server never gets the last byte")
 @pytest.mark.parametrize("chunked", [False, True])
-def test_the_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
+def test_jobs_of_a_forwarded_body_are_checked_before_its_last_byte(
     make_rig: MakeRig, *, chunked: bool
 ) -> None:
     rig = make_rig(config("k name=app concurrent=2", route_by_model=False))
@@ -313,7 +313,7 @@ def test_complex_forwarded_body_is_decoded_if_kept(
     assert status(client.message()[0]) == 200
 
 
-def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
+def test_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
     rig = make_rig(config("k name=app concurrent=1", route_by_model=False), max_concurrent=1)
     client = rig.connect()
     small, large = b'{"content": ["a", "b"], "n": 7}', json.dumps({"content": ["a", BIG]}).encode()
@@ -329,7 +329,7 @@ def test_a_request_without_inference_has_no_jobs(make_rig: MakeRig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
+def test_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
     rig = make_rig(config(route_by_model=False, rules=rules), max_concurrent=4)
     client, child = rig.begin(post(COMPLETION, prompts(3000)))
@@ -339,7 +339,7 @@ def test_a_transparent_proxy_applies_no_limits(make_rig: MakeRig) -> None:
 
 
 @pytest.mark.check("X8", "415, and the body is not forwarded")
-def test_a_compressed_body_is_refused(make_rig: MakeRig) -> None:
+def test_compressed_body_is_refused(make_rig: MakeRig) -> None:
     rig = make_rig(config(route_by_model=False))
     for body in (b"\x1f\x8b\x08", b"\x1f\x8b" + BIG.encode()):
         client = rig.send(post(COMPLETION, body, b"content-Encoding: GZIP"))

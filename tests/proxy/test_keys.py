@@ -159,8 +159,8 @@ def test_only_keys_with_control_see_file_paths(make_rig: MakeRig, path: bytes, h
         request = get(path, bearer(key), b"Range: bytes=20-50", b"Accept-Encoding: gzip")
         client.send(request.replace(b"HTTP/1.1", b"HTTP/1.0") if how.endswith("1.0") else request)
         child = rig.accept()
-        asked = child.head().lower()
-        assert (b"range" in asked, b"accept-encoding" in asked) == (body == PROPS, body == PROPS)
+        child_head = child.head().lower()
+        assert (b"range" in child_head, b"accept-encoding" in child_head) == (body == PROPS, body == PROPS)
         if how.startswith("chunked"):
             child.send(CHUNKED_HEAD, *(chunk(PROPS[at : at + 9]) for at in range(0, len(PROPS), 9)))
             child.send(b"0\r\n\r\n")
@@ -373,7 +373,7 @@ def test_key_file_without_keys_gives_no_access(
     assert error_of(client, 403)["cause"] == "control_closed"
     client.send(get(b"/livez"))
     assert status(client.message()[0]) == 200
-    (warning,) = (each.getMessage() for each in caplog.records if each.name == "llamasup.keys")
+    (warning,) = (record.getMessage() for record in caplog.records if record.name == "llamasup.keys")
     assert "every key from it is revoked" in warning
     replace_file(path, "two\n")
     await_epoch(rig, 3)
@@ -454,7 +454,7 @@ def test_internal_error_releases_the_quota_of_the_key(
     with monkeypatch.context() as broken:
         broken.setattr(owners.get(failing, rig.backend), failing, fail)
         client.send(chat(b"one"))
-        if failing in owners:  # here an exchange has begun, or the request waits
+        if failing in owners:  # now an exchange has begun, or the request waits
             with pytest.raises(ConnectionResetError):
                 client.rest()
         else:

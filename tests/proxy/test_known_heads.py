@@ -81,7 +81,7 @@ TOLD = [name for name in Request.__slots__ if name != "received_at"]
 
 
 class RecordedReader:
-    """A reader, with everything that it finds."""
+    """A reader that records its results."""
 
     def __init__(self, *, remembers: bool) -> None:
         config = ProxyConfig(api_keys=("sesame",), origins=("https://page.example",))
@@ -148,7 +148,7 @@ def test_request_head_is_known_after_second_time(monkeypatch: pytest.MonkeyPatch
     assert shown == [CHAT_POST, CHAT_POST]
     bodies = [request["body"] for request in reading.found if isinstance(request, dict) and request["body"]]
     assert bodies[-1] == BODY * 100
-    assert len(bodies) == 5 + 1  # one was seen in part, and then completely
+    assert len(bodies) == 5 + 1  # one arrived in part first, and then completely
 
 
 def test_changed_keys_make_every_head_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_unusual_response_heads_are_not_remembered() -> None:
     assert compile_head(CHAT_POST.replace(b"Length: 16", b"Length: 1234567890")) is None
 
 
-def test_a_head_ends_where_its_empty_line_ends() -> None:
+def test_head_ends_with_its_empty_line() -> None:
     known = compile_head(CHAT_POST)
     assert isinstance(known, KnownHead)
     assert known.length_in(CHAT_POST) == b"16"
@@ -324,8 +324,8 @@ def test_requests_with_known_head_have_own_ids_and_records(rig: Rig) -> None:
         body = b"{%s}" % (b" " * number)
         client.send(post(CHAT, body))
         child = child or rig.accept()
-        asked = child.message()
-        assert asked[1] == body
+        received = child.message()
+        assert received[1] == body
         child.send(answer(b"%d" % number))
         head, answered = client.message()
         assert (status(head), answered) == (200, b"%d" % number)

@@ -80,11 +80,11 @@ def test_unix_socket_with_full_backlog_is_not_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as busy, socket.socket(socket.AF_UNIX) as waiting:
         busy.bind(path)
         busy.listen(0)
-        waiting.connect(path)  # its backlog is full now
+        waiting.connect(path)  # now its backlog is full
         with pytest.raises(PortInUse, match="another process"):
             listen([path], 1)
     assert Path(path).exists()
-    listeners = listen([path], 1)  # stale now
+    listeners = listen([path], 1)  # now it is stale
     listeners.close()
 
 
@@ -138,7 +138,7 @@ def test_error_says_what_is_wrong_with_certificate_or_key(tmp_path: Path) -> Non
             encrypted,
             its_chain,
             f"'{encrypted}' contains no PEM key, or one with a password",
-        ),  # without asking for it
+        ),  # without the option
     ):
         with pytest.raises(ConfigInvalid) as refused:
             tls_context(key_file, chain_file)

@@ -143,7 +143,7 @@ def test_requests_wait_for_their_own_model_and_count_for_it(make_many: MakeMany)
     for client in (waiting, leaving):
         client.send(json_post(CHAT, model="other"))
     eventually(lambda: rig.call(lambda: len(other.queue)) == 2)
-    assert other.wanted == 2
+    assert other.waits == 2
     reaches(rig, many, CHATTY.id, json_post(CHAT, model="gpt-4o-mini"))
     leaving.close()
     record = rig.record()
@@ -169,7 +169,7 @@ def test_request_about_a_model_does_not_load_it(make_many: MakeMany) -> None:
         error = error_of(rig.ask(get(path)), 503)
         assert error["cause"] == "not_loaded"
         assert rig.record().model == "other"
-    assert other.wanted == 0
+    assert other.waits == 0
 
 
 def test_model_unfit_for_the_request_is_not_loaded(make_many: MakeMany) -> None:
@@ -182,7 +182,7 @@ def test_model_unfit_for_the_request_is_not_loaded(make_many: MakeMany) -> None:
     assert "is for embeddings" in error["remedy"]
     error = error_of(rig.ask(json_post(b"/v1/embeddings", model="gpt-4o-mini")), 400)
     assert error["message"] == "The model 'org/chat:Q4_K_M' gives no embeddings"
-    assert (bge.wanted, chat.wanted) == (0, 0)
+    assert (bge.waits, chat.waits) == (0, 0)
     for _ in range(2):
         assert rig.record().outcome == "refused"
     bge.unavailable = None

@@ -39,7 +39,7 @@ def declined(rig: Rig, raw: bytes, code: int) -> dict[str, object]:
 
 
 def passes(rig: Rig, raw: bytes) -> bytes:
-    """Send a complete request; expect that the child gets it. Returns the head that it gets."""
+    """Send a complete request; expect that the child gets it. Returns the head at the child."""
     client, child = rig.send(raw), rig.accept()
     head, _ = child.message()
     child.send(answer(b"{}", b"Connection: close"))
@@ -278,7 +278,7 @@ def test_every_key_is_accepted_in_either_header(make_rig: MakeRig, line: bytes) 
 
 
 @pytest.mark.parametrize("path", [b"/livez", b"/readyz", b"/health", b"/v1/health"])
-def test_the_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
+def test_health_routes_are_public(make_rig: MakeRig, path: bytes) -> None:
     assert status(make_rig(KEYS).ask(get(path))[0]) == 200
 
 
@@ -340,13 +340,13 @@ def test_one_connection_may_carry_valid_and_invalid_keys(make_rig: MakeRig) -> N
     ],
     ids=["no keys", "no admin key", "none given", "a wrong one", "an inference key"],
 )
-def test_the_control_api_is_closed_without_an_admin_key(
+def test_control_api_is_closed_without_an_admin_key(
     make_rig: MakeRig, config: ProxyConfig, line: bytes, code: int
 ) -> None:
     declined(make_rig(config, control=True), get(b"/llamasup/v1/status", line), code)
 
 
-def test_an_admin_key_opens_the_control_api(make_rig: MakeRig) -> None:
+def test_admin_key_opens_the_control_api(make_rig: MakeRig) -> None:
     rig = make_rig(KEYS, control=True)
     client = rig.send(get(b"/llamasup/v1/status?a=b", b"Authorization: Bearer admin"))
     control = rig.accept_control()
@@ -410,8 +410,8 @@ def test_paths_that_read_files_or_reach_the_network_are_closed(rig: Rig, method:
     assert "llamasup wrap without --strict" in str(error["remedy"])
 
 
-def test_the_remedy_for_a_closed_path_works(make_rig: MakeRig) -> None:
-    rig = make_rig(ProxyConfig(rules=HeadRules(transparent=True, credentials=True)))  # as ``wrap`` has it
+def test_remedy_for_a_closed_path_works(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(rules=HeadRules(transparent=True, credentials=True)))  # as in ``wrap``
     passes(rig, post(b"/slots/0?action=save", b"{}"))
 
 
@@ -424,7 +424,7 @@ def test_paths_similar_to_closed_ones_are_open(rig: Rig, method: bytes, path: by
     passes(rig, get(path, b"Content-Length: 0", method=method))
 
 
-def test_the_configuration_opens_a_closed_path(make_rig: MakeRig) -> None:
+def test_configuration_can_open_a_closed_path(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(open_paths=frozenset({"/slots/0"})))
     passes(rig, post(b"/slots/0?action=save", b"{}"))
 
@@ -436,7 +436,7 @@ SMALL = ProxyConfig(limits=Limits(body_bytes=1000, head_bytes=2000, headers=10, 
 
 @pytest.mark.slow
 @pytest.mark.check("X8", "passes")
-def test_a_body_of_32_mib_passes(rig: Rig) -> None:
+def test_body_of_32_mib_is_accepted(rig: Rig) -> None:
     body = b"x" * (32 << 20)
     client = rig.send(post(b"/tokenize", body))
     child = rig.accept()
@@ -445,7 +445,7 @@ def test_a_body_of_32_mib_passes(rig: Rig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_a_refused_upload_reads_its_refusal_before_the_end(make_rig: MakeRig) -> None:
+def test_client_reads_the_refusal_of_its_upload_before_the_end(make_rig: MakeRig) -> None:
     rig = make_rig(SMALL)
     client = rig.send(get(CHAT, b"Content-Length: 1000000", method=b"POST") + b"x" * 100_000)
     head = client.head()

@@ -124,16 +124,16 @@ def test_headers_named_by_connection_are_dropped_both_ways(rig: Rig) -> None:
 
 def test_valid_request_id_is_kept_and_invalid_one_replaced(rig: Rig) -> None:
     client = rig.connect()
-    seen = []
-    for given in (b"mine-1", b"not sane", b"x" * 200):
-        client.send(get(b"/livez", b"X-Request-Id: " + given))
-        seen.append(field(client.message()[0], b"x-request-id"))
-    assert seen[0] == b"mine-1"
-    assert seen[1] not in (None, b"not sane")
-    assert seen[2] not in (None, seen[1])
+    ids = []
+    for sent_id in (b"mine-1", b"not sane", b"x" * 200):
+        client.send(get(b"/livez", b"X-Request-Id: " + sent_id))
+        ids.append(field(client.message()[0], b"x-request-id"))
+    assert ids[0] == b"mine-1"
+    assert ids[1] not in (None, b"not sane")
+    assert ids[2] not in (None, ids[1])
 
 
-def test_the_waiting_time_is_in_server_timing(rig: Rig) -> None:
+def test_server_timing_reports_the_waiting_time(rig: Rig) -> None:
     client, child = rig.begin(get())
     child.send(answer())
     timing = field(client.head(), b"server-timing")
@@ -271,7 +271,7 @@ def test_query_is_forwarded_unchanged(rig: Rig) -> None:
     assert rig.accept().head().startswith(b"GET /slots?fail_on_no_slot=1&x=%2F%20 HTTP/1.1\r\n")
 
 
-def test_an_absolute_target_is_reduced_to_its_path(rig: Rig) -> None:
+def test_absolute_target_is_reduced_to_its_path(rig: Rig) -> None:
     rig.send(get(b"http://localhost:8080/props?a=b"))
     assert rig.accept().head().startswith(b"GET /props?a=b HTTP/1.1\r\nHost: localhost\r\n")
 
@@ -288,7 +288,7 @@ def test_client_that_expects_100_continue_gets_it(rig: Rig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_the_answer_to_head_has_a_length_and_no_body(rig: Rig) -> None:
+def test_answer_to_head_request_has_a_length_and_no_body(rig: Rig) -> None:
     client = rig.send(get(b"/props", method=b"HEAD"))
     child = rig.accept()
     assert child.head().startswith(b"HEAD /props ")
@@ -378,7 +378,7 @@ def test_offered_upgrade_is_ignored_and_body_read(rig: Rig, request_: bytes, siz
     assert client.message()[1] == b'{"status":"ok"}'
 
 
-def test_an_offered_upgrade_without_a_body_is_ignored(rig: Rig) -> None:
+def test_offered_upgrade_without_a_body_is_ignored(rig: Rig) -> None:
     client = rig.send(get(b"/livez", b"Connection: Upgrade", b"Upgrade: websocket") + get(b"/livez"))
     assert client.message()[1] == b'{"status":"ok"}'
     assert client.message()[1] == b'{"status":"ok"}'

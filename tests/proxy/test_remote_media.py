@@ -16,7 +16,7 @@ BIG = "a" * (128 << 10)
 
 
 def passes(rig: Rig, path: bytes, body: bytes, child: Wire | None = None) -> Wire:
-    """Returns the connection to the child; ``child``: that of an earlier request."""
+    """Returns the connection to the child. ``child``: the connection of an earlier request."""
     client = rig.send(post(path, body))
     child = child or rig.accept()
     assert child.message()[1] == body
@@ -93,7 +93,7 @@ def test_body_too_complex_to_scan_is_refused_only_if_it_may_hold_a_url(make_rig:
 @pytest.mark.check("X7", "400 and closed above 25,000 tokens where no key is limited, without `rpm`")
 @pytest.mark.parametrize("stream_above_bytes", [64 << 10, 1 << 20], ids=["forwarded", "buffered"])
 @pytest.mark.parametrize("path", [b"/apply-template", b"/v1/messages/count_tokens"])
-def test_a_body_may_be_less_complex_where_its_key_has_no_limits(
+def test_complexity_limit_is_lower_without_key_limits(
     make_rig: MakeRig, path: bytes, stream_above_bytes: int
 ) -> None:
     body = b'{"x":[%b""]}' % (b'{"url":"http"},' * 8_000)
@@ -116,7 +116,7 @@ def test_forwarded_body_too_complex_to_scan_is_refused(make_rig: MakeRig) -> Non
     assert error_of(client, 400)["cause"] == "body_too_complex"
 
 
-def test_a_transparent_proxy_does_not_check_urls(make_rig: MakeRig) -> None:
+def test_transparent_proxy_does_not_check_urls(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True, credentials=True)
     rig = make_rig(ProxyConfig(route_by_model=False, rules=rules))
     passes(rig, CHAT, FETCHED["a chat's image"].encode())
@@ -127,7 +127,7 @@ def test_a_transparent_proxy_does_not_check_urls(make_rig: MakeRig) -> None:
 
 @pytest.mark.check("X7", "400, and llama-server never gets the last byte")
 @pytest.mark.parametrize("last", [1, 30, 60_000])
-def test_the_urls_of_a_forwarded_body_are_checked_before_its_last_byte(make_rig: MakeRig, last: int) -> None:
+def test_urls_of_a_forwarded_body_are_checked_before_its_last_byte(make_rig: MakeRig, last: int) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False))
     client = rig.connect()
     image = {"type": "image_url", "image_url": {"url": URL}}

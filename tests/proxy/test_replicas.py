@@ -72,7 +72,7 @@ class Pair:
         return self.rig.send(post(CHAT, body))
 
     def accept(self, which: int) -> Wire:
-        """The proxy's next connection to this one."""
+        """The proxy's next connection to this child."""
         return self.rig.keep(Wire(self._sockets[which].accept()[0]))
 
     def asks_and_is_answered_by(self, which: int, body: bytes) -> None:

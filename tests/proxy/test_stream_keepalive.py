@@ -107,7 +107,7 @@ def test_comments_continue_while_llama_server_works_on_the_prompt(make_rig: Make
     rig = make_rig(config())
     client, child = rig.begin(post(CHAT, STREAM))
     client.until(COMMENT)
-    child.send(STREAM_HEAD)  # a slot took the request; the client does not learn of it
+    child.send(STREAM_HEAD)  # the head of llama-server, which the client does not get
     client.until(COMMENT)
     client.until(COMMENT)
     child.send(EVENT)
@@ -320,7 +320,7 @@ def until_close(keepalive_rig: Rig) -> tuple[Wire, Wire]:
     return client, child
 
 
-def test_an_http_1_0_client_gets_comments_and_events_without_chunks(keepalive_rig: Rig) -> None:
+def test_http_1_0_client_gets_comments_and_events_without_chunks(keepalive_rig: Rig) -> None:
     client, child = until_close(keepalive_rig)
     child.send(STREAM_HEAD + EVENT + DONE)
     body = client.rest().replace(COMMENT, b"")

@@ -85,9 +85,9 @@ def connect_tls(
 
 def common_name(client: Wire) -> str:
     assert isinstance(client.sock, ssl.SSLSocket)
-    seen = client.sock.getpeercert()
-    assert seen is not None
-    return str(dict(pair[0] for pair in seen["subject"])["commonName"])  # type: ignore[misc]
+    peer = client.sock.getpeercert()
+    assert peer is not None
+    return str(dict(pair[0] for pair in peer["subject"])["commonName"])  # type: ignore[misc]
 
 
 def test_request_and_answer_pass_and_connection_is_kept(rig: Rig, certificate: Certificate) -> None:

@@ -20,10 +20,10 @@ def through(rig: Rig, raw: bytes, *lines: bytes) -> tuple[list[bytes], list[byte
     """Send a request, answer it with ``lines``: the header lines that the child and the client get."""
     client = rig.send(raw)
     child = rig.accept()
-    asked, _ = child.message()
+    received, _ = child.message()
     child.send(answer(b"{}", *lines))
     head, _ = client.message()
-    return asked.split(b"\r\n"), head.split(b"\r\n")
+    return received.split(b"\r\n"), head.split(b"\r\n")
 
 
 def test_transparent_proxy_forwards_the_request_unchanged(make_rig: MakeRig) -> None:
@@ -37,9 +37,9 @@ def test_transparent_proxy_forwards_the_request_unchanged(make_rig: MakeRig) -> 
         b"cookie: a=b",
     ]
     raw = b"\r\n".join((b"GET /nowhere HTTP/1.1", b"Host: rebound.example:80", *headers, b"", b""))
-    asked, _ = through(rig, raw)
-    assert asked[:2] == [b"GET /nowhere HTTP/1.1", b"host: rebound.example:80"]
-    assert asked[2:-2] == headers
+    received, _ = through(rig, raw)
+    assert received[:2] == [b"GET /nowhere HTTP/1.1", b"host: rebound.example:80"]
+    assert received[2:-2] == headers
 
 
 def test_transparent_proxy_forwards_cors_headers(make_rig: MakeRig) -> None:
@@ -51,17 +51,17 @@ def test_transparent_proxy_forwards_cors_headers(make_rig: MakeRig) -> None:
 def test_transparent_proxy_forwards_paths_of_llamasup(make_rig: MakeRig) -> None:
     rig = make_rig(WRAPPED, control=True)
     for path in (b"/health", b"/livez", b"/metrics", b"/llamasup/v1/status", b"/tools"):
-        asked, got = through(rig, get(path, b"Connection: close"), b"Connection: close")
-        assert asked[0] == b"GET " + path + b" HTTP/1.1"
+        received, got = through(rig, get(path, b"Connection: close"), b"Connection: close")
+        assert received[0] == b"GET " + path + b" HTTP/1.1"
         assert got[0] == b"HTTP/1.1 200 OK"
-    asked, _ = through(rig, post(b"/slots/0?action=save", b"{}"))
-    assert asked[0] == b"POST /slots/0?action=save HTTP/1.1"
+    received, _ = through(rig, post(b"/slots/0?action=save", b"{}"))
+    assert received[0] == b"POST /slots/0?action=save HTTP/1.1"
 
 
 def test_transparent_proxy_answers_health_while_nothing_serves(make_rig: MakeRig) -> None:
     rig = make_rig(PREFIXED)
     rig.backend.unavailable = Unavailable(503, "Loading model")
-    for path in (b"/x/health", b"/x/v1/health", b"/livez"):  # the last is any other path here
+    for path in (b"/x/health", b"/x/v1/health", b"/livez"):  # /livez is an ordinary path here
         head, body = rig.ask(get(path))
         assert status(head) == 503
         assert json.loads(body)["error"]["message"] == "Loading model"
@@ -80,12 +80,14 @@ def test_request_under_a_prefix_waits_for_the_model(make_rig: MakeRig) -> None:
 
 
 def test_transparent_proxy_forwards_request_without_host(make_rig: MakeRig) -> None:
-    asked, _ = through(make_rig(WRAPPED), b"GET /health HTTP/1.1\r\n\r\n")
-    assert asked[:2] == [b"GET /health HTTP/1.1", b"Host: localhost"]
+    received, _ = through(make_rig(WRAPPED), b"GET /health HTTP/1.1\r\n\r\n")
+    assert received[:2] == [b"GET /health HTTP/1.1", b"Host: localhost"]
 
 
 def test_transparent_proxy_replaces_credentials_with_key_of_the_child(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True)
     rig = make_rig(dataclasses.replace(WRAPPED, rules=rules), api_key="own")
-    asked, _ = through(rig, get(b"/props", b"Authorization: Bearer theirs", b"X-Api-Key: theirs"))
-    assert [line for line in asked if b"theirs" in line or b"own" in line] == [b"Authorization: Bearer own"]
+    received, _ = through(rig, get(b"/props", b"Authorization: Bearer theirs", b"X-Api-Key: theirs"))
+    assert [line for line in received if b"theirs" in line or b"own" in line] == [
+        b"Authorization: Bearer own"
+    ]

@@ -34,7 +34,7 @@ def config(**limits: float) -> ProxyConfig:
 
 @pytest.fixture
 def run(make_rig: MakeRig) -> Rig:
-    """As with ``run`` and ``wrap``: one model, whatever a body names."""
+    """As in ``run`` and ``wrap``: one model, for any model name in a body."""
     return make_rig(config())
 
 
@@ -163,7 +163,7 @@ def test_client_that_expects_100_continue_gets_it_once(run: Rig) -> None:
     assert status(client.message()[0]) == 200
 
 
-def test_an_http_1_0_client_may_send_a_large_body(run: Rig) -> None:
+def test_http_1_0_client_may_send_a_large_body(run: Rig) -> None:
     client, child = uploading(run, announced(len(PART) + 1).replace(b"HTTP/1.1", b"HTTP/1.0"))
     client.send(b"x")
     assert child.receive(1) == b"x"

@@ -80,7 +80,7 @@ def test_server_timing_reports_wait_for_the_model(loading: Rig) -> None:
     "path",
     [
         *(b"/v1/completions", b"/v1/messages", b"/v1/embeddings", b"/v1/rerank", b"/tokenize", b"/infill"),
-        b"/no-such-path",  # a POST that llamasup does not know may be work on a prompt
+        b"/no-such-path",  # an unknown POST may contain a prompt
     ],
 )
 def test_every_request_with_a_prompt_waits(loading: Rig, path: bytes) -> None:

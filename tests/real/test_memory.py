@@ -1,7 +1,7 @@
-"""What a real llama-server says it took, for tiny models of many architectures, against what we said before.
+"""The memory that a real llama-server logs for models of many architectures, compared with our estimates.
 
-Tiny files, so that every shape can be tried. That the same holds in the width of real models is shown by
-files whose weights are a hole: llama-server maps them, reserves the rest, and computes nothing.
+The models are tiny, so that the tests can cover every shape. For models as wide as real ones, the weights are
+a hole in the file: llama-server maps them, reserves the other memory, and computes nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def child(argv: Sequence[str], home: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def load(runtime: str, tmp_path: Path) -> Load:
-    """``load(model, *flags)``: what the log of a start says, which must succeed."""
+    """``load(model, *flags)``: the memory in the log of a start. Fails if the start fails."""
     command = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
 
     def start(model: Path, *flags: str) -> Logged:
@@ -71,7 +71,7 @@ def load(runtime: str, tmp_path: Path) -> Load:
         lines = []
         with child([*command, *common, "--offline", "-lv", "4", *flags], tmp_path) as process:
             assert process.stderr is not None
-            for line in process.stderr:  # ends when the child does
+            for line in process.stderr:  # until the child exits
                 lines.append(line)
                 if "listening on" in line:
                     return Logged(read_sizes(lines), lines)
@@ -82,7 +82,7 @@ def load(runtime: str, tmp_path: Path) -> Load:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The file of a tiny model, written once."""
+    """The path of a tiny model by its name. Each file is written once."""
     folder = tmp_path_factory.mktemp("architectures")
 
     def path_of(name: str) -> Path:
@@ -108,7 +108,7 @@ def check(model: ModelFacts, shape: ContextShape, logged: Logged) -> None:
     assert kv_bytes(model, shape) == pytest.approx(logged.sizes.kv_bytes, abs=ROUNDING * caches)
     assert logged.sizes.compute_bytes <= compute_bytes(model, shape) <= 2 * logged.sizes.compute_bytes
     assert logged.sizes.complete
-    if model.mtp_layers == 0:  # without draft-mtp their weights stay on the disk
+    if model.mtp_layers == 0:  # without draft-mtp, llama-server does not load the MTP weights
         assert model.weights_bytes == pytest.approx(logged.sizes.weights_bytes, abs=ROUNDING)
 
 
@@ -122,7 +122,7 @@ def shape_of(
     unified: bool = False,
     swa_full: bool = False,
 ) -> ContextShape:
-    """As current builds have it: room for the logits of one token per slot."""
+    """A context of a current build, with memory for the logits of one token per slot."""
     return ContextShape(
         ctx_total,
         parallel,
@@ -172,7 +172,7 @@ def test_context_takes_the_estimated_memory_in_every_shape(
 def test_encoder_decoder_with_one_sequence_takes_the_estimated_memory(
     shape: ContextShape, load: Load, files: Callable[[str], Path]
 ) -> None:
-    """Its bias by position has no room for slots of their own: llama-server aborts there (b11434)."""
+    """Its position bias allows only one sequence: with more, llama-server aborts (b11434)."""
     path = files("t5")
     flags = flags_of(replace(shape, flash_attn=False)) if not shape.flash_attn else flags_of(shape)
     if shape.flash_attn:
@@ -220,7 +220,7 @@ def test_draft_model_takes_a_context_of_the_size_of_the_target_context(
     )
 
 
-# Widths of real models; of layers there are as many as in the tiny ones.
+# The widths of real models, with the number of layers of the tiny ones.
 WIDE = {
     "llama": Widths(  # Llama 3 8B
         width=4096, heads=32, kv_heads=8, head=128, forward_width=14336, words=127_899
@@ -290,7 +290,7 @@ def test_models_as_wide_as_real_ones_take_the_estimated_memory(
 
 @pytest.mark.slow
 def test_embedding_decoder_takes_memory_for_the_logits_of_every_token(load: Load, tmp_path: Path) -> None:
-    """More than twice what the same model computes with when it generates."""
+    """Its compute buffers are more than twice as large as those of the same model when it generates."""
     path = write_hollow(tmp_path / "wide.gguf", "llama", WIDE["llama"])
     shape = shape_of(4096, 1)
     embedder = replace(read_model(path), model_class=ModelClass.ENCODER)

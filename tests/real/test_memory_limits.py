@@ -1,6 +1,6 @@
-"""Models that are too large for what the process may have: refused before the start, or made to fit.
+"""Models that are too large for the limits of the process: llamasup refuses them, or makes them fit.
 
-The limits are real ones, on the address space (``ulimit -v``) and on a memory cgroup.
+The limits are real: the address space (``ulimit -v``) and a memory cgroup.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_address_space(runtime: str, tiny_model: Path) -> int:
-    """Bytes of address space that this runtime takes for a model of nearly nothing."""
+    """Bytes of address space that this runtime takes for a tiny model."""
     with llamasup(tiny_model, "--runtime", runtime) as running:
         running.wait_for("ready")
         taken = max(peak_address_space(child) for child in running.children())
@@ -49,7 +49,7 @@ def peak_address_space(process: psutil.Process) -> int:
 
 
 def limited_to(size_bytes: int) -> Mapping[str, Any]:
-    """Options of a child process that may have this much address space, and so may its own children."""
+    """Options of Popen that limit the address space of the child and of its children."""
     return {"preexec_fn": partial(resource.setrlimit, resource.RLIMIT_AS, (size_bytes, size_bytes))}
 
 
@@ -77,7 +77,7 @@ def test_plan_that_cannot_fit_is_refused_with_the_largest_setting_that_does(
     assert '"starting"' not in refused.stdout
     for part in ("does not fit", "weights", "KV cache", "compute buffers", "needed", "free"):
         assert part in refused.stderr
-    # What it says fits is then tried.
+    # The setting that the message suggests must start.
     words = refused.stderr.split("Fits: ")[1].split(". Or")[0].split()
     with llamasup(large_model, "--runtime", runtime, *words, **limit) as running:
         assert answers(running)

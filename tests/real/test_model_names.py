@@ -1,4 +1,4 @@
-"""The model that a request names, as llama.cpp's own router reads it (b11434) and as llamasup does."""
+"""The model name that llama.cpp's own router (b11434) and llamasup read in the same request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOUNDARY = b"------------------------d74496d66958873e"
 
 @pytest.fixture(scope="module")
 def router(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """It has no model at all: whatever is named is unknown, and the answer says what was read."""
+    """A router without models: its error for an unknown model quotes the name that it has read."""
     folder = tmp_path_factory.mktemp("router")
     (folder / "models").mkdir()
     with bare_server(llama_server, folder / "r.sock", "--models-dir", str(folder / "models")):
@@ -31,7 +31,7 @@ def router(llama_server: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def read_by(router: httpx.Client, *, body: bytes = b"", query: bytes = b"") -> str | None:
-    """The name that it has read; None: it misses one."""
+    """The model name that the router has read; None if it reports a missing one."""
     if body:
         kind = (
             f"multipart/form-data; boundary={BOUNDARY.decode()}" if body.startswith(b"--") else "text/plain"
@@ -91,7 +91,7 @@ def test_llamasup_and_the_router_read_the_same_model_name_in_a_query(
 
 
 def test_repeated_model_field_counts_as_missing_for_the_router(router: httpx.Client) -> None:
-    """Here the first counts: reading on would mean reading the file behind it."""
+    """llamasup uses the first one: to find a second one, it would have to read the file after it."""
     body = form(part("model", b"first"), part("model", b"second"))
     assert read_by(router, body=body) is None
     assert read_body(body, b"", "other")[0] == "first"

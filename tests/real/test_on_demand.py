@@ -1,4 +1,4 @@
-"""``serve`` downloads what it has not: a repository of the config, and any that is named, where it may."""
+"""``serve`` downloads missing models: those of the config and, if the config allows it, requested ones."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_requested_repository_is_downloaded_only_if_the_config_allows_it(
         assert hub.asked == []
     with llamasup.serve(config=config_of(hub, tmp_path, on_demand=True), runtime=llama_server) as server:
         assert ask(server, "org/tiny-GGUF:Q4_K_M") == (200, "org/tiny-GGUF:Q4_K_M")
-        assert ask(server, "org/nothing-GGUF") == (503, "access_denied")  # as the hub says of what it lacks
+        assert ask(server, "org/nothing-GGUF") == (503, "access_denied")  # the hub has no such repository
         assert ask(server, "no-repository") == (404, "model_not_found")
         assert "org/tiny-GGUF:Q4_K_M" in [
             item["id"] for item in server.client.get("/v1/models").json()["data"]
@@ -109,7 +109,7 @@ def test_downloaded_model_is_one_process_under_all_its_names(
         (before,) = server.status()["models"]
         assert before["id"] == name
         seen_events = []
-        for event in events:  # until the watch of the folder has seen it
+        for event in events:  # until the watch finds the file
             seen_events.append(event)
             if event["event"] == "models":
                 break
@@ -132,7 +132,7 @@ def test_request_that_times_out_during_a_download_gets_its_progress(
     with llamasup.serve(config=config_of(hub, tmp_path, tiny=entry), runtime=llama_server) as server:
         answer = server.client.post("/v1/completions", json={"model": "tiny", **ASKED})
         deadline_s = time.monotonic() + PATIENCE_S
-        while answer.json()["error"]["cause"] == "loading":  # the machine is busy: no download yet
+        while answer.json()["error"]["cause"] == "loading":  # on a busy machine the download begins later
             assert time.monotonic() < deadline_s
             answer = server.client.post("/v1/completions", json={"model": "tiny", **ASKED})
         assert (answer.status_code, answer.json()["error"]["cause"]) == (503, "downloading")

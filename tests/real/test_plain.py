@@ -1,4 +1,4 @@
-"""The profile plain leaves everything to llama-server: what the plan shows of it is what the server takes."""
+"""The profile plain leaves all choices to llama-server, and the plan shows the same values as the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def planned(*arguments: str) -> dict[str, Any]:
         ("--", "--ctx-size", "0", "-np", "2"),
         ("--", "--no-kv-unified"),
         ("--", "-c", "4096", "-np", "2", "-kvu"),
-        ("--", "-c", "65536", "-np", "1"),  # the model has 32768
+        ("--", "-c", "65536", "-np", "1"),  # the model's own context is 32768
     ],
     ids=" ".join,
 )

@@ -1,4 +1,4 @@
-"""A real llama-server, started with the very command line and environment of a plan."""
+"""A real llama-server, started with the exact command line and environment of a plan."""
 
 from __future__ import annotations
 
@@ -95,22 +95,22 @@ class Launcher:
             assert child.stderr is not None
             lines = []
             try:
-                for line in child.stderr:  # ends when the child does
+                for line in child.stderr:  # until the child exits
                     lines.append(line)
                     if b"listening on unix://" in line:
                         break
                 else:
                     pytest.fail(f"{plan.argv} ended: {b''.join(lines).decode()}")
                 server = Started(plan, str(self.folder / "child.sock"), log)
-                # A SIGTERM between the ready line and the first turn of llama-server's loop is lost (12 of 40
-                # times when sent at once, b11434; a second one ends it): let it answer first.
+                # llama-server loses a SIGTERM between its ready line and the first turn of its loop (b11434:
+                # 12 of 40 times when sent at once; a second SIGTERM ends it). After an answer, the loop runs.
                 server.post("/completion", {"prompt": "Hi", "n_predict": 1})
                 yield server
             finally:
                 child.terminate()
                 _, rest = child.communicate(timeout=30)
                 sink.write(b"".join(lines) + rest)
-                (self.folder / "child.sock").unlink(missing_ok=True)  # it leaves its socket behind
+                (self.folder / "child.sock").unlink(missing_ok=True)  # llama-server leaves it
         assert child.returncode == 0
 
 
@@ -120,14 +120,14 @@ def launcher(
 ) -> Iterator[Launcher]:
     cache = tmp_path_factory.mktemp("asked")
     runtime = find_runtime(llama_server, environ=os.environ, cache_folder=cache)
-    with tempfile.TemporaryDirectory(prefix="ls-") as folder:  # short: a socket's path has 108 bytes
+    with tempfile.TemporaryDirectory(prefix="ls-") as folder:  # short, for a socket's path
         yield Launcher(
             runtime.capabilities, runtime.command, tiny_model, read_model(tiny_model), Path(folder)
         )
 
 
 def logged_kv_mib(started: Started) -> float:
-    """The size that llama-server itself gives its KV cache."""
+    """The size of the KV cache in llama-server's log."""
     found = re.search(r"llama_kv_cache: size =\s+([\d.]+) MiB", started.log.read_text())
     assert found, started.log.read_text()
     return float(found[1])
@@ -213,7 +213,7 @@ def test_draft_model_is_used(launcher: Launcher) -> None:
             "/completion", {"prompt": "Hello", "n_predict": 40, "temperature": 0, "ignore_eos": True}
         )
     timings = answer["timings"]
-    # The model drafts for itself: what it drafts greedily it accepts.
+    # The model is its own draft model, so it accepts its greedy drafts.
     assert timings["draft_n"] > 0
     assert timings["draft_n_accepted"] > 0
     sizes = re.findall(r"llama_kv_cache: size =\s+([\d.]+) MiB", server.log.read_text())

@@ -1,4 +1,4 @@
-"""The same answer straight from a real llama-server and through the proxy."""
+"""A real llama-server gives the same answers directly and through the proxy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def connect_directly(server: str) -> Wire:
 
 
 class Response:
-    """One whole response, its body as it came in its framing."""
+    """One complete response. ``sizes``: the length of its body after each chunk."""
 
     def __init__(self, wire: Wire, request: bytes) -> None:
         self.body = b""
@@ -109,7 +109,7 @@ def test_answers_are_the_same_directly_and_through_the_proxy(
     proxied = Response(front.connect(), request_)
     assert proxied.status == direct.status
     assert proxied.without_ids_and_times() == direct.without_ids_and_times()
-    assert len(proxied.sizes) == len(direct.sizes)  # as many chunks, so each of them is one still
+    assert len(proxied.sizes) == len(direct.sizes)  # the proxy neither joins nor splits chunks
 
 
 @pytest.mark.parametrize("stream", [b"false", b"true"])

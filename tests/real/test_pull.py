@@ -1,4 +1,4 @@
-"""A model that a hub has is downloaded, served by a real llama-server with its projector, and removed."""
+"""Models from a hub are downloaded, served by a real llama-server with their projector, and removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/python.md, each run as it stands, as a program of its own."""
+"""Each example of docs/python.md runs unchanged, as a separate program."""
 
 from __future__ import annotations
 

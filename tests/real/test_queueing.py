@@ -1,4 +1,4 @@
-"""A real llama-server behind the queue: how much it gets at a time, who is next, how waiting looks."""
+"""A real llama-server behind the queue: concurrent requests, their order, and comments while they wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTEXT = str(MAX_TOKENS + 500)
 
 
 class Occupant:
-    """A stream that is read until it is told to go, and keeps its place until then."""
+    """A client that reads a stream and so keeps its permit, until the test disconnects it."""
 
     def __init__(self, url: str, **headers: str) -> None:
         self._url = url
@@ -126,7 +126,7 @@ def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
         assert refused.status_code == 429, refused.text
         assert refused.json()["error"]["message"] == "The model is busy with 1 request, and 7 more wait"
         assert 1 <= int(refused.headers["retry-after"]) <= 600
-        # Of the server's two slots one works, and nobody waits within it.
+        # One of the server's two slots works, and no request waits inside the server.
         assert (busy_slots(running), gauge(running, "llamacpp:requests_deferred")) == (1, 0)
         assert occupant.is_streaming
         occupant.disconnect()
@@ -137,7 +137,7 @@ def test_clients_take_turns_at_one_permit_and_a_full_queue_gives_retry_after(
         assert re.fullmatch(r'queue;dur=[\d.]+;desc="position 4", load;dur=0\.0', waited)
         assert gauge(running, "llamasup_queued") == 0
         assert running.stop() == 0
-    # As llamasup saw them end: the threads of the clients come to it when they do.
+    # The access log has the order of their ends. The order in the clients' threads can differ.
     names = {answer.result().headers["x-request-id"]: name for name, answer in crowd.answers.items()}
     logged_ids = (json.loads(line)["request_id"] for line in log.read_text().splitlines())
     ended = [names[event] for event in logged_ids if event in names]
@@ -159,7 +159,7 @@ def test_model_gets_as_many_concurrent_requests_as_slots_by_default(
         assert (busy_slots(running), gauge(running, "llamacpp:requests_deferred")) == (2, 0)
         assert gauge(running, "llamasup_in_flight") == 2
         first.disconnect()
-        for answer in crowd.answers.values():  # one after the other, on the place that came free
+        for answer in crowd.answers.values():  # one after the other, with the permit that became free
             assert answer.result(PATIENCE_S).status_code == 200
         second.disconnect()
         assert running.stop() == 0
@@ -170,7 +170,7 @@ def test_model_gets_as_many_concurrent_requests_as_slots_by_default(
 
 @pytest.fixture
 def keepalive_proxy(runtime: str, tiny_model: Path, tmp_path: Path) -> Iterator[Rig]:
-    """A proxy with one place before a real server; a stream gets comments from 20 ms on."""
+    """A proxy with one permit for a real server. A stream that waits gets a comment after 20 ms."""
     path = str(tmp_path / "s.sock")
     program = [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
     command = [*program, "--model", str(tiny_model), "--host", path, "--ctx-size", CONTEXT]
@@ -202,7 +202,7 @@ def test_openai_client_skips_the_comments_of_a_queued_stream(keepalive_proxy: Ri
             stream=True,
             stream_options={"include_usage": True},
         )
-        assert occupant.is_streaming  # the head that the client has got is not llama-server's
+        assert occupant.is_streaming  # the client has a head from llamasup, not from llama-server
         assert stream.response.headers["x-request-id"]
         occupant.disconnect()
         usage = [piece.usage for piece in stream if piece.usage is not None]

@@ -1,4 +1,4 @@
-"""What a real server writes about invalid requests leaves its log file in no message of llamasup (X13)."""
+"""No message of llamasup quotes what a real server logs about invalid requests (X13)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def send_requests(running: Llamasup) -> None:
 
 
 def shown(running: Llamasup) -> str:
-    """Everything that users and monitoring read, besides llama-server's own log."""
+    """All output for users and monitoring except llama-server's own log."""
     texts = [
         run_to_end(*words, "--pid", str(running.pid)).stdout for words in (("ps", "--json"), ("status",))
     ]

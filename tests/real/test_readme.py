@@ -1,4 +1,4 @@
-"""The README's tour, run as it stands: only the port is another, and the demo is in the background."""
+"""The README's tour runs as written, but with another port and with the demo in the background."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVING = [block for block in SHELL if block.startswith("llamasup run")]
 
 @pytest.fixture
 def path_with_llamasup(monkeypatch: pytest.MonkeyPatch, llama_server: str) -> None:
-    """As after an installation: llamasup's own environment first on PATH, a llama-server beside it."""
+    """PATH as after an installation: first the environment of llamasup, then the folder of llama-server."""
     folders = [str(Path(sys.executable).parent), str(Path(llama_server).parent), os.environ["PATH"]]
     monkeypatch.setenv("PATH", os.pathsep.join(folders))
 
@@ -56,7 +56,7 @@ def test_tour_begins_with_the_demo() -> None:
 
 def test_demo_prints_the_output_shown_in_the_readme(demo: Llamasup) -> None:
     (shown,) = blocks("text")
-    assert demo.stop() == 0  # then everything has been said
+    assert demo.stop() == 0  # its output is complete now
     for line in shown.splitlines():
         label = line[: line.index(" ", 2)] if line.startswith("  ") else "demo is ready at http://127.0.0.1:"
         assert label in demo.stderr_text, label

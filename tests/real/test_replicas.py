@@ -1,4 +1,4 @@
-"""Two real processes of one model behind the proxy: whose cache is found, and what a kill costs."""
+"""Two real processes of one model behind the proxy: conversations find their cache, kills lose no answer."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Pair:
 
 @asynccontextmanager
 async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> AsyncIterator[Pair]:
-    """Two processes of ``model``, each with so many slots of ``ctx_size`` tokens, and a client of both."""
-    # With threads for every core each they would wait for each other most of the time (docs/replicas.md).
+    """Two processes of ``model`` with ``slots`` slots of ``ctx_size`` tokens each, and a client of both."""
+    # If each process had a thread for every core, they would mostly wait for each other (docs/replicas.md).
     settings = Settings(parallel=slots, ctx_size=ctx_size, threads=1)
     launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
     served = ReplicaSet(policy=Policy())
     records: list[RequestRecord] = []
-    with tempfile.TemporaryDirectory(prefix="lls-") as folder:  # short: sockets are in it
+    with tempfile.TemporaryDirectory(prefix="lls-") as folder:  # short, because it holds sockets
         runners = []
         for number in ("1", "2"):
             work_folder = Path(folder) / number
@@ -107,7 +107,7 @@ def story(about: str) -> str:
 
 
 async def turn(pair: Pair, messages: list[dict[str, str]]) -> int:
-    """Ask, and add the answer to the conversation; how many tokens of the prompt were in the cache."""
+    """Request the next answer and add it to the conversation. Returns the number of cached prompt tokens."""
     body = {"messages": messages, "max_tokens": 8, "temperature": 0, "seed": 1}
     response = await pair.client.post("/v1/chat/completions", json=body)
     assert response.status_code == 200, response.text
@@ -133,7 +133,7 @@ def test_conversations_find_their_cache_while_the_load_spreads(runtime: str, tin
             for number in range(3):
                 for messages in conversations:
                     messages.append({"role": "user", "content": f"And then, {number}?"})
-                # All at the same time, and in another order each time.
+                # All at the same time, in a different order each time.
                 order = conversations[number:] + conversations[:number]
                 cached = await asyncio.gather(*(turn(pair, messages) for messages in order))
                 found = dict(zip((conversations.index(messages) for messages in order), cached, strict=True))
@@ -145,7 +145,7 @@ def test_conversations_find_their_cache_while_the_load_spreads(runtime: str, tin
 
 
 def test_conversation_finds_little_cache_in_the_other_process(runtime: str, tiny_model: Path) -> None:
-    """What affinity is worth: without it every other turn would begin from nothing."""
+    """The benefit of affinity: without it, every second turn would find no cache."""
 
     async def test() -> None:
         async with pair_of(tiny_model, runtime, slots=2, ctx_size=4096) as pair:
@@ -177,7 +177,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
         async with pair_of(tiny_model, runtime, slots=4, ctx_size=1024) as pair:
             victim = pair.runners[0]
             outcomes: Counter[str] = Counter()
-            answered: Counter[int] = Counter()  # by each client
+            answered: Counter[int] = Counter()  # answers of each client
             killed = asyncio.Event()
 
             async def repeat_requests(name: int) -> None:
@@ -197,9 +197,9 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
             async def killer() -> None:
                 before = dict.fromkeys(range(clients), 0)
                 for generation in count(1):
-                    # Not before what the kill before broke off is answered: a request that two servers died
-                    # of is not sent a third time (S10).
-                    while pair.busy()[0] < 2 or any(  # noqa: ASYNC110 - it tells nobody
+                    # Kill only when the requests of the previous kill are answered: llamasup sends no request
+                    # a third time (S10).
+                    while pair.busy()[0] < 2 or any(  # noqa: ASYNC110 - there is no event for it
                         answered[name] == number for name, number in before.items()
                     ):
                         await asyncio.sleep(0.001)
@@ -208,7 +208,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
                     assert pid is not None
                     os.kill(pid, signal.SIGKILL)
                     await victim.until(_is_next_of(generation))
-                    # An answer may be here already when its server is killed: such a kill shows nothing.
+                    # If all answers had arrived before the kill, it has moved no request: kill again.
                     if generation >= 2 and sum(record.replayed for record in pair.records) >= 2:
                         break
                 killed.set()
@@ -220,7 +220,7 @@ def test_kill_of_one_replica_under_eight_clients_loses_no_answer(runtime: str, t
             replayed = sum(record.replayed for record in pair.records)
             await victim.reached(State.READY)
             for late in count(1):
-                if pair.answered()[0]:  # the one that was killed works again
+                if pair.answered()[0]:  # the killed replica works again
                     break
                 async with asyncio.TaskGroup() as tasks:
                     for name in range(clients):
@@ -277,7 +277,7 @@ def test_serve_divides_the_cores_and_a_killed_replica_costs_no_answer(
             return right
 
         results = [clients.submit(send_requests, name) for name in range(8)]
-        while answered.qsize() < 20:  # in the middle of it
+        while answered.qsize() < 20:  # during the requests
             time.sleep(0.001)
         children[0].kill()
         assert [result.result() for result in results] == [[True] * 15] * 8

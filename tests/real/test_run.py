@@ -32,7 +32,7 @@ def module_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def server(runtime: str, tiny_model: Path, module_folders: dict[str, str]) -> Iterator[Llamasup]:
-    """One server for the whole module: the tests only talk to it."""
+    """One server for the whole module, because no test changes it."""
     Path(module_folders["XDG_RUNTIME_DIR"]).mkdir(mode=0o700, exist_ok=True)
     with llamasup(tiny_model, "--runtime", runtime, env=module_folders) as running:
         running.wait_for("ready")
@@ -97,7 +97,7 @@ def test_health_and_readiness_endpoints_answer_200(server: Llamasup) -> None:
 
 
 def test_answers_of_llama_server_pass_unchanged(server: Llamasup) -> None:
-    """Straight from the child's socket and through the proxy; only ids and times may differ."""
+    """Only ids and times may differ between the child's own socket and the proxy."""
     (child,) = [process for process in server.children() if "--host" in process.cmdline()]
     arguments = child.cmdline()
     socket_path = arguments[arguments.index("--host") + 1]
@@ -113,14 +113,14 @@ def test_answers_of_llama_server_pass_unchanged(server: Llamasup) -> None:
         ("/v1/chat/completions", {"messages": "not a list"}),
     ]
 
-    # llama-server closes a connection after an error (b11434), which may cross the next request on it.
+    # llama-server closes a connection after an error (b11434), perhaps while the next request arrives on it.
     transport = httpx.HTTPTransport(uds=socket_path, limits=httpx.Limits(max_keepalive_connections=0))
     with (
         httpx.Client(transport=transport, base_url="http://localhost") as straight,
         httpx.Client(base_url=server.url) as through,
     ):
         for path, body in requests:
-            straight.post(path, json=body)  # so that the prompt is cached for both that follow
+            straight.post(path, json=body)  # caches the prompt for both of the next requests
             direct, proxied = straight.post(path, json=body), through.post(path, json=body)
             assert proxied.status_code == direct.status_code, path
             assert proxied.headers["content-type"] == direct.headers["content-type"], path
@@ -152,9 +152,9 @@ def test_draft_model_is_used(runtime: str, tiny_model: Path, module_folders: dic
 def test_q8_0_halves_the_kv_cache(
     runtime: str, tiny_model: Path, module_folders: dict[str, str], tmp_path: Path
 ) -> None:
-    """Read from the server's own log: q8_0 takes 34 bytes for 32 values, f16 takes 64."""
+    """By the server's own log: 32 values take 34 bytes in q8_0, and 64 in f16."""
     sizes = {}
-    env = module_folders | {"XDG_STATE_HOME": str(tmp_path)}  # where no other server has this log
+    env = module_folders | {"XDG_STATE_HOME": str(tmp_path)}  # a folder without logs of other servers
     for kv_type in ("f16", "q8_0"):
         with llamasup(
             tiny_model, "--runtime", runtime, "--kv-type", kv_type, "--", "-lv", "4", env=env

@@ -1,6 +1,6 @@
-"""The same attacks where a real llama-server is behind the proxy, on both runtimes (X4, X5, X7, X9).
+"""The same attacks with a real llama-server behind the proxy, on both runtimes (X4, X5, X7, X9).
 
-Where llama-server itself would have fallen for one, that is shown first: else the test proves nothing.
+If an attack works on llama-server itself, the test shows that first: otherwise it would prove nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def child_socket(running: Llamasup) -> str:
 
 
 def status_without_proxy(path: str, raw: bytes) -> int:
-    """What the child says when nobody stands before it."""
+    """The status with which the child itself answers."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)
         sock.connect(path)
@@ -160,7 +160,7 @@ def test_only_its_owner_can_reach_a_real_child(server: Llamasup) -> None:
 
 
 class NoContentHandler(BaseHTTPRequestHandler):
-    """Answers 204."""
+    """Answers every GET with 204."""
 
     def do_GET(self) -> None:
         self.send_response(204)

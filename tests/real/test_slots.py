@@ -1,4 +1,4 @@
-"""Slots kept over swaps, with real servers: the second turn of a conversation after its model was gone."""
+"""Saved slots with real servers: the second turn of a conversation after its model was unloaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def model(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 class Folder:
-    """Where saved slots are."""
+    """The folder of the saved slots."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Folder:
         return sum(path.stat().st_size for path in self.path.glob("*.kv"))
 
     def damage_slots(self, how: Callable[[bytes], bytes]) -> None:
-        """Each slot, and so that it seems to have been saved so."""
+        """Change each slot and its recorded checksum, as if the slot had been saved like this."""
         (listed,) = self.path.glob("*.json")
         listing = json.loads(listed.read_text())
         for slot in listing["slots"]:
@@ -73,7 +73,7 @@ class Folder:
 
 @pytest.fixture
 def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
-    """The folder of this test alone."""
+    """A slot folder for this test only."""
     cache = own_folders / "cache"
     cache.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -81,7 +81,7 @@ def slots(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 async def answer_of(server: Serving, messages: list[dict[str, str]]) -> tuple[str, int]:
-    """The answer, and how many tokens of the prompt were known before."""
+    """The answer, and the number of cached prompt tokens."""
     body = {"messages": messages, "max_tokens": 12, "temperature": 0}
     answer = await server.client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 200, answer.text
@@ -98,7 +98,7 @@ def warnings(server: Serving) -> list[str]:
 
 
 async def start_conversations(server: Serving) -> list[list[dict[str, str]]]:
-    """Two conversations, in a slot each; what their second turns are."""
+    """Start two conversations, each in its own slot. Returns the messages of their second turns."""
     return [next_turn(first, (await answer_of(server, first))[0]) for first in (FIRST, OTHER)]
 
 
@@ -122,7 +122,7 @@ def test_second_turn_after_a_swap_reuses_the_first_and_answers_the_same(
         assert slots.modes() == {0o600}
         async with serving(model, runtime=runtime, settings=settings) as server:
             swapped = [await answer_of(server, second) for second in seconds]
-            assert slots.names() == set()  # used once
+            assert slots.names() == set()  # removed after their restore
             assert warnings(server) == []
         print(f"unswapped {unswapped}, swapped {swapped}")
         assert [answer for answer, _ in swapped] == [answer for answer, _ in unswapped]
@@ -166,14 +166,14 @@ def test_slots_saved_under_other_settings_are_not_restored(
         async with serving(model, runtime=runtime, settings=Settings(keep_slots=True, **other)) as server:
             assert (await answer_of(server, seconds[0]))[1] == 0
             assert warnings(server) == []
-            assert slots.names() == before  # the settings may come back
+            assert slots.names() == before  # the old settings may return
 
     run(test)
 
 
 @pytest.mark.one_runtime
 def test_slots_saved_with_another_model_file_are_removed(runtime: str, model: Path, slots: Folder) -> None:
-    """llama-server would take it, and answer nonsense: the shapes are the same."""
+    """llama-server would restore them, because the shapes are equal, and answer nonsense."""
 
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as server:
@@ -213,7 +213,7 @@ def _replace(path: Path) -> None:
 def test_damaged_slot_is_reported_and_the_others_are_restored(
     damage: Callable[[Path], None], runtime: str, model: Path, slots: Folder
 ) -> None:
-    """Unlooked at, the first ends llama-server (SIGABRT), and the second has it answer nonsense."""
+    """Without the check, the first would abort llama-server, and the second would lead to nonsense."""
 
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as server:
@@ -245,7 +245,7 @@ def _deadly(content: bytes) -> bytes:
 def test_slot_that_crashes_the_server_costs_one_restart_and_no_answer(
     spoil: Callable[[bytes], bytes], runtime: str, model: Path, slots: Folder
 ) -> None:
-    """What no checksum shows: a build that writes what it cannot read. One says no, the other ends it."""
+    """No checksum shows this: the build writes slots that it rejects, or that crash it."""
 
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as server:
@@ -266,11 +266,11 @@ def test_slot_that_crashes_the_server_costs_one_restart_and_no_answer(
 
 @pytest.mark.one_runtime
 def test_saved_slots_stay_within_the_disk_limit(runtime: str, model: Path, slots: Folder) -> None:
-    """Room for one set and a half: each new one drops the one before. A bound below one slot keeps none."""
+    """A limit of one and a half sets keeps only the newest set. A limit below one slot keeps none."""
 
     async def save_slots(bound: int, **settings: Any) -> Serving:
-        given = Settings(keep_slots=True, parallel=2, **settings)
-        async with serving(model, runtime=runtime, settings=given, slots_disk_bytes=bound) as server:
+        full_settings = Settings(keep_slots=True, parallel=2, **settings)
+        async with serving(model, runtime=runtime, settings=full_settings, slots_disk_bytes=bound) as server:
             await start_conversations(server)
         return server
 
@@ -295,7 +295,7 @@ def test_server_killed_while_saving_slots_stops_and_restores_none(
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as server:
             seconds = await start_conversations(server)
-            os.kill(server.pid, signal.SIGSTOP)  # it saves nothing
+            os.kill(server.pid, signal.SIGSTOP)  # it cannot save slots
             server.runner.post(StopRequested())
             await server.runner.until(lambda instance: instance.transferring_slots)
             os.kill(server.pid, signal.SIGKILL)
@@ -325,7 +325,7 @@ def test_second_stop_does_not_wait_for_slots_to_be_saved(runtime: str, model: Pa
 
 @pytest.mark.one_runtime
 def test_clients_can_neither_save_nor_restore_slots(runtime: str, model: Path, slots: Folder) -> None:
-    """X7: also where llama-server itself would do it."""
+    """X7. llamasup starts llama-server with the folder, so llama-server itself would accept the request."""
 
     async def test() -> None:
         async with serving(model, runtime=runtime, settings=KEEP) as server:
@@ -342,7 +342,7 @@ def test_clients_can_neither_save_nor_restore_slots(runtime: str, model: Path, s
 def test_recurrent_model_continues_from_its_saved_state(
     architecture: str, runtime: str, tmp_path: Path, slots: Folder
 ) -> None:
-    """Without its checkpoints (b11434) only where the next turn begins with all that was said before."""
+    """Saved slots lack its checkpoints (b11434), so the next prompt must begin with all previous tokens."""
     model = tmp_path / f"{architecture}.gguf"
     model.write_bytes(tiny_model(architecture))
     words = "The quick brown fox jumps over the lazy dog. " * 8
@@ -370,7 +370,7 @@ def test_recurrent_model_continues_from_its_saved_state(
 def test_evicted_model_continues_its_conversations_after_the_reload(
     keep: bool, runtime: str, tiny_model: Path, slots: Folder, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    home = tmp_path_factory.mktemp("s")  # short: sockets lie below it
+    home = tmp_path_factory.mktemp("s")  # short, because it will hold sockets
     for name in ("one", "two"):
         shutil.copy(tiny_model, home / f"{name}.gguf")
     config = {
@@ -380,7 +380,7 @@ def test_evicted_model_continues_its_conversations_after_the_reload(
         "slots": {"keep": keep, "disk": "1GiB"},
         "models": {name: {"path": str(home / f"{name}.gguf"), "ctx_size": 1024} for name in ("one", "two")},
     }
-    (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
+    (home / "config.yaml").write_text(json.dumps(config))  # JSON is valid YAML
 
     def ask(model: str, messages: list[dict[str, str]]) -> tuple[str, int]:
         body = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}

@@ -1,6 +1,6 @@
 """A minute and a half of scripts/soak.py: mixed load on a real server that is killed, stopped and restarted.
 
-The embedded runtime has its half hour by hand (docs/reliability.md); each fault alone is in test_faults.py.
+For the embedded runtime, run scripts/soak.py by hand (docs/reliability.md). Single faults: test_faults.py.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ def test_soak_loses_no_request_and_leaves_nothing_behind(
     print("\n".join(report.table()))
     assert report.violations == []
     assert report.count(Outcome.LOST) == 0
-    # It was hit in the middle of something, and answered most of what it was asked.
+    # The faults cut some answers, and most requests were answered.
     assert report.count(Outcome.RIGHT) > report.count(Outcome.CUT) > 0
     assert {span.what for span in report.spans} == {"SIGKILL", "SIGSTOP", "restart (SIGHUP)"}

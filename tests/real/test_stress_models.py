@@ -1,4 +1,4 @@
-"""scripts/stress_models.py, half a minute a runtime: 8 models, memory for 2 to 3, every answer checked."""
+"""Half a minute of scripts/stress_models.py for each runtime: 8 models in memory for 2 to 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers of a real llama-server cost a key: told wherever it stands, or estimated (X8)."""
+"""The tokens that a key pays for answers of a real llama-server, reported or estimated (X8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENAI: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True}
 PROMPTS = ["Once", "Once upon a time", "There was"]
 CHAT = {"messages": [{"role": "user", "content": "hi"}], **OPENAI}
 
-# The path, the body, the least that it costs, and whether llama-server tells all of it.
+# The path, the body, its minimum cost, and whether llama-server reports all of it.
 CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
     "plain": ("/completion", {"prompt": "Once", **COMPLETION}, 100, True),
     "n_probs": ("/completion", {"prompt": "Once", "n_probs": 10, **COMPLETION}, 100, True),
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, bool]] = {
         "/completion",
         {"prompt": "Once", "stream": True, "response_fields": ["content"], **COMPLETION},
         100,
-        False,  # which tokens of the prompt were in the cache is in the last event alone
+        False,  # only the last event has the number of cached prompt tokens
     ),
     "a message": ("/v1/messages", {"stream": True, **CHAT}, 100, True),
     "a response": ("/v1/responses", {"input": "hi", "max_output_tokens": 100, "ignore_eos": True}, 100, True),
@@ -88,7 +88,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def generated(running: Llamasup) -> tuple[float, float]:
-    """The tokens that llama-server has generated, and those that llamasup knows of."""
+    """The numbers of generated tokens that llama-server and llamasup report."""
     text = httpx.get(f"{running.url}/metrics", headers=bearer("open"), timeout=60).text
     theirs = re.search(r"^llamacpp:tokens_predicted_total(?:\{.*\})? (\S+)$", text, re.MULTILINE)
     ours = re.search(r'^llamasup_tokens_total\{.*kind="completion".*\} (\S+)$', text, re.MULTILINE)
@@ -96,7 +96,7 @@ def generated(running: Llamasup) -> tuple[float, float]:
 
 
 def overdraft(running: Llamasup, key: str) -> int:
-    """The tokens that a key of 60 a minute has used beyond them; some have flowed in since."""
+    """The tokens that a key of 60 a minute has used beyond its limit, less those gained since."""
     answer = httpx.post(
         f"{running.url}/completion", json={"prompt": "x", "n_predict": 1}, headers=bearer(key), timeout=60
     )
@@ -116,7 +116,7 @@ def test_key_is_charged_for_every_token_of_every_item(server: Llamasup, case: st
     assert answer.status_code == 200, answer.text
     owed = overdraft(server, key)
     print(f"{case}: {owed + 60} tokens")
-    assert owed >= cost - 60 - (time.monotonic() - began_s) - 1  # a token flows in each second
+    assert owed >= cost - 60 - (time.monotonic() - began_s) - 1  # the key gains a token each second
     if is_reported:
         now = generated(server)
         assert now[0] - theirs == now[1] - ours >= cost
@@ -143,15 +143,14 @@ def test_abandoned_streams_and_answers_are_charged(server: Llamasup) -> None:
             headers=bearer("left-early"),
             timeout=httpx.Timeout(60, read=0.2),
         )
-    assert (
-        overdraft(server, "left-early") >= 29 * 60
-    )  # for its prompt of 90 bytes; a token flows in each minute
+    # For its prompt of 90 bytes; the key gains a token each minute.
+    assert overdraft(server, "left-early") >= 29 * 60
 
     def is_idle() -> bool:
         slots = httpx.get(f"{server.url}/slots", headers=bearer("open"), timeout=60).json()
         return not any(slot["is_processing"] for slot in slots)
 
-    # The other tests of this server count what it generates. Each question delays its look for the client.
+    # Other tests of this server count its tokens, so it must be idle. Polls delay its check of the client.
     eventually(is_idle, every_s=1.5)
 
 

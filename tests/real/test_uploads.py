@@ -1,4 +1,4 @@
-"""Requests of many megabytes to a real llama-server: all of it arrives, and llamasup does not hold it."""
+"""Requests of many megabytes arrive complete at a real llama-server, and llamasup does not buffer them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PIECE = 64 * 1024
 
 
 def chat_of_size(size: int) -> bytes:
-    """A chat whose one message is as long as a large picture's. ``/apply-template`` says all of it again."""
+    """A chat with one message as long as a large picture. ``/apply-template`` answers with the whole text."""
     text = base64.b64encode(random.Random(1).randbytes(size * 3 // 4)).decode()
     return json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
 
 
 class DirectConnection(http.client.HTTPConnection):
-    """To llama-server itself, on its own socket."""
+    """A connection to llama-server's own socket."""
 
     def __init__(self, running: Llamasup) -> None:
         super().__init__("localhost", timeout=PATIENCE_S)
@@ -44,7 +44,7 @@ class DirectConnection(http.client.HTTPConnection):
 def ask(
     connection: http.client.HTTPConnection, path: str, body: bytes | Iterable[bytes]
 ) -> tuple[int, bytes]:
-    """``body`` in pieces is sent chunked."""
+    """Send a request; chunked if ``body`` is an iterable."""
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     return response.status, response.read()
@@ -64,7 +64,7 @@ def server(runtime: str, tiny_model: Path) -> Iterator[Llamasup]:
 
 
 def peak_bytes(running: Llamasup) -> int:
-    """The most memory that llamasup has had so far."""
+    """The peak memory of llamasup so far."""
     text = Path(f"/proc/{running.pid}/status").read_text()
     found = re.search(r"^VmHWM:\s+(\d+) kB$", text, re.M)
     assert found is not None
@@ -84,7 +84,7 @@ def test_twenty_megabytes_arrive_whole_without_being_held_in_memory(server: Llam
     for form in (body, pieces(body)):
         assert ask(front, "/apply-template", form) == expected
     front.close()
-    # A MiB for another try and the buffers, on both ways; a body that is held counts at least once.
+    # The replay copy and the buffers of both directions take about a MiB; a buffered body would take 20.
     assert peak_bytes(server) - before < len(body) / 2
 
 

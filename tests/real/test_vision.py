@@ -1,4 +1,4 @@
-"""A chat with an image: a tiny generated projector beside the tiny model, found and passed by llamasup."""
+"""Chats with images: llamasup finds a generated projector in the folder of the tiny model, and passes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.real
 
 @pytest.fixture
 def folder(tiny_model: Path, tmp_path: Path) -> Path:
-    """A model with its projector, named as people name them."""
+    """A model and its projector, with usual file names."""
     own = tmp_path / "models"
     own.mkdir()
     shutil.copy(tiny_model, own / "tiny-F32.gguf")
@@ -57,7 +57,7 @@ def test_chat_about_an_image_uses_the_projector_in_the_folder(runtime: str, fold
     print(f"prompt tokens without, with one and with two images: {tokens}; said {said}")
     assert tokens[1] == tokens[0] + vision.IMAGE_TOKENS
     assert tokens[2] == tokens[1] + vision.IMAGE_TOKENS
-    assert len(set(said)) == 3  # it answers to what it is shown
+    assert len(set(said)) == 3  # the answer depends on the images
     assert "multimodal" in models_said["models"][0]["capabilities"]
 
 
@@ -147,7 +147,7 @@ def test_projector_for_a_reranker_is_refused(runtime: str, folder: Path) -> None
 
 
 class Listener:
-    """Serves one picture, at every path, and remembers who asked for what."""
+    """Serves one picture at every path, and records the requested paths."""
 
     def __init__(self) -> None:
         self.requested_paths: list[str] = []
@@ -179,7 +179,7 @@ class Listener:
 
 
 def bodies_with(url: str) -> list[tuple[str, str]]:
-    """Of each API, and in spellings that only a reader of JSON undoes."""
+    """Paths and bodies with ``url``: of each API, and in spellings that only a JSON parser decodes."""
     text = {"type": "text", "text": "What is it?"}
     of_chat = {"type": "image_url", "image_url": {"url": url}}
     of_messages = {"type": "image", "source": {"type": "url", "url": url}}

@@ -1,4 +1,4 @@
-"""A real llama-server that is killed, or not there yet: who had no byte loses nothing (S9, S10, S12)."""
+"""If a real llama-server is killed or not yet ready, no request without a byte is lost (S9, S10, S12)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def crowd() -> Iterator[ThreadPoolExecutor]:
 
 
 def server_of(running: Llamasup) -> psutil.Process:
-    """The child that serves: the one that has been given an address."""
+    """The child that serves: the one with an address in its command line."""
     (child,) = [process for process in running.children() if "--host" in process.cmdline()]
     return child
 
 
 def requests(url: str) -> tuple[float, float]:
-    """In flight, and queued."""
+    """The numbers of requests in flight and in the queue."""
     text = httpx.get(f"{url}/metrics", timeout=PATIENCE_S).text
     found = [
         re.search(rf'^llamasup_{gauge}\{{model="tiny"\}} ([\d.]+)$', text, re.M)
@@ -52,7 +52,7 @@ def requests(url: str) -> tuple[float, float]:
 def test_server_killed_before_the_first_byte_loses_none_of_eight_requests(
     runtime: str, tiny_model: Path, crowd: ThreadPoolExecutor
 ) -> None:
-    """Four are being generated when it dies, four wait for a slot."""
+    """At the kill, the server works on four requests, and four wait for a permit."""
     with llamasup(tiny_model, "--runtime", runtime, "--ctx-size", "4096", "--parallel", "4") as running:
         url = running.url
         body: dict[str, Any] = {"prompt": "Once", "ignore_eos": True, "temperature": 0}
@@ -60,10 +60,8 @@ def test_server_killed_before_the_first_byte_loses_none_of_eight_requests(
         def ask(n: int) -> httpx.Response:
             return httpx.post(f"{url}/completion", json={**body, "n_predict": 700 + n}, timeout=PATIENCE_S)
 
-        assert requests(url) == (
-            0,
-            0,
-        )  # the first look takes longer: the control application is loaded for it
+        # The first request loads the control application; later ones are fast.
+        assert requests(url) == (0, 0)
         answers = [crowd.submit(ask, n) for n in range(8)]
         while requests(url) != (4, 4):
             assert not any(answer.done() for answer in answers)
@@ -127,7 +125,7 @@ def test_requests_sent_before_the_server_is_ready_are_queued(
             while True:
                 try:
                     return client.completions.create(model="tiny", prompt="Once", max_tokens=5)
-                except openai.APIConnectionError:  # nobody listens yet
+                except openai.APIConnectionError:  # llamasup does not listen yet
                     assert time.monotonic() < deadline
 
     with llamasup(tiny_model, "--runtime", runtime, "--port", str(port)) as running:

@@ -1,4 +1,4 @@
-"""``llamasup wrap`` of real llama-server command lines: a client cannot tell it from the bare server."""
+"""``llamasup wrap`` of real llama-server command lines: clients see no difference from the bare server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COMPLETION = {"prompt": "Once", "n_predict": 12, **SAME}
 
 @pytest.fixture(scope="module")
 def program(runtime: str) -> list[str]:
-    """The front of a llama-server command line, as a user has it."""
+    """The program with which a user's command line of this runtime begins."""
     return [sys.executable, "-m", "llamasup.embedded"] if runtime == "embedded" else [runtime]
 
 
@@ -46,7 +46,7 @@ def env(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two servers of the same command line, but for the port."""
+    """Ports of two servers with the same command line: one bare, one through ``wrap``."""
 
     bare: int
     through: int
@@ -66,7 +66,7 @@ class Pair:
 def pair_of(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Pair]]:
-    """Starts pairs that live as long as the module; ``{folder}`` is a folder of the server's own."""
+    """Starts pairs that live as long as the module. ``{folder}`` becomes the folder of a server."""
     opened: list[object] = []
 
     def start(*words: str) -> Pair:
@@ -261,7 +261,7 @@ def test_wrap_listens_only_on_the_socket_given_as_host(
 def test_everything_but_the_address_reaches_the_child_unchanged(
     program: list[str], env: dict[str, str], tiny_model: Path, tmp_path: Path
 ) -> None:
-    """Relative paths mean the user's folder; variables go on; the words keep their order."""
+    """The child has the user's folder and variables, and the arguments keep their order."""
     (tmp_path / "m.gguf").write_bytes(tiny_model.read_bytes())
     words = ["-c", "512", "--host", "127.0.0.1", "-m", "m.gguf", "--port", "0", "-np", "1", "--no-webui"]
     variables = {**env, "LLAMA_ARG_THREADS": "1", "LLAMA_ARG_PORT": "1", "MARK": "kept"}
@@ -287,7 +287,7 @@ def test_everything_but_the_address_reaches_the_child_unchanged(
 def test_llama_cpp_config_file_is_applied_if_the_build_reads_it(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """llama.cpp/config.ini (#26118): its address and TLS are taken over, the rest is read by the child."""
+    """llama.cpp/config.ini (#26118): llamasup applies its address and TLS, and the child reads the rest."""
     env = environment(llama_server, tmp_path_factory.mktemp("configured"))
     config = Path(env["XDG_CONFIG_HOME"]) / "llama.cpp" / "config.ini"
     config.parent.mkdir(parents=True)
@@ -441,7 +441,7 @@ def test_strict_refuses_requests_that_llama_server_accepts(
 def test_router_is_wrapped_unchanged(
     llama_server: str, tiny_model: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Only the binary has router mode. Its models are processes of their own, and go with it."""
+    """Only the binary has router mode. The processes of its models end with it."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.gguf").write_bytes(tiny_model.read_bytes())
     env = environment(llama_server, tmp_path_factory.mktemp("router"))

@@ -110,7 +110,7 @@ def test_three_missed_health_checks_are_a_failure() -> None:
 
 @pytest.mark.parametrize("sign", [Health.OK, Health.LOADING, None])
 def test_any_answer_resets_the_missed_checks(sign: Health | None) -> None:
-    """None: not asked, because tokens flowed."""
+    """None: llamasup did not check, because tokens flowed."""
     server = Watched()
     for _ in range(5):
         server(IDLE, health=Health.SILENT)

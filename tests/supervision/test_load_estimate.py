@@ -24,7 +24,7 @@ def retry_after(tmp_path: Path) -> Ask:
     """The Retry-After in a state, ``elapsed_s`` into a start or ``start_in_s`` before the next one."""
 
     def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
-        async def asked() -> float:
+        async def estimate() -> float:
             planner: AnyPlanMaker = object()  # type: ignore[assignment]
             queue = ReplicaSet(policy=Policy()).queue
             runner = InstanceRunner(
@@ -40,7 +40,7 @@ def retry_after(tmp_path: Path) -> Ask:
             assert retry_after_s is not None
             return retry_after_s
 
-        return asyncio.run(asked())
+        return asyncio.run(estimate())
 
     return ask
 

@@ -45,8 +45,8 @@ def sets(folder: Path) -> list[SavedSet]:
     return list(SlotStore(folder)._sets())
 
 
-def warnings(it: Serving) -> list[str]:
-    return [event.message for event in it.notices if isinstance(event, ServerWarned)]
+def warnings(server: Serving) -> list[str]:
+    return [event.message for event in server.notices if isinstance(event, ServerWarned)]
 
 
 class Stage:
@@ -60,13 +60,13 @@ class Stage:
     async def served(self, *faults: str, generation: int = 1, **options: Any) -> AsyncIterator[Serving]:
         # The same path and a version with a commit: the slots stay usable with every fault.
         install(self._program, *faults)
-        async with serving(self._model, runtime=str(self._program), settings=KEEP, **options) as it:
-            await it.reaches(State.READY, generation)
-            yield it
+        async with serving(self._model, runtime=str(self._program), settings=KEEP, **options) as server:
+            await server.reaches(State.READY, generation)
+            yield server
 
     async def talk(self, slots: Path) -> None:
-        async with self.served() as it:
-            assert (await it.complete(prompt=WORDS)).status_code == 200
+        async with self.served() as server:
+            assert (await server.complete(prompt=WORDS)).status_code == 200
         assert len(sets(slots)) == 1
 
 
@@ -79,23 +79,23 @@ def test_only_slots_with_a_conversation_are_saved(stage: Stage, slots: Path) -> 
     async def test() -> None:
         await stage.talk(slots)
         (saved,) = sets(slots)
-        assert [slot.tokens for slot in saved.slots] == [len(WORDS)]  # the warm-up's is none
-        async with stage.served() as it:
+        assert [slot.tokens for slot in saved.slots] == [len(WORDS)]  # the warm-up is no conversation
+        async with stage.served() as server:
             assert names(slots) == []
-            assert warnings(it) == []
-        assert [slot.tokens for slot in sets(slots)[0].slots] == [len(WORDS)]  # unused, and kept again
+            assert warnings(server) == []
+        assert [slot.tokens for slot in sets(slots)[0].slots] == [len(WORDS)]  # unused slots are saved again
 
     asyncio.run(test())
 
 
 def test_failed_save_does_not_fail_the_stop(stage: Stage, slots: Path) -> None:
     async def test() -> None:
-        async with stage.served("slots_fail=save") as it:
-            await it.complete(prompt=WORDS)
-            it.runner.post(StopRequested())
-            await it.reaches(State.STOPPED, 1)
-            assert warnings(it) == ["Could not save all slots: Unable to save slot."]
-        assert names(slots) == []  # not even the part
+        async with stage.served("slots_fail=save") as server:
+            await server.complete(prompt=WORDS)
+            server.runner.post(StopRequested())
+            await server.reaches(State.STOPPED, 1)
+            assert warnings(server) == ["Could not save all slots: Unable to save slot."]
+        assert names(slots) == []  # and no partial file
 
     asyncio.run(test())
 
@@ -103,11 +103,11 @@ def test_failed_save_does_not_fail_the_stop(stage: Stage, slots: Path) -> None:
 def test_rejected_slot_is_a_warning_and_a_new_server_serves(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
-        async with stage.served("slots_fail=restore", generation=2) as it:
-            assert (await it.complete(prompt=WORDS)).status_code == 200
-            assert it.runner.instance.generation == 2
-            assert it.runner.instance.crashes == ()
-            (message,) = warnings(it)
+        async with stage.served("slots_fail=restore", generation=2) as server:
+            assert (await server.complete(prompt=WORDS)).status_code == 200
+            assert server.runner.instance.generation == 2
+            assert server.runner.instance.crashes == ()
+            (message,) = warnings(server)
             assert message.startswith("Could not restore saved slots: Unable to restore slot")
             assert message.endswith("llama-server is started again without them.")
             assert names(slots) == []
@@ -118,10 +118,10 @@ def test_rejected_slot_is_a_warning_and_a_new_server_serves(stage: Stage, slots:
 def test_exit_during_restore_is_not_a_crash(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
-        async with stage.served("slots_fail=die", generation=2) as it:
-            assert (await it.complete(prompt=WORDS)).status_code == 200
-            assert it.runner.instance.crashes == ()
-            assert warnings(it)[0].endswith("llama-server is started again without them.")
+        async with stage.served("slots_fail=die", generation=2) as server:
+            assert (await server.complete(prompt=WORDS)).status_code == 200
+            assert server.runner.instance.crashes == ()
+            assert warnings(server)[0].endswith("llama-server is started again without them.")
 
     asyncio.run(test())
 
@@ -129,20 +129,20 @@ def test_exit_during_restore_is_not_a_crash(stage: Stage, slots: Path) -> None:
 def test_slow_restore_does_not_delay_serving(stage: Stage, slots: Path) -> None:
     async def test() -> None:
         await stage.talk(slots)
-        async with stage.served(*SLOW, **SHORT) as it:
-            assert (await it.complete(prompt=WORDS)).status_code == 200
-            assert it.runner.instance.generation == 1
+        async with stage.served(*SLOW, **SHORT) as server:
+            assert (await server.complete(prompt=WORDS)).status_code == 200
+            assert server.runner.instance.generation == 1
 
     asyncio.run(test())
 
 
 def test_slow_save_is_cancelled_and_leaves_no_files(stage: Stage, slots: Path) -> None:
     async def test() -> None:
-        async with stage.served(*SLOW, **SHORT) as it:
-            await it.complete(prompt=WORDS)
-            it.runner.post(StopRequested())
-            await it.reaches(State.STOPPED, 1)
-            assert not any(isinstance(event, ServerExited) for event in it.notices)
+        async with stage.served(*SLOW, **SHORT) as server:
+            await server.complete(prompt=WORDS)
+            server.runner.post(StopRequested())
+            await server.reaches(State.STOPPED, 1)
+            assert not any(isinstance(event, ServerExited) for event in server.notices)
         assert names(slots) == []
 
     asyncio.run(test())

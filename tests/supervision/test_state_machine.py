@@ -38,7 +38,7 @@ class Life:
         self.effects: tuple[Effect, ...] = ()
 
     def __call__(self, *events: Event, at_s: float | None = None) -> tuple[Effect, ...]:
-        """Feed events; the effects of the last one."""
+        """Feed events. Returns the effects of the last one."""
         if at_s is not None:
             self.now_s = at_s
         for event in events:
@@ -302,7 +302,9 @@ def test_hung_server_is_killed_and_restarted_at_once() -> None:
     life = ready()
     effects = life(lc.LivenessFailed(1, WEDGED))
     assert lc.Kill(1) in effects
-    assert not any(isinstance(effect, lc.Terminate) for effect in effects)  # it would not react to it
+    assert not any(
+        isinstance(effect, lc.Terminate) for effect in effects
+    )  # a hung server would not react to SIGTERM
     report, spawn, _wake = life(lc.Exited(1, CRASH))
     assert report == lc.Report(1, WEDGED, 0.0, by_us=True)
     assert spawn == lc.Spawn(2)
@@ -527,9 +529,9 @@ def test_exit_while_restoring_is_a_crash() -> None:
 
 def test_every_state_handles_every_request() -> None:
     assert set(TABLE) == set(State)
-    asked = {lc.StartRequested, lc.StopRequested, lc.KillRequested, lc.RestartRequested}
+    requests = {lc.StartRequested, lc.StopRequested, lc.KillRequested, lc.RestartRequested}
     for state, row in TABLE.items():
-        assert asked <= set(row), state
+        assert requests <= set(row), state
         assert set(row) <= set(get_args(Event)), state
 
 
@@ -596,7 +598,7 @@ class AnyLife(RuleBasedStateMachine):
 
     @rule(bad_end=st.sampled_from([CRASH, BAD_FLAG, TOO_MUCH]))
     def a_stop_leads_to_rest(self, bad_end: Diagnosis) -> None:
-        """Even without any reaction of the child, the timers lead to a kill, and that to its exit."""
+        """Even if the child never reacts, the timers lead to a kill, and the kill leads to its exit."""
         self.feed(lc.StopRequested())
         for _ in range(4):
             if (lc.Kill, self.instance.generation) in self.orders or not self.instance.alive:
@@ -661,7 +663,7 @@ def test_start_that_ran_out_of_memory_is_followed_by_a_smaller_one() -> None:
 def test_fallback_steps_are_no_crash_loop_and_end_in_failed() -> None:
     life = Life()
     life(lc.StartRequested())
-    for generation in range(1, 9):  # more than a crash loop would be given
+    for generation in range(1, 9):  # more than the crashes of a crash loop
         life(lc.Spawned(generation, 42), lc.Exited(generation, TOO_MUCH))
     assert life.instance.crashes == ()
     life(lc.Spawned(9, 42), lc.Exited(9, replace(TOO_MUCH, adjustment=None)))
@@ -709,7 +711,7 @@ def test_stop_before_a_fallback_step_stops() -> None:
         (Policy(max_concurrent=2), None, 2),
         (Policy(limits_to_slots=False), 4, None),
         (Policy(limits_to_slots=False, max_concurrent=3), 4, 3),
-        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues, as it did before
+        (Policy(wait_timeout_s=0.0), 4, None),  # llama-server queues the requests
         (Policy(wait_timeout_s=0.0, max_concurrent=4), 4, 4),
     ],
 )

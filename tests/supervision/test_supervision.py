@@ -1,4 +1,4 @@
-"""When an exit is noticed and when the next start comes, with real children and without measured times."""
+"""The detection of exits and the times of restarts, with real children."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_exit_is_noticed_within_five_loop_turns(run: Callable[..., None]) -> Non
                 os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - on purpose
                 for _ in range(5):
                     await asyncio.sleep(0)
-                seen = waiting.done()
-            assert seen
-            with pytest.raises(ChildProcessError):  # and it is reaped
+                noticed = waiting.done()
+            assert noticed
+            with pytest.raises(ChildProcessError):  # the child is reaped
                 os.waitpid(child.pid, os.WNOHANG)  # noqa: ASYNC222 - does not wait
         finally:
             os.close(child.output_fd)
@@ -64,19 +64,19 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
 
     async def test() -> list[ServerExited]:
         loop = asyncio.get_running_loop()
-        async with serving(tiny_model, runtime=str(runtime), restart=policy) as it:
+        async with serving(tiny_model, runtime=str(runtime), restart=policy) as server:
 
             def note(event: object) -> None:
                 match event:
                     case ServerExited(generation=generation):
                         at_s["exit", generation] = loop.time()
-                        due_s[generation] = it.runner.instance.next_start_s or 0.0
+                        due_s[generation] = server.runner.instance.next_start_s or 0.0
                     case StateChanged(state=State.STARTING, generation=generation):
                         at_s["start", generation] = loop.time()
 
-            it.bus.listen(note)
-            await it.reaches(State.FAILED, 6)
-            return [event for event in it.notices if isinstance(event, ServerExited)]
+            server.bus.listen(note)
+            await server.reaches(State.FAILED, 6)
+            return [event for event in server.notices if isinstance(event, ServerExited)]
 
     exits = asyncio.run(test())
     reported_s = [exited.restart_in_s or 0.0 for exited in exits]
@@ -90,18 +90,18 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
 
 
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
-    """S6. Both load for twice the stall timeout; one of them logs meanwhile."""
+    """S6. Both servers load for twice the stall timeout, and only one of them logs."""
     load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
     hung = install(tmp_path / "hung-server", *load)
     slow = install(tmp_path / "slow-server", *load[:1])
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=str(hung), stall_timeout_s=4.0) as it:
-            exited = await it.exit_of(1)
+        async with serving(tiny_model, runtime=str(hung), stall_timeout_s=4.0) as server:
+            exited = await server.exit_of(1)
             assert exited.diagnosis.cause == "hung_start"
             assert exited.exit is None
-        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as it:
-            await it.reaches(State.READY, 1)
+        async with serving(tiny_model, runtime=str(slow), stall_timeout_s=4.0) as server:
+            await server.reaches(State.READY, 1)
 
     asyncio.run(test())
 
@@ -109,7 +109,7 @@ def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path)
 def test_responses_while_loading_do_not_count_as_failures(
     tiny_model: Path, tmp_path: Path, free_tcp_port: int
 ) -> None:
-    """``wrap`` lets llama-server say "Loading model" itself; a client that polls makes many such 503."""
+    """``wrap`` forwards the 503 "Loading model" of llama-server, of which a polling client gets many."""
     go = tmp_path / "go"
     command = [str(install(tmp_path / "llama-server", "load_s=600", f"until={go}")), "-m", str(tiny_model)]
 
@@ -159,17 +159,17 @@ def test_requests_wait_and_readyz_fails_between_exit_and_cleanup(
 
     async def test() -> None:
         dead, go_on = delay_cleanup(monkeypatch)
-        async with serving(tiny_model, runtime=str(runtime)) as it, asyncio.TaskGroup() as tasks:
-            await it.reaches(State.READY, 1)
-            os.kill(it.pid, signal.SIGKILL)
+        async with serving(tiny_model, runtime=str(runtime)) as server, asyncio.TaskGroup() as tasks:
+            await server.reaches(State.READY, 1)
+            os.kill(server.pid, signal.SIGKILL)
             await dead.wait()
-            assert (await it.client.get("/readyz")).status_code == 503
-            asked = tasks.create_task(it.complete())
-            while not len(it.runner.queue):  # noqa: ASYNC110 - the queue has no event
+            assert (await server.client.get("/readyz")).status_code == 503
+            request = tasks.create_task(server.complete())
+            while not len(server.runner.queue):  # noqa: ASYNC110 - the queue has no event
                 await asyncio.sleep(0)
-            assert it.runner.in_flight == 0
+            assert server.runner.in_flight == 0
             go_on.set()
-            assert (await asked).status_code == 200
+            assert (await request).status_code == 200
 
     asyncio.run(test())
 
@@ -182,12 +182,12 @@ def test_warm_up_result_after_the_exit_is_ignored(
     ready: list[int] = []
 
     async def test() -> None:
-        async with serving(tiny_model, runtime=str(runtime)) as it:
-            await it.reaches(State.READY, 1)
+        async with serving(tiny_model, runtime=str(runtime)) as server:
+            await server.reaches(State.READY, 1)
             dead, go_on = delay_cleanup(monkeypatch)
-            os.kill(it.pid, signal.SIGKILL)
+            os.kill(server.pid, signal.SIGKILL)
             await dead.wait()
-            runner = it.runner
+            runner = server.runner
             runner.instance = replace(runner.instance, state=State.WARMING)
             runner.post(WarmupSucceeded(1))
             await asyncio.sleep(0)
@@ -195,7 +195,7 @@ def test_warm_up_result_after_the_exit_is_ignored(
             ready.append(runner.instance.state is State.READY)
             runner.instance = replace(runner.instance, state=State.READY)
             go_on.set()
-            await it.reaches(State.READY, 2)
+            await server.reaches(State.READY, 2)
 
     asyncio.run(test())
     assert ready == [False]

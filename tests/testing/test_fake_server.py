@@ -1,4 +1,4 @@
-"""The fake is a real child; here it is held against what llama-server (b11434) does, and its faults."""
+"""The fake llama-server, as a real child: it behaves like llama-server (b11434), and has faults."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 SOON = httpx.Timeout(PATIENCE_S, read=0.3)
-"""For an answer that never comes."""
+"""The timeout for an answer that never comes."""
 
 
 @dataclass
 class Fake:
-    """A running fake, its log and a client of it."""
+    """A running fake, its log, and a client for it."""
 
     child: Child
     log: LogPump
     http: httpx.AsyncClient
 
-    async def said(self, words: bytes) -> str:
-        heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async def log_line(self, words: bytes) -> str:
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-        def hear(line: str) -> None:
-            if not heard.done():
-                heard.set_result(line)
+        def on_line(line: str) -> None:
+            if not found.done():
+                found.set_result(line)
 
-        self.log.watch(re.compile(words), hear)
-        line = await heard
+        self.log.watch(re.compile(words), on_line)
+        line = await found
         self.log.unwatch()
         return line
 
@@ -62,7 +62,7 @@ async def fake(
     model, link = folder / "m.gguf", folder / "llama-server"
     model.touch()
     install(link, *fakes)
-    # Relative to the child's folder: pytest's are too long for a socket.
+    # Relative to the child's folder, because pytest's paths are too long for a socket.
     argv = (str(link), "--host", "s.sock", "--port", "0", "--model", str(model), "--metrics", *args)
     folder_fd = os.open(folder, os.O_PATH)
     transport = httpx.AsyncHTTPTransport(uds=f"/proc/self/fd/{folder_fd}/s.sock")
@@ -72,7 +72,7 @@ async def fake(
         running = Fake(child, log, http)
         try:
             if ready:
-                await running.said(b"listening on")
+                await running.log_line(b"listening on")
             yield running
         finally:
             child.kill_group()
@@ -82,13 +82,13 @@ async def fake(
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version", "--list-devices"])
-def test_fake_answers_the_questions_of_the_planner(tmp_path: Path, flag: str) -> None:
+def test_fake_prints_help_version_and_devices(tmp_path: Path, flag: str) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, args=(flag,), ready=False) as server:
-            exit, said = await server.end()
+            exit, lines = await server.end()
         assert exit == Exit(0, None)
         known = ("--sleep-idle-seconds", "version: ", "Available devices:")
-        assert any(words in line for line in said for words in known)
+        assert any(words in line for line in lines for words in known)
 
     asyncio.run(scenario())
 
@@ -103,17 +103,17 @@ def test_fake_answers_the_questions_of_the_planner(tmp_path: Path, flag: str) ->
         (("--host", "/nowhere/s.sock"), "port_in_use"),
     ],
 )
-def test_it_fails_in_llama_servers_words(tmp_path: Path, args: tuple[str, ...], cause: str) -> None:
+def test_fake_fails_with_messages_of_llama_server(tmp_path: Path, args: tuple[str, ...], cause: str) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, args=args, ready=False) as server:
-            exit, said = await server.end()
+            exit, lines = await server.end()
         assert exit == Exit(1, None)
-        assert diagnose(exit, said, phase="starting").cause == cause
+        assert diagnose(exit, lines, phase="starting").cause == cause
 
     asyncio.run(scenario())
 
 
-def test_it_serves_llama_servers_endpoints(tmp_path: Path) -> None:
+def test_fake_serves_endpoints_of_llama_server(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, args=("-np", "2", "--alias", "tiny")) as server:
             http = server.http
@@ -160,7 +160,7 @@ def test_stream_has_the_text_of_the_plain_answer(tmp_path: Path) -> None:
     ("--embedding", "/v1/embeddings", {"input": ["a", "b"]}),
     ("--rerank", "/v1/rerank", {"documents": ["a", "b"]}),
 ])  # fmt: skip
-def test_it_embeds_and_ranks_when_started_for_it(
+def test_fake_embeds_and_ranks_with_the_flag(
     tmp_path: Path, flag: str, path: str, body: dict[str, object]
 ) -> None:
     async def scenario() -> None:
@@ -171,7 +171,7 @@ def test_it_embeds_and_ranks_when_started_for_it(
     asyncio.run(scenario())
 
 
-def test_it_wants_its_key_except_for_its_health(tmp_path: Path) -> None:
+def test_fake_requires_its_key_except_for_health(tmp_path: Path) -> None:
     async def scenario() -> None:
         (tmp_path / "keys").write_text("sesame\n")
         async with fake(tmp_path, args=("--api-key-file", str(tmp_path / "keys"))) as server:
@@ -183,10 +183,10 @@ def test_it_wants_its_key_except_for_its_health(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_it_binds_before_it_loads_and_answers_503_until_then(tmp_path: Path) -> None:
+def test_fake_binds_before_it_loads_and_answers_503_until_ready(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "load_s=60", ready=False) as server:
-            await server.said(b"still loading")
+            await server.log_line(b"still loading")
             response = await server.http.get("/health")
             assert response.status_code == 503
             assert response.json()["error"]["message"] == "Loading model"
@@ -196,20 +196,20 @@ def test_it_binds_before_it_loads_and_answers_503_until_then(tmp_path: Path) -> 
     asyncio.run(scenario())
 
 
-def test_it_stops_when_asked_once_idle_and_at_once_when_asked_twice(tmp_path: Path) -> None:
+def test_fake_stops_once_idle_and_at_once_after_second_sigterm(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path) as server:
             server.child.terminate()
-            exit, said = await server.end()
-            assert (exit, "cleaning up before exit" in said[-1]) == (Exit(0, None), True)
+            exit, lines = await server.end()
+            assert (exit, "cleaning up before exit" in lines[-1]) == (Exit(0, None), True)
         (tmp_path / "s.sock").unlink()
         async with fake(tmp_path, "token_s=0.01") as server:
             request = {"stream": True, "n_predict": 100_000}
             async with server.http.stream("POST", "/completion", json=request) as response:
-                lines = response.aiter_lines()
-                await anext(lines)
+                events = response.aiter_lines()
+                await anext(events)
                 server.child.terminate()
-                with pytest.raises(TimeoutError):  # an open stream holds it up
+                with pytest.raises(TimeoutError):  # an open stream delays the stop
                     await asyncio.wait_for(server.child.wait(), 0.2)
                 server.child.terminate()
                 assert await server.child.wait() == Exit(1, None)
@@ -217,7 +217,7 @@ def test_it_stops_when_asked_once_idle_and_at_once_when_asked_twice(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_client_that_leaves_frees_its_slot(tmp_path: Path) -> None:
+def test_disconnect_of_client_frees_its_slot(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "token_s=600", args=("-np", "1")) as server:
 
@@ -239,7 +239,7 @@ def test_a_client_that_leaves_frees_its_slot(tmp_path: Path) -> None:
     ("signal=start:SIGSEGV", Exit(None, "SIGSEGV")), ("signal=load:SIGKILL", Exit(None, "SIGKILL")),
     ("signal=ready:SIGABRT", Exit(None, "SIGABRT")),
 ])  # fmt: skip
-def test_fake_dies_as_its_faults_say(tmp_path: Path, fault: str, exit: Exit) -> None:
+def test_fake_exits_in_the_phase_that_its_fault_names(tmp_path: Path, fault: str, exit: Exit) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, fault, ready=False) as server:
             assert await server.child.wait() == exit
@@ -250,11 +250,13 @@ def test_fake_dies_as_its_faults_say(tmp_path: Path, fault: str, exit: Exit) -> 
 @pytest.mark.parametrize(
     ("where", "cause"), [("host", "out_of_memory_host"), ("device", "out_of_memory_device")]
 )
-def test_it_runs_out_of_memory_in_llama_servers_words(tmp_path: Path, where: str, cause: str) -> None:
+def test_fake_runs_out_of_memory_with_messages_of_llama_server(
+    tmp_path: Path, where: str, cause: str
+) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, f"out_of_memory={where}", ready=False) as server:
-            exit, said = await server.end()
-        diagnosis = diagnose(exit, said, phase="starting")
+            exit, lines = await server.end()
+        diagnosis = diagnose(exit, lines, phase="starting")
         assert (diagnosis.cause, diagnosis.deterministic) == (cause, True)
 
     asyncio.run(scenario())
@@ -275,7 +277,7 @@ def test_fault_with_once_happens_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "exit"), [((), Exit(1, None)), (("signal=stream:SIGKILL",), Exit(None, "SIGKILL"))]
 )
-def test_it_dies_in_the_middle_of_a_stream(tmp_path: Path, end: tuple[str, ...], exit: Exit) -> None:
+def test_fake_dies_during_a_stream(tmp_path: Path, end: tuple[str, ...], exit: Exit) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "die_in_stream=2", *end) as server:
             got = b""
@@ -291,7 +293,7 @@ def test_it_dies_in_the_middle_of_a_stream(tmp_path: Path, end: tuple[str, ...],
 
 
 @pytest.mark.parametrize("fault", ["wedge", "stall_after=2"])
-def test_wedged_its_health_is_fine_and_its_counters_stand(tmp_path: Path, fault: str) -> None:
+def test_wedged_fake_is_healthy_and_its_counters_stop(tmp_path: Path, fault: str) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, fault) as server:
             with pytest.raises(httpx.ReadTimeout):
@@ -305,7 +307,7 @@ def test_wedged_its_health_is_fine_and_its_counters_stand(tmp_path: Path, fault:
     asyncio.run(scenario())
 
 
-def test_its_health_can_be_garbage_silence_or_an_error(tmp_path: Path) -> None:
+def test_health_of_fake_can_be_garbage_silence_or_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         for fault, raised, timeout in (
             ("health=garbage", httpx.RemoteProtocolError, httpx.Timeout(PATIENCE_S)),
@@ -323,7 +325,7 @@ def test_its_health_can_be_garbage_silence_or_an_error(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_it_can_ignore_sigterm(tmp_path: Path) -> None:
+def test_fake_can_ignore_sigterm(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "ignore_sigterm") as server:
             server.child.terminate()
@@ -334,7 +336,7 @@ def test_it_can_ignore_sigterm(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_its_log_can_be_long_wild_and_endless(tmp_path: Path) -> None:
+def test_log_of_fake_can_be_long_invalid_or_endless(tmp_path: Path) -> None:
     async def scenario() -> None:
         noise = ("log_bytes=1000000", "log_line_bytes=10000000", "log_invalid_utf8")
         async with fake(tmp_path, *noise) as server:
@@ -347,7 +349,7 @@ def test_its_log_can_be_long_wild_and_endless(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_it_can_close_its_output_and_run_on(tmp_path: Path) -> None:
+def test_fake_can_close_its_output_and_keep_running(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "close_output") as server:
             await server.log.aclose(30)
@@ -358,10 +360,10 @@ def test_it_can_close_its_output_and_run_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["stay", "exit"])
-def test_it_can_leave_a_grandchild_and_the_group_kill_finds_it(tmp_path: Path, how: str) -> None:
+def test_group_kill_finds_grandchild_of_fake(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, f"grandchild={how}", ready=False) as server:
-            pid = int((await server.said(rb"grandchild \d")).split()[-1])
+            pid = int((await server.log_line(rb"grandchild \d")).split()[-1])
             if how == "stay":
                 os.kill(server.child.pid, 9)
             await server.end()
@@ -372,11 +374,11 @@ def test_it_can_leave_a_grandchild_and_the_group_kill_finds_it(tmp_path: Path, h
     asyncio.run(scenario())
 
 
-def test_an_unknown_fault_is_an_error_that_lists_them(tmp_path: Path) -> None:
+def test_unknown_fault_is_an_error_that_lists_all_faults(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with fake(tmp_path, "explode=1", ready=False) as server:
-            exit, said = await server.end()
+            exit, lines = await server.end()
         assert exit == Exit(1, None)
-        assert "no such fault: 'explode'; there are load_s" in said[-1]
+        assert "no such fault: 'explode'; there are load_s" in lines[-1]
 
     asyncio.run(scenario())

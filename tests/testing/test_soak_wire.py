@@ -1,4 +1,4 @@
-"""How the soak judges answers (tests/real/soak_wire.py)."""
+"""The verdicts of the soak about answers (tests/real/soak_wire.py)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ DONE = b"data: [DONE]\n\n"
     ("body", "whole", "outcome"),
     [
         (EVENT + DONE, True, Outcome.RIGHT),
-        (EVENT, True, Outcome.LOST),  # it ends as a whole one does, and is none
-        (EVENT, False, Outcome.LOST),  # broken off without a word
+        (EVENT, True, Outcome.LOST),  # ends like a complete stream, but is incomplete
+        (EVENT, False, Outcome.LOST),  # cut without an error event
         (EVENT + ERROR, False, Outcome.CUT),
         (EVENT + ERROR, True, Outcome.LOST),
     ],
 )
-def test_a_stream_is_whole_or_tells_that_it_is_not(body: bytes, whole: bool, outcome: Outcome) -> None:
+def test_stream_must_be_complete_or_end_with_an_error_event(
+    body: bytes, whole: bool, outcome: Outcome
+) -> None:
     answer = Answer(200, {"content-type": "text/event-stream"}, bytearray(body), whole)
     assert outcome_of(answer, complete_text(answer) == "some") is outcome
 

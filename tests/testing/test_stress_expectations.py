@@ -1,4 +1,4 @@
-"""How the stress of many models judges answers, and the configs that it writes (tests/real/stress_*.py)."""
+"""The verdicts of the stress test of many models, and the configs that it writes (tests/real/stress_*.py)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DONE = b"data: [DONE]\n\n"
 
 @pytest.fixture
 def expectations() -> Expectations:
-    """The file of m0 is replaced at 10, which is certain at 20; m1 is removed at 30, certain at 40."""
+    """The file of m0 is replaced at 10 s, applied by 20 s. m1 is removed at 30 s, applied by 40 s."""
     expectations = Expectations(ANSWERS)
     expectations.config_written({"m0": "m0", "alias": "m0", "m1": "m1"}, 0.0)
     expectations.file_written(OLD, 0.0)
@@ -35,7 +35,7 @@ def expectations() -> Expectations:
     return expectations
 
 
-def asked(name: str, sent_s: float, *, is_stream: bool = False) -> Request:
+def request_of(name: str, sent_s: float, *, is_stream: bool = False) -> Request:
     return Request(name, PROMPT, 4, is_stream, sent_s)
 
 
@@ -61,31 +61,31 @@ def refused(status: int, cause: str, **headers: str) -> Answer:
     ("name", "sent_s", "version", "verdict"),
     [
         ("m0", 5.0, OLD, Verdict.RIGHT),
-        ("m0", 5.0, NEW, Verdict.WRONG),  # not even written
+        ("m0", 5.0, NEW, Verdict.WRONG),  # not written yet
         ("m0", 15.0, OLD, Verdict.RIGHT),
         ("alias", 15.0, NEW, Verdict.RIGHT),
-        ("m0", 25.0, OLD, Verdict.WRONG),  # of the file that was replaced
+        ("m0", 25.0, OLD, Verdict.WRONG),  # from the replaced file
         ("m0", 25.0, NEW, Verdict.RIGHT),
         ("m0", 25.0, OTHER, Verdict.WRONG),
         ("m1", 35.0, OTHER, Verdict.RIGHT),
-        ("m1", 45.0, OTHER, Verdict.WRONG),  # it was removed
+        ("m1", 45.0, OTHER, Verdict.WRONG),  # removed
         ("alias", 45.0, NEW, Verdict.WRONG),
     ],
 )
-def test_an_answer_is_that_of_the_model_and_the_file_that_are_served_at_that_time(
+def test_answer_must_come_from_the_model_and_file_served_at_that_time(
     expectations: Expectations, name: str, sent_s: float, version: Version, verdict: Verdict
 ) -> None:
-    assert expectations.judge(asked(name, sent_s), plain(version), sent_s + 1.0).verdict is verdict
+    assert expectations.judge(request_of(name, sent_s), plain(version), sent_s + 1.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("sent_s", "verdict"), [(25.0, Verdict.WRONG), (35.0, Verdict.UNKNOWN), (45.0, Verdict.UNKNOWN)]
 )
-def test_a_404_is_right_once_the_model_may_be_removed(
+def test_404_is_right_once_the_model_may_be_removed(
     expectations: Expectations, sent_s: float, verdict: Verdict
 ) -> None:
     answer = refused(404, "model_not_found")
-    assert expectations.judge(asked("m1", sent_s), answer, sent_s + 1.0).verdict is verdict
+    assert expectations.judge(request_of("m1", sent_s), answer, sent_s + 1.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
@@ -93,46 +93,48 @@ def test_a_404_is_right_once_the_model_may_be_removed(
     [
         (4, DONE, True, False, Verdict.RIGHT),
         (3, DONE, True, False, Verdict.WRONG),  # one word is missing
-        (4, b"", True, False, Verdict.WRONG),  # it ends as a whole one does, and is not
-        (3, b"", False, True, Verdict.WRONG),  # broken off without a word
+        (4, b"", True, False, Verdict.WRONG),  # ends like a complete stream, but is incomplete
+        (3, b"", False, True, Verdict.WRONG),  # cut without an error event
         (3, ERROR, True, True, Verdict.WRONG),
         (3, ERROR, False, True, Verdict.CUT),
-        (3, ERROR, False, False, Verdict.WRONG),  # nothing was done to it
+        (3, ERROR, False, False, Verdict.WRONG),  # without a fault
     ],
 )
-def test_a_stream_is_whole_or_its_server_was_hurt_and_an_error_event_says_so(
+def test_stream_must_be_complete_or_end_with_an_error_event_after_a_fault(
     expectations: Expectations, words: int, end: bytes, whole: bool, is_hurt: bool, verdict: Verdict
 ) -> None:
     if is_hurt:
         expectations.fault_ended(expectations.fault_began("m0", 24.5, is_kill=True), 25.5)
     answer = stream(NEW, words, end, whole=whole)
-    assert expectations.judge(asked("m0", 25.0, is_stream=True), answer, 26.0).verdict is verdict
+    assert expectations.judge(request_of("m0", 25.0, is_stream=True), answer, 26.0).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("kills", "headers", "verdict"),
     [
         (0, {"retry_after": "1"}, Verdict.WRONG),
-        (1, {"retry_after": "1"}, Verdict.WRONG),  # it is sent again
+        (1, {"retry_after": "1"}, Verdict.WRONG),  # llamasup sends the request again
         (2, {"retry_after": "1"}, Verdict.UNAVAILABLE),
         (2, {}, Verdict.WRONG),
     ],
 )
-def test_a_503_needs_more_than_one_kill_and_says_when_to_come_again(
+def test_503_is_right_only_after_two_kills_and_with_retry_after(
     expectations: Expectations, kills: int, headers: dict[str, str], verdict: Verdict
 ) -> None:
     for number in range(kills):
         expectations.fault_ended(
             expectations.fault_began("m0", 25.1 + number / 10, is_kill=True), 25.2 + number / 10
         )
-    assert expectations.judge(asked("m0", 25.0), refused(503, "killed", **headers), 26.0).verdict is verdict
+    assert (
+        expectations.judge(request_of("m0", 25.0), refused(503, "killed", **headers), 26.0).verdict is verdict
+    )
 
 
-def test_no_end_of_an_answer_is_wrong(expectations: Expectations) -> None:
-    assert expectations.judge(asked("m0", 1.0), Answer(timed_out=True), 121.0).verdict is Verdict.WRONG
+def test_answer_without_an_end_is_wrong(expectations: Expectations) -> None:
+    assert expectations.judge(request_of("m0", 1.0), Answer(timed_out=True), 121.0).verdict is Verdict.WRONG
 
 
-def test_every_edit_leads_to_a_sound_config_and_the_same_seed_to_the_same_ones(tmp_path: Path) -> None:
+def test_edited_configs_are_valid_and_the_same_for_the_same_seed(tmp_path: Path) -> None:
     def texts(seed: int) -> list[str]:
         rng, config = random.Random(seed), StressConfig.first(tmp_path, 1 << 30)
         found = []
@@ -150,7 +152,7 @@ def test_every_edit_leads_to_a_sound_config_and_the_same_seed_to_the_same_ones(t
 
 
 @pytest.mark.parametrize("text", [text for text in BROKEN if "nonexistent" not in text])
-def test_a_broken_config_is_refused_before_its_files_are_looked_at(tmp_path: Path, text: str) -> None:
+def test_broken_config_is_refused_before_its_files_are_read(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
     with pytest.raises(ConfigInvalid):

@@ -1,4 +1,4 @@
-"""What a name leads to among many models."""
+"""The model that a name resolves to, and the errors for other names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BROKEN = ModelSpec("half", "/m/half.gguf", problem="truncated")
 
 
 def catalog_of(registry: Registry) -> Catalog:
-    """For the loop that runs; nothing is started."""
+    """A catalog in the running loop, without any process."""
     return Catalog(registry, pool_of())
 
 

@@ -1,4 +1,4 @@
-"""GET /v1/models as a value: what OpenAI's clients and llama.cpp's read in it."""
+"""The JSON of GET /v1/models, with the fields that clients of OpenAI and llama.cpp read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of one model that serve, load and fail when a test says so."""
+"""Replicas of one model whose state a test sets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["LOADING", "Replica", "served_model"]
 
 
 class Replica(InstanceRunner):
-    """A runner without a child: what it would say of one is set from outside."""
+    """A runner without a child. The test sets its state."""
 
     def __init__(
         self, served: ReplicaSet, path: str = "/run/1.sock", *, max_concurrent: int = UNLIMITED
     ) -> None:
-        # Nothing of a real runner's: no child, no events.
+        # Replaces the constructor of a real runner: there is no child and no event.
         self.model = "tiny"
         self.queue = served.queue
         self.on_idle = None
@@ -46,14 +46,14 @@ class Replica(InstanceRunner):
         return self.serves
 
     def becomes(self, why: Unavailable, *, leaving: bool = False) -> None:
-        """As a runner does it: those who wait hear first, then what is in flight is broken off."""
+        """Like a runner: informs the queue first, and then ends the requests in flight."""
         old, self.serves = self.serves, None
         self.why, self.is_leaving = why, leaving
         self.queue.changed()
         if old is not None:
             old.close("llama-server was killed")
 
-    # --- what a runner says
+    # --- the interface of a runner
 
     @property
     def endpoint(self) -> Endpoint | None:

@@ -1,4 +1,4 @@
-"""Who gets a request of several: the longest match, unless it is much busier."""
+"""The choice of a replica for a request: the longest match, unless it is much busier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llamasup.pool.replicas.load_balancer import MAX_BUSIER, MIN_FIT, Candidate,
 
 
 def conversation(*marks: int, size: int = 0) -> Conversation:
-    """Each of its messages has ten letters."""
+    """A conversation whose messages have ten letters each."""
     sizes = tuple(10 * (number + 1) for number in range(len(marks)))
     return Conversation(marks, sizes, size or sizes[-1])
 
@@ -18,30 +18,30 @@ def conversation(*marks: int, size: int = 0) -> Conversation:
 @pytest.mark.parametrize(
     ("candidates", "chosen"),
     [
-        # nothing is known: the least busy; of equal ones the one that was given nothing for longest
+        # without a match: the least busy replica; of equal ones, the least recently used
         ([Candidate(0.5), Candidate(0.25), Candidate(0.75)], 1),
         ([Candidate(0.0, turn=7), Candidate(0.0, turn=3), Candidate(0.0, turn=5)], 1),
         ([Candidate(0.0, turn=7), Candidate(0.25, turn=3)], 0),
-        # a match is worth a queue of half the places
+        # a match outweighs a queue of half the permits
         ([Candidate(0.0), Candidate(MAX_BUSIER, 0.9)], 1),
         ([Candidate(0.0), Candidate(MAX_BUSIER + 0.25, 0.9)], 0),
         ([Candidate(0.25), Candidate(MAX_BUSIER + 0.25, 0.9)], 1),
-        # the longer one wins, the less busy one of equals; who is too busy leaves it to the next
+        # the longest match wins; of equal ones, the less busy replica; a replica that is too busy loses
         ([Candidate(0.0, 0.3), Candidate(0.25, 0.9)], 1),
         ([Candidate(0.25, 0.9), Candidate(0.0, 0.9)], 1),
         ([Candidate(0.0, 0.9, turn=2), Candidate(0.0, 0.9, turn=1)], 1),
         ([Candidate(0.25, 0.3), Candidate(0.75, 0.9), Candidate(0.0)], 0),
-        # a few words in common are none
+        # a few common words are no match
         ([Candidate(0.25, MIN_FIT / 2), Candidate(0.0)], 1),
         ([Candidate(0.25, MIN_FIT), Candidate(0.0)], 0),
         ([Candidate(1.0)], 0),
     ],
 )
-def test_the_choice(candidates: list[Candidate], chosen: int) -> None:
+def test_replica_is_chosen_by_match_and_load(candidates: list[Candidate], chosen: int) -> None:
     assert choose(candidates) == chosen
 
 
-def test_the_fit_is_the_share_of_the_request_that_was_asked_before() -> None:
+def test_fit_is_the_known_share_of_a_request() -> None:
     before = PromptMarks()
     assert before.fit(conversation(1, 2)) == 0.0
     before.add(conversation(1, 2), turn=1)

@@ -1,4 +1,4 @@
-"""The table in docs/replicas.md is what the choice does."""
+"""The table in docs/replicas.md matches the choice of replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two requests have in common, read from their bodies."""
+"""The common beginning of two requests, read from their bodies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def chat(*messages: dict[str, Any], **rest: Any) -> Conversation:
 
 
 def shared(one: Conversation, other: Conversation) -> int:
-    """How many marks they begin with alike."""
+    """The number of equal marks at the beginning of both."""
     alike = [a == b for a, b in zip(one.marks, other.marks, strict=False)]
     return alike.index(False) if False in alike else len(alike)
 
@@ -46,11 +46,11 @@ def test_turn_begins_with_the_turn_before() -> None:
 
 
 def test_text_role_and_order_distinguish_conversations() -> None:
-    asked = chat(SYSTEM, FIRST)
-    assert shared(asked, chat(SYSTEM, SECOND)) == 1
-    assert shared(asked, chat(SYSTEM, {**FIRST, "role": "assistant"})) == 1
-    assert shared(asked, chat(FIRST, SYSTEM)) == 0
-    assert shared(asked, chat({"role": "system", "content": "You know llamas.W"}, FIRST)) == 0
+    first_turn = chat(SYSTEM, FIRST)
+    assert shared(first_turn, chat(SYSTEM, SECOND)) == 1
+    assert shared(first_turn, chat(SYSTEM, {**FIRST, "role": "assistant"})) == 1
+    assert shared(first_turn, chat(FIRST, SYSTEM)) == 0
+    assert shared(first_turn, chat({"role": "system", "content": "You know llamas.W"}, FIRST)) == 0
 
 
 def test_system_prompt_and_tools_come_first() -> None:
@@ -116,11 +116,11 @@ def test_questions_about_one_long_text_share_the_text() -> None:
     assert shared(one, other) == len(document) // BLOCK == len(one.marks) - 1
 
 
-def test_a_prompt_is_known_by_its_whole_blocks() -> None:
+def test_marks_of_a_prompt_cover_its_complete_blocks() -> None:
     letters = "abcdefghij" * 300
     one, other = read(prompt=letters + "x"), read(prompt=letters + "y")
     assert shared(one, other) == len(one.marks) == len(letters) // BLOCK
-    assert one.size == len(letters) + 3  # with the quotes of its JSON
+    assert one.size == len(letters) + 3  # includes the quotes of its JSON
     assert read(input_prefix=letters).marks == one.marks
     assert read(prompt=list(range(1000))).marks
 
@@ -160,7 +160,7 @@ def test_marks_of_a_body_are_unique() -> None:
 
 
 def test_body_with_too_many_objects_is_not_read() -> None:
-    """Each costs more than the three bytes that it takes to send it."""
+    """An object takes more memory than the three bytes with which a client sends it."""
 
     def messages(count: int) -> bytes:
         return b'{"messages":[{"content":"llama"}' + b",{}" * (count - 2) + b"]}"

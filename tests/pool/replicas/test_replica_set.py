@@ -1,4 +1,4 @@
-"""One model and its processes: who gets a request, who waits, and what is told while none serves."""
+"""A set of replicas: the choice for each request, the queue, and the errors while none serves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED = Unavailable(503, "It crashed too often", cause="killed", remedy="see th
 
 
 def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> InstanceRunner:
-    """A real one, of which nothing was asked yet."""
+    """A real runner that has no request to start yet."""
     planner: AnyPlanMaker = object()  # type: ignore[assignment]
     runner = InstanceRunner(
         "tiny", planner, policy=Policy(), bus=Bus(), queue=served.queue, work_folder=folder, log_path=None
@@ -40,7 +40,7 @@ def idle_runner(served: ReplicaSet, folder: Path = Path("/nowhere")) -> Instance
 
 
 class Client:
-    """Comes, waits if it has to, and keeps what it was told."""
+    """A request that queues if necessary, and keeps its lease or its rejection."""
 
     def __init__(self, served: ReplicaSet, body: bytes = b"", *, infers: bool = True) -> None:
         self.served_model = served
@@ -76,7 +76,7 @@ class Client:
         self.lease.release()
 
     def is_broken_off(self) -> bool:
-        """Its server went before it answered; whether it may wait again. As an exchange does it."""
+        """The server has exited without an answer. Returns whether the request is queued again."""
         lease, self.lease = self.lease, None
         assert lease is not None
         taken = self.served_model.queue.requeue(self.entry, lease.endpoint, sent=True)
@@ -106,7 +106,7 @@ async def test_queue_outlives_a_process() -> None:
     client = Client(served)
     assert client.waits
     old.becomes(STOPPED, leaving=True)
-    assert client.why == STOPPED  # nothing was said of another that will come
+    assert client.why == STOPPED  # no other process was announced
     served.unavailable_reason = TO_BE_LOADED
     client = Client(served)
     served.remove(old)
@@ -147,9 +147,7 @@ def test_cancelled_runner_is_leaving(tmp_path: Path) -> None:
         served = served_model()
         runner = idle_runner(served, tmp_path)
         assert served.lease() is NOT_RUNNING
-        runner.instance = replace(
-            runner.instance, state=State.READY, restart_pending=True
-        )  # and nothing was spawned
+        runner.instance = replace(runner.instance, state=State.READY, restart_pending=True)  # no child
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runner.run())
             client = Client(served)
@@ -171,7 +169,7 @@ async def test_retry_time_of_a_failure_is_the_retrying_ones() -> None:
     runner.instance = failed
     why = served.lease()
     assert isinstance(why, Unavailable)
-    assert (why.message, why.queueable) == ("llama-server ended", False)  # nobody else has a word
+    assert (why.message, why.queueable) == ("llama-server ended", False)  # the owner gives no reason
     served.unavailable_reason = STOPPED
     assert served.lease() is STOPPED
     diagnosis = Diagnosis(
@@ -232,8 +230,8 @@ async def test_new_permits_of_a_running_process_are_used() -> None:
     assert waits_on.waits
 
 
-def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
-    """Each request takes one: what several processes need must not be in its way."""
+def test_lease_of_the_only_replica_costs_few_calls(tmp_path: Path) -> None:
+    """Every request takes a lease, so the code for several replicas must not slow it down."""
     served = served_model()
     runner = idle_runner(served, tmp_path)
     endpoint = Endpoint("tiny", 1, UnixAddress("/run/1.sock"))
@@ -247,11 +245,11 @@ def test_a_lease_of_the_only_process_costs_few_calls(tmp_path: Path) -> None:
 
     calls.count(lease)
     assert endpoint.in_flight == REPEATS
-    # Of the model, the runner (two), the endpoint (two) and the lease (two); set.add, monotonic, isinstance.
+    # Python: model, runner (2), endpoint (2), lease (2). C: set.add, monotonic, isinstance.
     assert calls.per_repeat() <= (7, 3), calls
 
 
-# --- the gate
+# --- pause and resume
 
 
 @async_test
@@ -279,29 +277,29 @@ async def test_final_pause_rejects_the_queue_and_requeues_nothing() -> None:
     assert not early.is_broken_off()
 
 
-# --- what its owner hears
+# --- callbacks of the owner
 
 
 @async_test
 async def test_on_wanted_is_called_while_nothing_serves() -> None:
-    restart_pending: list[int] = []
-    served = ReplicaSet(policy=Policy(), on_wanted=lambda: restart_pending.append(len(served.queue)))
+    queue_lengths: list[int] = []
+    served = ReplicaSet(policy=Policy(), on_wanted=lambda: queue_lengths.append(len(served.queue)))
     served.unavailable_reason = TO_BE_LOADED
     assert served.queue.oldest_s == float("inf")
     began_s = asyncio.get_running_loop().time()
     Client(served)
     oldest_s = served.queue.oldest_s
     Client(served)
-    assert restart_pending == [1, 2]
+    assert queue_lengths == [1, 2]
     assert began_s <= served.queue.oldest_s == oldest_s <= asyncio.get_running_loop().time()
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     runner.becomes(LOADING)
-    restart_pending.clear()
+    queue_lengths.clear()
     runner.becomes_ready()
     Client(served)
     Client(served)
-    assert restart_pending == []  # for a place: something serves
+    assert queue_lengths == []  # they wait for a permit, and a replica serves
 
 
 @async_test
@@ -319,14 +317,14 @@ async def test_on_unserved_gets_each_rejection() -> None:
     runner = Replica(served, max_concurrent=1)
     runner.becomes_ready()
     assert first.lease is not None
-    assert told == [(2, "")]  # who is served goes too, and that is no news
+    assert told == [(2, "")]  # no call for a served request
     served.pause(STOPPING)
     assert (third.why, told) == (STOPPING, [(2, ""), (0, "stopping")])
 
 
 @async_test
 async def test_change_in_on_wanted_counts_after_enter() -> None:
-    """It finds that the model can never be loaded, or has a process ready: nobody is told while it enters."""
+    """The callback can find, while the request enters, that the model is ready or can never be loaded."""
     served = ReplicaSet(policy=Policy(), on_wanted=lambda: serves())
     served.unavailable_reason = TO_BE_LOADED
 
@@ -349,7 +347,7 @@ async def test_on_idle_is_called_after_the_last_request_of_all() -> None:
     waits = Client(served)
     assert (served.in_flight, served.idle_since_s) == (2, 0.0)
     clients[0].goes()
-    assert (waits.lease is not None, idle) == (True, [])  # its place was taken before it was idle
+    assert (waits.lease is not None, idle) == (True, [])  # it got its permit before the set was idle
     clients[1].goes()
     assert idle == []
     waits.goes()
@@ -359,7 +357,7 @@ async def test_on_idle_is_called_after_the_last_request_of_all() -> None:
     assert len(idle) == 1
 
 
-# --- several processes: who gets it
+# --- several replicas: the choice
 
 
 @async_test
@@ -405,7 +403,7 @@ async def test_conversation_stays_on_its_replica() -> None:
 async def test_conversation_moves_from_a_much_busier_replica() -> None:
     served, first, second = two(max_concurrent=4)
     Client(served, talk("a" * 50)).goes()
-    for _ in range(3):  # the same again: three at a time are no more than half the places too many
+    for _ in range(3):  # three more requests exceed the other replica by no more than half of the permits
         assert Client(served, talk("a" * 50, "yes", "and?")).at is first
     client = Client(served, talk("a" * 50, "yes", "and?"))
     assert client.at is second
@@ -438,7 +436,7 @@ async def test_free_permit_of_any_replica_serves_the_next() -> None:
     assert waits[1].at is first
 
 
-# --- several processes: one is gone
+# --- several replicas: the end of one
 
 
 @async_test
@@ -451,7 +449,7 @@ async def test_broken_request_goes_to_another_replica_at_once() -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert client.at is second
-    # What comes new keeps away from the broken one as well: its end is seen a moment later.
+    # New requests avoid the broken replica too, although the runner notices its end later.
     assert Client(served).at is second
     assert Client(served).waits
     assert first.busy == 0
@@ -500,7 +498,7 @@ async def test_single_ready_replica_still_records_conversations() -> None:
     one.becomes(LOADING)
     again = one.becomes_ready()
     assert again is not first
-    assert Client(served, talk("a" * 50, "yes", "and?")).at is not first  # its caches went with it
+    assert Client(served, talk("a" * 50, "yes", "and?")).at is not first  # its caches are lost
 
 
 @pytest.mark.parametrize(
@@ -530,4 +528,4 @@ async def test_full_model_counts_requests_of_all_replicas() -> None:
     why = clients[3].why
     assert why is not None
     assert why.message == "The model is busy with 2 requests, and 1 more waits"
-    assert why.retry_after_s == 20.0  # the second in the queue, of two every 20 s
+    assert why.retry_after_s == 20.0  # second in the queue, and two requests end every 20 s

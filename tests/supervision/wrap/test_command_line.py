@@ -84,7 +84,7 @@ def test_default_port_comes_from_the_help() -> None:
         ([], {}, [("port", "2"), ("host", "::1")], ("::1",), 2),
         ([], {"LLAMA_ARG_PORT": "3"}, [("port", "2")], ("127.0.0.1",), 3),
         (["--port", "0"], {}, [], ("127.0.0.1",), 0),
-        # Options that name a model bring a port of their own, and what comes later counts.
+        # Options that name a model set a port. The last option counts.
         (["--fim-qwen-7b-default"], {"LLAMA_ARG_PORT": "3"}, [], ("127.0.0.1",), 8012),
         (["--port", "5", "--embd-gemma-default"], {}, [], ("127.0.0.1",), 8011),
         (["--gpt-oss-20b-default", "--port", "5"], {}, [], ("127.0.0.1",), 5),
@@ -133,7 +133,7 @@ def test_assignments_before_the_program_override_the_environment() -> None:
     assert child_argv(line, SOCKET)[-6:-2] == ("--ssl-key-file", "", "--ssl-cert-file", "")
     assert redacted_program(program).startswith("env -i 'LLAMA_ARG_PORT=***' 'LLAMA_API_KEY=***' ")
     assert "s3cret" not in redacted_program(program)
-    # A file's name is no assignment.
+    # A file name with "=" is no assignment.
     assert parse_line(("./a=b", "--port", "4"), ("./a=b",), NOW, {}).port == 4
 
 
@@ -163,7 +163,7 @@ def test_prefix_and_timeout_are_parsed() -> None:
     line = read("--api-prefix", "/x", "-to", "7")
     assert (line.api_prefix, line.timeout_s) == ("/x", 7.0)
     assert (read().api_prefix, read().timeout_s) == ("", None)
-    assert read("--timeout", "soon").timeout_s is None  # the child will say so
+    assert read("--timeout", "soon").timeout_s is None  # the child reports the error
 
 
 @pytest.mark.parametrize(

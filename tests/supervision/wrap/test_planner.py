@@ -40,7 +40,7 @@ def test_each_generation_has_its_own_address(server: str, tmp_path: Path) -> Non
         path = str(tmp_path / f"{generation}.sock")
         assert made.argv == (server, "-m", "m.gguf", "--host", path)
         assert (made.address, made.api_key) == (UnixAddress(path), None)
-    # The line is the user's: it is never made smaller.
+    # llamasup never reduces the user's own command line.
     oom = Diagnosis("out_of_memory_host", "", "", (), True, 71)
     assert planner.step_down(made, oom) is None
 
@@ -90,7 +90,7 @@ def test_requests_wait_for_first_load_only_with_a_wait_timeout(
 def test_key_that_no_header_can_carry_is_not_used(
     server: str, tiny_model: Path, tmp_path: Path, keys: str | None, usable: str | None, known: int
 ) -> None:
-    """llama-server takes the lines of its key file blanks and all (b11434)."""
+    """llama-server keeps the blanks in the lines of its key file (b11434)."""
     path = tmp_path / "keys"
     if keys is not None:
         path.write_bytes(keys.encode())
@@ -144,7 +144,7 @@ def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tm
     assert wrapping.probe_class is ModelClass.DECODER
     with pytest.raises(UnsafeBind) as refused:
         wrap_spec(WrapOptions(wrapping, strict=True))
-    # $LLAMASUP_API_KEY is nothing to a wrapped server.
+    # $LLAMASUP_API_KEY does not apply to a wrapped server.
     assert refused.value.remedy.startswith("Give llama-server a key with --api-key-file, or")
     keys.write_text("k\n")
     wrap_spec(WrapOptions(parse_command(words, os.environ), strict=True))
@@ -152,7 +152,7 @@ def test_empty_key_file_does_not_count_as_keys(server: str, tiny_model: Path, tm
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such pipes")
 def test_key_pipe_is_not_read(server: str, tiny_model: Path, tmp_path: Path) -> None:
-    """Whoever reads them first has taken them away from the other."""
+    """Only the first reader of a pipe gets the keys, which must be llama-server."""
     pipe = tmp_path / "keys"
     os.mkfifo(pipe)
     wrapping = parse_command([server, "-m", str(tiny_model), "--api-key-file", str(pipe)], os.environ)
