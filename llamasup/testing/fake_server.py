@@ -40,7 +40,8 @@ def install(path: Path, *fakes: str) -> Path:
     options = [part for fake in fakes for part in ("--fake", fake)]
     # No shebang with the interpreter: its path may hold spaces or be too long for the kernel.
     # A script is asked what it can do before each start: sh answers that in a tenth of the time.
-    path.write_text(
+    script = path.with_name(f".{path.name}.new")
+    script.write_text(
         "#!/bin/sh\n"
         'case "$#$1" in\n'
         f"1--help) printf %s {shlex.quote(_HELP.read_text(encoding='utf-8'))}; exit ;;\n"
@@ -51,7 +52,8 @@ def install(path: Path, *fakes: str) -> Path:
         f"exec {shlex.quote(sys.executable)} -S -m llamasup.testing.fake_server "
         f'{shlex.join(options)} "$@"\n'
     )
-    path.chmod(0o755)
+    script.chmod(0o755)
+    script.replace(path)  # the kernel refuses to write a file that is being executed
     return path
 
 
