@@ -70,6 +70,7 @@ def test_failed_change_leaves_the_file_unchanged(path: Path) -> None:
     with pytest.raises(UsageInvalid):
         change_key_file(path, refuse)
     assert status_without_access_time(path) == before
+    assert path.read_text() == "one\n"
     assert list(path.parent.iterdir()) == [path]
 
 
