@@ -12,11 +12,12 @@ import random
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -50,8 +51,7 @@ SIZES_GB = {
 LOAD_BASE_S, LOAD_GB_PER_S = 0.5, 1.5  # a process's start, and a good disk
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(Struct, frozen=True):
     """One client after the other. ``stay``: how likely the next request is for the same model again.
     ``zipf``: how much more popular the first is; every 400 requests two change their ranks."""
 

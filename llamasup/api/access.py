@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from llamasup.http.address import Address, UnixAddress
 from llamasup.http.httpx_import import httpx
@@ -16,13 +17,15 @@ __all__ = ["Access"]
 _TIMEOUT = httpx.Timeout(None, connect=10.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(Struct, frozen=True):
     """``certificate``: the served certificate chain, with TLS."""
 
     address: Address
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
     certificate: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"Access({self.address!r})"  # without the key
 
     def client(self) -> httpx.Client:
         return httpx.Client(transport=httpx.HTTPTransport(**self._transport_options()), **self._options())

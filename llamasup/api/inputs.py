@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypedDict
 
 from msgspec import Struct, structs
+from msgspec.structs import replace
 
 from llamasup.config import Config, load
 from llamasup.config.config_keys import ModelEntry

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Unpack
+
+from msgspec.structs import replace
 
 from llamasup.api.async_server import AsyncServer, begin
 from llamasup.api.inputs import ConfigInputs, ModelArguments, absolute_of, config_of, entry_of, name_of

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.auth.keys import ApiKey, KeyLimits, digest_of
 from llamasup.errors import ConfigInvalid, UsageInvalid
@@ -43,8 +45,7 @@ _MAX_LIMIT = 1_000_000_000
 _MAX_KEYS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class KeyLine:
+class KeyLine(Struct, frozen=True):
     """A line with a key. ``number`` counts from 1; ``hashed``: the file has only the hash of the key."""
 
     number: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Literal
+
+from msgspec import Struct
 
 __all__ = ["ApiKey", "KeyLimits", "KeyRing", "Priority", "digest_of", "plain_keys"]
 
@@ -22,8 +23,7 @@ Priority = Literal["normal", "high"]
 _MAX_CREDENTIALS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
+class KeyLimits(Struct, frozen=True):
     """The limits of one key, per minute and at the same time; None: no limit."""
 
     requests_per_minute: int | None = None
@@ -41,20 +41,22 @@ class KeyLimits:
 _NO_LIMITS = KeyLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class ApiKey:
+class ApiKey(Struct, frozen=True):
     """``name`` identifies the key in logs and limits. ``priority`` is the highest that it may request.
     ``models`` are names and patterns of the models that it may use; empty: all.
     """
 
     name: str
-    salt: bytes = field(repr=False)
-    digest: bytes = field(repr=False)
+    salt: bytes
+    digest: bytes
     infers: bool = True
     controls: bool = False
     limits: KeyLimits = _NO_LIMITS
     priority: Priority = "normal"
     models: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"ApiKey({self.name!r})"  # without the digest
 
 
 def digest_of(salt: bytes, key: bytes) -> bytes:

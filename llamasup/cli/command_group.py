@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import typer
+from msgspec import Struct
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
@@ -72,8 +72,7 @@ class CommandGroup(TyperGroup):
         yield "Commands", rows
 
 
-@dataclass(frozen=True, slots=True)
-class LazyCommand:
+class LazyCommand(Struct, frozen=True):
     """A command whose ``module`` has not been imported. ``summary`` is the first line of its help."""
 
     name: str

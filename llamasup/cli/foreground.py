@@ -8,8 +8,9 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from llamasup.cli.output.error_report import show_error
 from llamasup.cli.output.event_lines import ConsoleReporter
@@ -35,8 +36,7 @@ __all__ = ["OutputOptions", "serve_until_stopped"]
 TICK_S = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class OutputOptions:
+class OutputOptions(Struct, frozen=True):
     """What is printed where, and which program started llamasup."""
 
     events: str | None

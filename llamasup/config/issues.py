@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import ConfigInvalid
 from llamasup.system.text import printable
@@ -31,8 +32,7 @@ _MAX_SHOWN = 60
 NOT_SHOWN = "(not shown: it may be a secret)"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Issue:
+class Issue(Struct, frozen=True, order=True):
     """One error. ``line`` counts from 1; 0 is the file as a whole. ``key`` as ``models.qwen.aliases[1]``, or
     "" if the error belongs to no key. ``more``: further lines, such as a table.
     """

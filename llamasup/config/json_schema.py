@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.config.config_keys import Config
 from llamasup.config.kinds import FilePath, Key, Kind, Many, Name, Named, Section
@@ -18,8 +18,7 @@ __all__ = ["Row", "json_schema", "rows_of"]
 _REFERENCE = "reference"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     key: str
     takes: str
     default: str

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.config.units import Size, read_duration, read_size
 from llamasup.errors import UsageInvalid
@@ -91,8 +91,7 @@ class ScalarKind(Protocol):
     def schema(self) -> Mapping[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Struct, frozen=True):
     @property
     def needs_plain(self) -> bool:
         return False
@@ -102,8 +101,7 @@ class _Kind:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Text(_Kind):
+class Text(_Kind, frozen=True):
     allowed: str = "text"
     pattern: str = ""
 
@@ -118,8 +116,7 @@ class Text(_Kind):
         return {"type": ["string", "number", "boolean"]}  # a flag's value: 42 need not be in quotes
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean(_Kind):
+class Boolean(_Kind, frozen=True):
     @property
     def allowed(self) -> str:
         return "true or false"
@@ -137,8 +134,7 @@ class Boolean(_Kind):
         return {"type": "boolean"}
 
 
-@dataclass(frozen=True, slots=True)
-class Integer(_Kind):
+class Integer(_Kind, frozen=True):
     minimum: int = 0
     maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
 
@@ -167,8 +163,7 @@ class Integer(_Kind):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(_Kind):
+class OneOf(_Kind, frozen=True):
     choices: tuple[str, ...]
 
     @property
@@ -187,8 +182,7 @@ class OneOf(_Kind):
         return {"enum": [*self.choices, *booleans]}
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerOr(_Kind):
+class IntegerOr(_Kind, frozen=True):
     minimum: int
     choices: tuple[str, ...]
 
@@ -203,8 +197,7 @@ class IntegerOr(_Kind):
         return {"anyOf": [Integer(self.minimum).schema(), {"enum": list(self.choices)}]}
 
 
-@dataclass(frozen=True, slots=True)
-class Time(_Kind):
+class Time(_Kind, frozen=True):
     """Seconds. ``never``: the word is allowed, for infinity; ``zero_is_none``: 0 means no limit."""
 
     never: bool = False
@@ -230,8 +223,7 @@ class Time(_Kind):
         return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
 
 
-@dataclass(frozen=True, slots=True)
-class SizeText(_Kind):
+class SizeText(_Kind, frozen=True):
     percent: bool = True
 
     @property
@@ -253,8 +245,7 @@ class SizeText(_Kind):
 # --- names -------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Name(_Kind):
+class Name(_Kind, frozen=True):
     """A model's name; ``pattern``: wildcards are allowed."""
 
     pattern: bool = False
@@ -276,8 +267,7 @@ class Name(_Kind):
         return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MAX_NAME}
 
 
-@dataclass(frozen=True, slots=True)
-class Repo(_Kind):
+class Repo(_Kind, frozen=True):
     @property
     def allowed(self) -> str:
         return "org/repo or org/repo:quant"
@@ -291,8 +281,7 @@ class Repo(_Kind):
         return {"type": "string", "pattern": f"^{_REPO}$"}
 
 
-@dataclass(frozen=True, slots=True)
-class Url(_Kind):
+class Url(_Kind, frozen=True):
     """``http`` is accepted here; ``consistency`` refuses it unless another key allows it."""
 
     allowed: str = "an https URL of a .gguf file"
@@ -311,8 +300,7 @@ class Url(_Kind):
         return {"type": "string", "pattern": f"^{self.pattern}$"}
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint(Url):
+class Endpoint(Url, frozen=True):
     allowed: str = "the URL of a mirror, such as https://hub.example.net"
     pattern: str = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
 
@@ -320,8 +308,7 @@ class Endpoint(Url):
         return Url.parse(self, text).rstrip("/")
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeName(_Kind):
+class RuntimeName(_Kind, frozen=True):
     """None for ``auto``. The reader makes a path absolute."""
 
     @property
@@ -340,8 +327,7 @@ class RuntimeName(_Kind):
 # --- addresses ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Listen(_Kind):
+class Listen(_Kind, frozen=True):
     """An address to listen on. The reader makes the path of a socket absolute."""
 
     @property
@@ -375,8 +361,7 @@ def _why_not_an_address(text: str) -> str:
     return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
 
 
-@dataclass(frozen=True, slots=True)
-class HostName(_Kind):
+class HostName(_Kind, frozen=True):
     @property
     def allowed(self) -> str:
         return "a host name without a port, such as llm.example.net"
@@ -388,8 +373,7 @@ class HostName(_Kind):
         return {"type": "string", "minLength": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Origin(_Kind):
+class Origin(_Kind, frozen=True):
     @property
     def allowed(self) -> str:
         return "an origin such as https://chat.example.net"
@@ -401,8 +385,7 @@ class Origin(_Kind):
         return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
 
 
-@dataclass(frozen=True, slots=True)
-class MediaHost(_Kind):
+class MediaHost(_Kind, frozen=True):
     """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
 
     @property
@@ -428,8 +411,7 @@ def _checked(check: Any, text: str) -> str:
 # --- paths, lists, sections, and the declaration of a key --------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FilePath:
+class FilePath(Struct, frozen=True):
     """A path, absolute once it is read; relative paths start at the config's folder.
 
     ``literal``: words that are not paths. ``hidden``: errors do not show the value, which may be a key pasted
@@ -442,8 +424,7 @@ class FilePath:
     as_text: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Many:
+class Many(Struct, frozen=True):
     """A list of one kind. ``or_one``: a single value is a list of one."""
 
     kind: ScalarKind | FilePath
@@ -454,15 +435,13 @@ class Many:
         return f"a list, each {self.kind.allowed}"
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A mapping with the keys of a Struct."""
 
     keys: type[msgspec.Struct]
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(Struct, frozen=True):
     """A mapping with names that the file chooses. ``pattern``: the names may have wildcards."""
 
     of: Section | Many
@@ -472,8 +451,7 @@ class Named:
 Kind = ScalarKind | FilePath | Many | Section | Named
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """The kind of a key's value, and its help text. ``default``: text for a default that is not a value."""
 
     kind: Kind

@@ -8,10 +8,10 @@ the settings that models share.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
+from msgspec import Struct, field
 
 from llamasup.config.issues import ConfigIssues, Issue, Place, place_text, shown
 
@@ -26,8 +26,7 @@ _MAX_DEPTH = 16  # the deepest valid value is at level 4
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """``plain``: without quotes, so that it can be a number, a boolean or null."""
 
     line: int
@@ -39,21 +38,18 @@ class Scalar:
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
-@dataclass(frozen=True, slots=True)
-class Items:
+class Items(Struct, frozen=True):
     line: int
     items: list[Node] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     key: str
     line: int
     node: Node
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """A mapping; each key occurs once."""
 
     line: int

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.consistency import inconsistencies
@@ -50,8 +51,7 @@ _QUOTED = re.compile("'([^']*)'")
 _BARE_VARIABLE = re.compile(r"\$[A-Za-z_]")
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """``config`` has the default for each invalid value.
 
     ``written``: each value that contains an environment variable → its text in the file. ``hidden``: values

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.system.text import memory_text
 
 __all__ = ["StarterFacts", "starter_text"]
 
 
-@dataclass(frozen=True, slots=True)
-class StarterFacts:
+class StarterFacts(Struct, frozen=True):
     """The findings on this machine. ``models_dirs`` and ``key_file`` are paths as the config writes them;
     ``devices`` are names and descriptions.
     """

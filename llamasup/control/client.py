@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Self, cast
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.http.errors import error_from
@@ -29,13 +29,15 @@ _TIMEOUT_S = 10.0
 _SILENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class ControlAddress:
+class ControlAddress(Struct, frozen=True):
     """Where a llamasup is reached: its private socket, or its URL and a key with control rights."""
 
     url: str = "http://localhost"
     socket: str | None = None
-    api_key: str | None = field(default=None, repr=False)
+    api_key: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ControlAddress({self.shown!r})"  # without the key
 
     @property
     def shown(self) -> str:

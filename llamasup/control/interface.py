@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec.structs import asdict
 
 from llamasup.errors import Stopping
 from llamasup.models.diff import Changes

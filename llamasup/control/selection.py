@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, Stopping, UsageInvalid
 
 __all__ = ["Discovered", "Running", "RunningFact", "Unresponsive", "select_running"]
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(Struct, frozen=True):
     """A llamasup that answers. ``models``: each with its state, as ``tiny (ready)``."""
 
     pid: int
@@ -27,16 +27,14 @@ class Running:
         return f"--pid {self.pid}  {self.url}  {served}{more}"
 
 
-@dataclass(frozen=True, slots=True)
-class Unresponsive:
+class Unresponsive(Struct, frozen=True):
     """A llamasup whose process runs and does not answer."""
 
     pid: int
     reason: Literal["starting", "stopping", "hangs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Discovered:
+class Discovered(Struct, frozen=True):
     """``closed``: names of services that this user may not access."""
 
     running: tuple[Running, ...] = ()
@@ -102,8 +100,7 @@ def _unresponsive_error(process: Unresponsive) -> LlamasupError:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class RunningFact:
+class RunningFact(Struct, frozen=True):
     """A llamasup of this user that listens on the port."""
 
     pid: int

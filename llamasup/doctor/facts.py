@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.control.selection import RunningFact
 from llamasup.errors import LlamasupError
@@ -25,16 +26,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     name: str
     ok: bool
     found: str
     remedy: str = ""  # with ok: advice
 
 
-@dataclass(frozen=True, slots=True)
-class RuntimeFact:
+class RuntimeFact(Struct, frozen=True):
     origin: str  # where it was found, for people
     answer: Capabilities | LlamasupError
     path: str = ""
@@ -45,8 +44,7 @@ class RuntimeFact:
         return self.answer if isinstance(self.answer, Capabilities) else None
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlFact:
+class NvmlFact(Struct, frozen=True):
     """``error`` is NVML's name, "not installed" without the package, or empty without an error."""
 
     gpus: int = 0
@@ -54,23 +52,20 @@ class NvmlFact:
     problem: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFact:
+class ModelFact(Struct, frozen=True):
     name: str
     found: str = ""
     problem: LlamasupError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FolderFact:
+class FolderFact(Struct, frozen=True):
     name: str  # run, cache, state
     path: str = ""
     problem: LlamasupError | None = None
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CertificateFact:
+class CertificateFact(Struct, frozen=True):
     """``problem``: the read error or the problem with the dates, as the end of a sentence."""
 
     path: str
@@ -79,8 +74,7 @@ class CertificateFact:
     ends: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFile:
+class ConfigFile(Struct, frozen=True):
     """A configuration file of llama-server, with the names of its options."""
 
     path: str
@@ -88,8 +82,7 @@ class ConfigFile:
     is_ignored: bool  # the child does not read it
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     hardware: Hardware
     runtimes: tuple[RuntimeFact, ...]  # at least one; llamasup uses the first
     environ: Mapping[str, str]

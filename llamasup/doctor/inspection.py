@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
@@ -46,8 +48,7 @@ _CURRENT_BUILD = Capabilities(
 # --- memory --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class KvGrowth:
+class KvGrowth(Struct, frozen=True):
     """The memory of one request's context: ``slot_bytes``, plus ``bytes_per_1000_tokens`` for its tokens.
 
     The fields are those of the JSON.
@@ -74,8 +75,7 @@ def _kv_growth(facts: ModelFacts, cache_type: str) -> KvGrowth:
     return KvGrowth((twice - once) * 1000 // _LONG_CONTEXT, max(0, 2 * once - twice))
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
+class Fit(Struct, frozen=True):
     """Whether a model fits into the memory here, and the sizes that were chosen for it.
 
     The fields are those of the JSON.

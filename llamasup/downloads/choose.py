@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from llamasup.downloads.reference import RepoRef, is_safe_path
 from llamasup.errors import ModelInvalid, ModelMissing, UsageInvalid
@@ -45,8 +46,7 @@ _MAX_UNSAFE_LISTED = 5
 _MAX_NAME_SHOWN = 200  # characters of a name from a server
 
 
-@dataclass(frozen=True, slots=True)
-class RepoFile:
+class RepoFile(Struct, frozen=True):
     """``path`` in the repository; ``size`` in bytes; ``sha256`` in lower-case hex, if the hub has it."""
 
     path: str
@@ -54,8 +54,7 @@ class RepoFile:
     sha256: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """``parts`` of the model in order; ``name``: the quantization or file that gives the same choice again;
     ``notes`` for the user.
     """
@@ -76,8 +75,7 @@ class Choice:
         return sum(file.size for file in self.files)
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Candidate(Struct, frozen=True):
     """The files of one model. ``tag`` is the quantization in its name, or ""."""
 
     files: tuple[RepoFile, ...]

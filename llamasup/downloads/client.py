@@ -11,9 +11,10 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
+
+from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.downloads.hub_api import is_transient, refusal
@@ -35,8 +36,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _SMALL_BODY = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True, kw_only=True):
     """``attempts``: the most failures in a row without a byte of progress. Times in seconds."""
 
     attempts: int = 6
@@ -54,13 +54,12 @@ class RetryPolicy:
         return backoff_s * random.uniform(0.8, 1.2)  # noqa: S311
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """``url`` and ``headers`` are those after redirects; ``hub`` are the headers of the first response."""
 
     url: str
     response: httpx.Response
-    hub: Mapping[str, str] = field(repr=False)
+    hub: Mapping[str, str]
 
     @property
     def headers(self) -> httpx.Headers:

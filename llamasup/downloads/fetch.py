@@ -10,10 +10,12 @@ import hashlib
 import shutil
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.downloads.client import Answer, DownloadClient, TransientError
 from llamasup.downloads.part_file import Busy, PartFile, disk_errors, origin_of_file
@@ -58,8 +60,7 @@ class ProgressListener(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DownloadTarget:
+class DownloadTarget(Struct, frozen=True):
     """A file to download from ``url`` to ``target``. ``remote`` is what the file list announced."""
 
     url: str
@@ -286,8 +287,7 @@ class FileDownload:
         )
 
 
-@dataclass(slots=True)
-class _Piece:
+class _Piece(Struct):
     """The bytes from ``at``, which increases, to before ``end``; None: to the end of the file."""
 
     at: int

@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct, field
 
 from llamasup.downloads.hub_settings import hub_endpoint
 from llamasup.downloads.reference import parse_ref, shown_url
@@ -59,8 +59,7 @@ _CLASSES: Mapping[str, type[LlamasupError]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownloadSettings:
+class DownloadSettings(Struct, frozen=True, kw_only=True):
     """``folder`` is the absolute path for downloads; ``others`` are searched only. ``endpoint`` and
     ``token_file``: None for those of the environment.
     """
@@ -74,8 +73,7 @@ class DownloadSettings:
     parallel: int = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Of all files of a model together; ``total_bytes`` is None if unknown."""
 
     done_bytes: int
@@ -86,8 +84,7 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-@dataclass(slots=True)
-class _Download:
+class _Download(Struct):
     task: asyncio.Task[FetchedModel]
     listeners: list[Listener] = field(default_factory=list[Listener])
     waiting: int = 0

@@ -9,11 +9,13 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.choose import Choice, RepoFile, choose
 from llamasup.downloads.client import DownloadClient, RetryPolicy
@@ -52,25 +54,26 @@ _MAX_PAGE_BYTES = 8 << 20
 _MAX_PAGES = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DownloadOptions:
+class DownloadOptions(Struct, frozen=True, kw_only=True):
     """``folder``: of all models. ``parallel``: requests at a time. Only the endpoint gets the token."""
 
     folder: Path
     endpoint: str = HUB
-    token: str | None = field(default=None, repr=False)
+    token: str | None = None
     private_addresses: bool = False
     allow_http: bool = False
     parallel: int = 4
-    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
+    retry_policy: RetryPolicy = RetryPolicy()
+
+    def __repr__(self) -> str:
+        return f"DownloadOptions({str(self.folder)!r}, {self.endpoint!r})"  # without the token
 
     @property
     def policy(self) -> UrlPolicy:
         return UrlPolicy(self.endpoint, private=self.private_addresses, http=self.allow_http)
 
 
-@dataclass(frozen=True, slots=True)
-class Choosing:
+class Choosing(Struct, frozen=True):
     """The files to download. ``name`` is a reference to exactly this choice."""
 
     name: str

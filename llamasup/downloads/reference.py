@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from urllib.parse import quote, unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.errors import UsageInvalid
 from llamasup.system.text import printable
@@ -48,8 +50,7 @@ _MAX_NAME_BYTES = 220
 _SYNTAX = "Write org/repo, org/repo:QUANT, org/repo:FILE.gguf, or the https URL of a .gguf file."
 
 
-@dataclass(frozen=True, slots=True)
-class RepoRef:
+class RepoRef(Struct, frozen=True):
     """A repository of the hub, with a ``quant``, a ``file`` (a path in it), or neither.
 
     ``sha256`` (lower-case hex) is the expected checksum, if the URL has one.
@@ -66,8 +67,7 @@ class RepoRef:
         return f"{self.repo}:{choice}" if choice else self.repo
 
 
-@dataclass(frozen=True, slots=True)
-class UrlRef:
+class UrlRef(Struct, frozen=True):
     """The URL of a GGUF file. ``sha256`` (lower-case hex) is the expected checksum, if the URL has one."""
 
     url: str

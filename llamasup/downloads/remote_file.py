@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+
+from msgspec import Struct
 
 __all__ = [
     "ContentRange",
@@ -34,8 +35,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
+class RemoteFile(Struct, frozen=True):
     """``size`` in bytes, ``sha256`` in lower-case hex, ``etag`` a strong one. None: unknown."""
 
     size: int | None = None
@@ -43,8 +43,7 @@ class RemoteFile:
     etag: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ContentRange:
+class ContentRange(Struct, frozen=True):
     """``end`` is exclusive; ``size`` is that of the whole file, None if unknown."""
 
     start: int

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.choose import Choice, RepoFile, choose
 from llamasup.downloads.part_file import add_names, origin_of_file
@@ -21,8 +23,7 @@ _MAX_DEPTH = 6
 _MAIN = "main"
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedModel:
+class FetchedModel(Struct, frozen=True):
     """Absolute paths. ``path`` is the file to load: the first of the ``parts``."""
 
     path: Path

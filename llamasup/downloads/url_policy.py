@@ -7,7 +7,8 @@ its own network. The hub that the user configured may have any address; all othe
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.downloads.reference import origin_of, shown_url
 from llamasup.errors import DownloadRefused
@@ -21,8 +22,7 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _ASSIGNED = ipaddress.IPv6Network("2000::/3")
 
 
-@dataclass(frozen=True, slots=True)
-class UrlPolicy:
+class UrlPolicy(Struct, frozen=True):
     """``endpoint`` is the base URL of the hub. ``private`` allows private addresses, ``http`` plain HTTP."""
 
     endpoint: str

@@ -6,7 +6,8 @@ Raises ArgumentError with the text that llama-server prints (b11434, measured).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.embedded.option import OFF, ON, InvalidValue, Option, Question
 from llamasup.embedded.values import boolean
@@ -18,8 +19,7 @@ class ArgumentError(Exception):
     """The whole text for stderr."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Struct, frozen=True):
     """One use of an option. ``source`` names it in errors: the spelling or the environment variable."""
 
     option: Option
@@ -28,8 +28,7 @@ class Assignment:
     from_environment: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A question to answer, or the options of a server in their order."""
 
     assignments: tuple[Assignment, ...] = ()

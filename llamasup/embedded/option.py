@@ -7,8 +7,9 @@ The layout is that of llama.cpp's ``common_arg::to_string`` (b11434), which prog
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 __all__ = ["OFF", "ON", "InvalidValue", "Option", "Question", "Setter"]
 
@@ -26,8 +27,7 @@ class InvalidValue(ValueError):
     """An invalid value of an option. The text completes ``error while handling argument "X": …``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setter:
+class Setter(Struct, frozen=True):
     """Sets a value on xllamacpp's ``CommonParams``.
 
     ``needs`` are the (dotted) attributes without which the option is not supported, as wheels differ.
@@ -41,8 +41,7 @@ class Setter:
         return all(_has(params, path) for path in self.needs)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option of llama-server.
 
     ``names`` contains the spellings in the order of the help, after a ``|`` those that switch the option off.

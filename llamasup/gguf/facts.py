@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct
 
 __all__ = [
     "PURPOSES",
@@ -42,8 +43,7 @@ class ModelClass(StrEnum):
     VOCAB = "vocab"  # a tokenizer without weights
 
 
-@dataclass(frozen=True, slots=True)
-class ChatTemplate:
+class ChatTemplate(Struct, frozen=True):
     """Whether the model has a chat template, and the features that its text shows."""
 
     present: bool = False
@@ -52,8 +52,7 @@ class ChatTemplate:
     reasoning: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Struct, frozen=True):
     """Mixture of experts; ``count`` 0 means a dense model."""
 
     count: int = 0
@@ -62,16 +61,14 @@ class Experts:
     feed_forward_length: int = 0  # of one expert
 
 
-@dataclass(frozen=True, slots=True)
-class Indexer:
+class Indexer(Struct, frozen=True):
     """The indexer that chooses the cells a layer attends to (DeepSeek V3.2, GLM 5); zeros without one."""
 
     key_length: int = 0  # elements of its own cached key
     top_k: int = 0  # chosen cells
 
 
-@dataclass(frozen=True, slots=True)
-class FimTokens:
+class FimTokens(Struct, frozen=True):
     """Token ids for filling in the middle of code (``/infill``); ``None`` if the model has none."""
 
     prefix: int | None = None
@@ -83,8 +80,7 @@ class FimTokens:
         return self.prefix is not None and self.suffix is not None and self.middle is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(Struct, frozen=True):
     """The facts that must agree between a model and its draft model."""
 
     model: str | None = None  # tokenizer.ggml.model: llama (SPM), gpt2 (BPE), bert (WPM), t5 (UGM), rwkv, …
@@ -97,8 +93,7 @@ class Vocabulary:
     digests: tuple[tuple[int, int], ...] = ()  # of the first so many tokens (gguf_container.Array)
 
 
-@dataclass(frozen=True, slots=True)
-class RecurrentState:
+class RecurrentState(Struct, frozen=True):
     """The state of one sequence in each recurrent layer, in f32 elements, for any length of context.
 
     ``conv_elements`` is llama.cpp's n_embd_r, ``state_elements`` its n_embd_s (llama-hparams.cpp).
@@ -113,16 +108,14 @@ class RecurrentState:
         return 4 * (self.conv_elements + self.state_elements)
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
+class Split(Struct, frozen=True):
     """One part of a model in several files; a whole model is part 0 of 1."""
 
     index: int = 0
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelFacts(Struct, frozen=True):
     """The facts of one model file, or of a whole split set if the reader has joined the parts.
 
     Sizes are bytes, lengths are tokens or elements. Tuples "per layer" have ``layers`` entries.

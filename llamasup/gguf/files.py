@@ -15,9 +15,10 @@ import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup._version import __version__
 from llamasup.errors import ModelInvalid, ModelMissing
@@ -60,8 +61,7 @@ _SPECIAL_FILES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class CachedFacts:
+class CachedFacts(Struct, frozen=True):
     """The cache entry of a model's first file; ``parts`` are the states of its other files."""
 
     facts: ModelFacts
@@ -72,8 +72,7 @@ class CachedFacts:
         return all(_unchanged(part) for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class SplitName:
+class SplitName(Struct, frozen=True):
     """The number of a part of a split set, and the name of the first part."""
 
     number: int

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.cursor import DAMAGED, Cursor, Short
@@ -59,15 +60,13 @@ _DIGEST_STEP = 64
 _DIGEST_STEPS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class NeedMore:
+class NeedMore(Struct, frozen=True):
     """The header is longer than the given bytes; call again with the first ``bytes_needed`` of the file."""
 
     bytes_needed: int
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(Struct, frozen=True):
     """An array: the number and type of its items, and the items if they are few numbers.
 
     ``digests`` of a vocabulary: (count, CRC-32) of its first ``count`` tokens, without the first five, which
@@ -83,8 +82,7 @@ class Array:
 Value = bool | int | float | str | Array
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     name: str
     elements: int
     type_name: str
@@ -92,8 +90,7 @@ class Tensor:
     lengths: tuple[int, ...] = ()  # of its dimensions, that of a row first
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """One file's header. ``offsets`` are where each key's value begins; sizes are bytes."""
 
     values: dict[str, Value]

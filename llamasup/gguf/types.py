@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePath
+
+from msgspec import Struct
 
 __all__ = [
     "FILE_TYPES",
@@ -17,8 +18,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
+class TensorType(Struct, frozen=True):
     """``block_bytes`` hold ``block_elements`` weights."""
 
     name: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.gguf.types import TENSOR_TYPES
 
@@ -27,8 +28,7 @@ _TYPE_IDS = {kind.name: type_id for type_id, kind in TENSOR_TYPES.items()}
 _U16, _U32, _I32, _F32, _BOOL, _STRING, _ARRAY, _U64 = 2, 4, 5, 6, 7, 8, 9, 10
 
 
-@dataclass(frozen=True, slots=True)
-class TensorPlan:
+class TensorPlan(Struct, frozen=True):
     """A tensor to be written. ``shape`` in ggml's order: the length of a row comes first."""
 
     name: str

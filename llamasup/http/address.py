@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.http.heads import parse_authority
@@ -90,8 +91,7 @@ def allowed_media_host(text: str) -> str:
 _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "0": "127.0.0.1", "::": "::1"}  # noqa: S104 - not bound
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(Struct, frozen=True):
     host: str
     port: int
     tls: bool = False
@@ -113,8 +113,7 @@ class TcpAddress:
         return self.url
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(Struct, frozen=True):
     path: str
 
     @property

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+
+from msgspec import Struct
 
 __all__ = ["MAX_PEM_BYTES", "Validity", "validity_of"]
 
@@ -23,8 +24,7 @@ _PEM = re.compile(r"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END"
 _SEQUENCE, _INTEGER, _UTC_TIME, _GENERALIZED_TIME, _VERSION = 0x30, 0x02, 0x17, 0x18, 0xA0
 
 
-@dataclass(frozen=True, slots=True)
-class Validity:
+class Validity(Struct, frozen=True):
     begins: datetime
     ends: datetime
 

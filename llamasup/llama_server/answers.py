@@ -15,12 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
+from msgspec import Struct, field
 
 from llamasup.system.text import INVALID_JSON
 
@@ -35,15 +35,13 @@ class Health(Enum):
     SILENT = "silent"  # no connection, or no valid answer in time
 
 
-@dataclass(frozen=True, slots=True)
-class TokenProbe:
+class TokenProbe(Struct, frozen=True):
     """The result of a request for one token. ``problem``: why it failed; None if it did not."""
 
     problem: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class SlotAnswer:
+class SlotAnswer(Struct, frozen=True):
     """The answer to ``/slots/N?action=…``. ``problem``: why it failed; empty if it did not."""
 
     tokens: int = 0
@@ -66,8 +64,7 @@ _NOTHING: Mapping[str, int] = MappingProxyType({})
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class ServerProgress:
+class ServerProgress(Struct, frozen=True):
     """``tokens``: the prompt and answer tokens so far of each request in a slot, by slot and task.
 
     ``prefilling``: whether a request is still at its prompt (None: unknown). ``total``: the sum of the

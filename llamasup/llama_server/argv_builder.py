@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.help_text import Capabilities, Option
@@ -18,8 +19,7 @@ from llamasup.llama_server.user_options import ParsedOptions, parse_options
 __all__ = ["CommandLine", "ExtraArgs", "Reason", "asked_with", "read_extra", "with_absolute_paths"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Struct, frozen=True):
     """Why a flag is on the command line, or (``passed`` false) why it is not."""
 
     flag: str

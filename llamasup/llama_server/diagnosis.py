@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.trusted_lines import STAMP, trusted_head, trusted_tail
@@ -29,8 +30,7 @@ _MAX_LINES = 8
 _USAGE, _MODEL_BAD, _MODEL_MISSING, _NO_RUNTIME, _MACHINE, _GAVE_UP = 2, 65, 66, 69, 71, 75
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """The cause of an exit.
 
     ``cause``: a stable identifier (metrics, events). ``message``: what happened. ``remedy``: what to do.
@@ -50,8 +50,7 @@ class Diagnosis:
     weights_read: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
+class _Rule(Struct, frozen=True):
     """``message`` and ``remedy`` may contain the pattern's groups, ``{model}`` and ``{exit}``."""
 
     cause: str

@@ -18,7 +18,9 @@ import fnmatch
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from functools import cached_property
+
+from msgspec import Struct
 
 from llamasup.system.hardware.devices import Device
 
@@ -32,8 +34,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One entry of the help text.
 
     ``argument`` is the placeholder as printed (``N``, ``[on|off|auto]``, ``START END``), None for a switch.
@@ -63,22 +64,21 @@ class Option:
         return tuple(_ARGUMENT_WORD.findall(self.argument)) if self.argument else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True, dict=True):
     version: str
     options: tuple[Option, ...]
     devices: tuple[Device, ...]  # those with memory
     device_problem: str = ""  # the build's message, if it found none
     build: str = ""  # distinguishes builds that report the same version ("build 0, commit unknown")
-    # A plan looks up a hundred spellings; a build lists 250 options.
-    _by_spelling: Mapping[str, Option] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def _by_spelling(self) -> Mapping[str, Option]:
+        """A plan looks up a hundred spellings; a build lists 250 options."""
         found: dict[str, Option] = {}
         for option in sorted(self.options, key=lambda option: option.removed):
             for spelling in option.spellings:
                 found.setdefault(_canonical(spelling), option)
-        object.__setattr__(self, "_by_spelling", found)
+        return found
 
     def find(self, spelling: str) -> Option | None:
         """The option with this spelling; an accepted option goes before one that is listed as removed."""

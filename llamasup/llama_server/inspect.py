@@ -11,8 +11,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup._version import __version__
 from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing
@@ -41,8 +43,7 @@ _REINSTALL_EMBEDDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(Struct, frozen=True):
     """A working llama-server.
 
     ``command``: the first words of its command line. ``path``: the program, or the extension module of the
@@ -77,8 +78,7 @@ def find_runtime(
     return _runtime(choose(choice, environ, configured), environ, timeout_s, cache_folder)
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRuntime:
+class FoundRuntime(Struct, frozen=True):
     """A result of the search: a working runtime, or its error."""
 
     origin: str

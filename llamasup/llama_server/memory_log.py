@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from llamasup.llama_server.argv_builder import CommandLine
 from llamasup.llama_server.help_text import Capabilities
@@ -40,8 +41,7 @@ _BUFFER_KIND = re.compile(r"_(?:Mapped|Private|Shared|REPACK)$")
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServerSizes:
+class ServerSizes(Struct, frozen=True):
     """Bytes over the target model, its draft model and its projector; the log rounds each to 0.01 MiB."""
 
     weights_bytes: int = 0

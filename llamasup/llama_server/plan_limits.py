@@ -6,7 +6,9 @@ Settings of the user are never bounded (S5).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.settings import Settings
@@ -17,8 +19,7 @@ __all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"
 MIN_CTX_SIZE = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class PlanLimits:
+class PlanLimits(Struct, frozen=True):
     """``None`` is no bound. ``why``: the reason for whatever these bounds make smaller."""
 
     parallel: int | None = None
@@ -41,8 +42,7 @@ class PlanLimits:
         return PlanLimits(kv_type=kv_type, flash_attn_off=self.flash_attn_off)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One setting that differs from one plan to the next, with its values for messages."""
 
     setting: str  # as llamasup's own option: "--parallel"
@@ -53,8 +53,7 @@ class Change:
         return f"{self.setting} {self.after} instead of {self.before}"
 
 
-@dataclass(frozen=True, slots=True)
-class Adjustment:
+class Adjustment(Struct, frozen=True):
     """A fallback step: what the next start changes."""
 
     step: int

@@ -9,8 +9,9 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.errors import RuntimeMissing
 from llamasup.system.process.environment import RuntimeKind, child_environment
@@ -23,8 +24,7 @@ _EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
 _IMPORT_TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A runtime that was found and not tried yet. ``origin``: where it was found, for messages."""
 
     kind: RuntimeKind

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 
@@ -20,8 +21,7 @@ Profile = Literal["latency", "throughput", "memory", "plain"]
 GpuLayers = int | Literal["auto", "all"]
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """The settings of one model, as given on the command line or in the config.
 
     ``ctx_size`` is in tokens per request (one slot), not over all slots as in llama-server.
@@ -48,8 +48,7 @@ class Settings:
 _PART = re.compile(r"-\d{5}-of-\d{5}$")  # llama_split_path of llama.cpp
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(Struct, frozen=True):
     """``name`` is the one in answers; ``aliases`` are other names of the same model."""
 
     name: str

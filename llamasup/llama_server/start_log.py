@@ -5,7 +5,8 @@ them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.trusted_lines import quotes_client
@@ -13,28 +14,24 @@ from llamasup.llama_server.trusted_lines import quotes_client
 __all__ = ["RELEVANT", "Ready", "SizeLogged", "StartLogEvent", "StartupFailure", "Warned", "read_line"]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """The server says that it listens. Only a hint to probe ``/health`` at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartupFailure:
+class StartupFailure(Struct, frozen=True):
     """The server still loads, but the start will fail."""
 
     diagnosis: Diagnosis
 
 
-@dataclass(frozen=True, slots=True)
-class Warned:
+class Warned(Struct, frozen=True):
     """The server will serve, but not everything works as configured."""
 
     message: str
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLogged:
+class SizeLogged(Struct, frozen=True):
     """A line for :func:`llamasup.llama_server.memory_log.read_sizes`."""
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.help_text import Capabilities, Option
@@ -25,8 +26,7 @@ __all__ = [
 _TRUE = frozenset({"on", "enabled", "true", "1"})  # as llama-server reads them (b11434)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedOption:
+class ParsedOption(Struct, frozen=True):
     """One occurrence of an option. ``option`` is None for an unknown word, or if values are missing.
 
     ``on``: whether a switch is switched on. ``words`` are those of the command line.
@@ -42,8 +42,7 @@ class ParsedOption:
         return self.option is not None and any(name.startswith(prefix) for name in self.option.spellings)
 
 
-@dataclass(frozen=True, slots=True)
-class ParsedOptions:
+class ParsedOptions(Struct, frozen=True):
     """Parsed options, those with the lowest precedence first: of repeated ones the last counts."""
 
     options: tuple[ParsedOption, ...] = ()

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -26,8 +27,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class WarmUpRequest:
+class WarmUpRequest(Struct, frozen=True):
     path: str
     body: Mapping[str, Any]
     expects: str

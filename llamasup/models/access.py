@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.auth.keys import ApiKey
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -32,8 +33,7 @@ _ALL = tuple(Work)
 _GIVES_PURPOSE = ("--embedding", "--rerank", "--pooling")
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(Struct, frozen=True):
     """``names``: its id, then its aliases. ``works``: the work that it can do (not a set: the hash of an enum
     member costs a Python call per request).
     """

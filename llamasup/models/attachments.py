@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FileState, FoundModel
@@ -17,8 +18,7 @@ __all__ = ["NO_SOURCES", "Attachments", "projector_going_with"]
 NO_SOURCES: Mapping[str, FoundModel] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Attachments:
+class Attachments(Struct, frozen=True):
     """``pairings``: model path → its projector, or why none was chosen. ``adapters``: model path → paths."""
 
     pairings: Mapping[str, Pairing]

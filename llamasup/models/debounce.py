@@ -9,7 +9,8 @@ by size and time, and counts at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from llamasup.errors import LlamasupError
 from llamasup.models.found import FoundModel
@@ -17,8 +18,7 @@ from llamasup.models.found import FoundModel
 __all__ = ["DebouncePolicy", "Debounced", "below", "debounce", "debounce_by_age", "initial_state"]
 
 
-@dataclass(frozen=True, slots=True)
-class DebouncePolicy:
+class DebouncePolicy(Struct, frozen=True):
     """Seconds without a change before a valid or a broken file counts.
 
     Programs that copy or download write several times a second; a stalled connection may pause longer.
@@ -28,14 +28,12 @@ class DebouncePolicy:
     broken_s: float = 15.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     model: FoundModel
     since_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Debounced:
+class Debounced(Struct, frozen=True):
     """``models`` can be served; ``wake_at_s``: the time of the next look without an event."""
 
     models: tuple[FoundModel, ...] = ()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from llamasup.models.spec import ModelSpec
 
@@ -13,8 +14,7 @@ __all__ = ["Changes", "changes"]
 _NONE: Mapping[str, ModelSpec] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """Ids. ``changed`` models need new processes; ``retouched`` ones keep theirs.
 
     ``renamed``: (removed id, id of the model that has its names now). ``settings``: other config keys that

@@ -10,9 +10,10 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from llamasup.errors import LlamasupError
 from llamasup.gguf.files import REVISION, CachedFacts, os_errors_of, read_uncached, split_name
@@ -57,8 +58,7 @@ _MAX_NOTES = 3
 _MAX_INDEX_BYTES = 32 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
+class ModelFolder(Struct, frozen=True):
     """``notes``: omissions with their reasons. ``closed``: subfolders that cannot be read."""
 
     models: tuple[FoundModel, ...]
@@ -66,8 +66,7 @@ class ModelFolder:
     closed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Indexed:
+class _Indexed(Struct, frozen=True):
     size_bytes: int
     mtime_ns: int
     remembered: CachedFacts
@@ -168,8 +167,7 @@ def _cache(folder: Path | None) -> FactCache[dict[str, _Indexed]]:
 # --- finding files -------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Walk:
+class _Walk(Struct):
     """One walk through folders, for one call of ``list_models``."""
 
     pseudo: frozenset[tuple[int, int]]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from llamasup.downloads.choose import quant_tag
 from llamasup.errors import LlamasupError
@@ -30,8 +31,7 @@ _SNAPSHOT = re.compile(
 _MANIFEST = re.compile(r"manifest=(?P<org>[^=/]+)=(?P<repo>[^=/]+)=[^/]*\.json")
 
 
-@dataclass(frozen=True, slots=True)
-class HubFile:
+class HubFile(Struct, frozen=True):
     """A path in the hub's cache; ``folder`` is the repository's, relative if the path was."""
 
     folder: str
@@ -113,8 +113,7 @@ def _ids(path: str, where: _RepoFile | None, tags: Mapping[tuple[str, str], int]
     return [name for name in names if not why_not_a_name(name)] or ([own] if own else [])
 
 
-@dataclass(frozen=True, slots=True)
-class _RepoFile:
+class _RepoFile(Struct, frozen=True):
     """``certain``: from the layout of a cache; else the folders only look like a repository."""
 
     repo: str
@@ -143,8 +142,7 @@ FileState = tuple[str, int, int]
 """Real path, size in bytes, modification time in ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundModel:
+class FoundModel(Struct, frozen=True):
     """One model, or its error; ``path`` is the first file of a split set. ``ids``: the main id first."""
 
     path: str

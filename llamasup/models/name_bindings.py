@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import reduce
+
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import PURPOSES, is_served
@@ -20,8 +22,7 @@ from llamasup.models.spec import ModelOptions
 __all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
 
 
-@dataclass(frozen=True, slots=True)
-class NameBinding:
+class NameBinding(Struct, frozen=True):
     """``key`` identifies the weights. ``options`` are without the defaults. ``found`` is None for a download,
     and for a missing file (with its ``problem``).
     """
@@ -113,8 +114,7 @@ class FoundIndex:
         return "mmproj" not in file.path.rpartition("/")[2].lower()
 
 
-@dataclass(slots=True)
-class NameBinder:
+class NameBinder(Struct):
     """Collects the bindings for one call of ``registry.build``."""
 
     index: FoundIndex

@@ -91,6 +91,11 @@ class NameIndex:
         # A client repeats a wrong name, and one request is looked up more than once.
         self._near = lru_cache(_REMEMBERED)(self._names_near)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NameIndex) and self._names == other._names
+
+    __hash__ = None  # type: ignore[assignment]  # the names are a mapping
+
     def find(self, name: str) -> str | tuple[str, ...]:
         """The id of the model; or, for an unknown or ambiguous name, similar names, the nearest first."""
         ids = self.resolve(name)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.settings import Settings
@@ -26,8 +27,7 @@ _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _NO_DEFAULTS = ModelOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """No model has this name. ``near``: similar names, the nearest first. ``refused``: several files have
     it.
     """
@@ -37,8 +37,7 @@ class Unknown:
     refused: Problem | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Registry:
+class Registry(Struct, frozen=True):
     """``names``: every name and alias → the id of its model. ``default``: the model of requests without a
     name.
 
@@ -51,8 +50,8 @@ class Registry:
     problems: tuple[Problem, ...] = ()
     refused: Mapping[str, Problem] = field(default_factory=lambda: MappingProxyType({}))
     """Names of several files, none of which is served."""
-    _index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
-    _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}), repr=False, compare=False)
+    _index: NameIndex = field(default_factory=lambda: NameIndex({}))
+    _refused_index: NameIndex = field(default_factory=lambda: NameIndex({}))
 
     def find(self, name: str) -> ModelSpec | Unknown:
         """By exact name; else without case, ``:latest`` and ``.gguf``, if that is unique.

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.choose import quant_tag
 from llamasup.downloads.part_file import Busy, PartFile, leftovers_of
@@ -24,8 +26,7 @@ from llamasup.system.text import printable
 __all__ = ["Removal", "remove", "to_remove"]
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """One model to remove, by the user's ``name``. ``leftovers``: llamasup's records and unfinished
     downloads.
     """

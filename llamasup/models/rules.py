@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from llamasup.errors import ConfigInvalid
 from llamasup.models.names import is_pattern, why_not_a_name
@@ -12,8 +13,7 @@ from llamasup.models.spec import ModelOptions
 __all__ = ["ModelRule", "Problem", "check_rules", "wrong_rules"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelRule:
+class ModelRule(Struct, frozen=True):
     """One model of the config.
 
     ``source``: an absolute path, ``org/repo[:quant]`` or a URL; None: a found file, and ``name`` is its id
@@ -36,8 +36,7 @@ class ModelRule:
         return tuple(dict.fromkeys((self.name, *self.aliases)))
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """A model that is not served, or not as configured. ``names``: ids; ``where``: the location in the
     config.
     """

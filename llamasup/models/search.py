@@ -10,9 +10,11 @@ import contextlib
 import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMissing
 from llamasup.gguf.facts import is_served
@@ -26,8 +28,7 @@ __all__ = ["Search", "cache_folders", "known_caches", "search_models"]
 _MAX_REF_BYTES = 64  # of a commit and a newline
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(Struct, frozen=True):
     """``sources``: path in the config → file, also for files next to these models that no folder has.
     ``missing``: unreadable folder → error; ``closed``: unreadable subfolders. ``notes``: omissions.
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
 from typing import Self
+
+from msgspec import Struct, field
+from msgspec.structs import fields, replace
 
 from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile, Settings
@@ -13,8 +15,7 @@ from llamasup.planning.projectors import Pairing
 __all__ = ["ModelOptions", "ModelSpec", "Stay"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(Struct, frozen=True, kw_only=True):
     """The options of a model in a config. ``None``: not set.
 
     Times are in seconds; ``ttl_s`` inf: loaded until its memory is needed. ``devices``: llama-server's names
@@ -60,8 +61,7 @@ class ModelOptions:
         return replace(self, **{name: getattr(base, name) for name in unset})
 
 
-@dataclass(frozen=True, slots=True)
-class Stay:
+class Stay(Struct, frozen=True):
     """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device."""
 
     ttl_s: float = float("inf")
@@ -70,8 +70,7 @@ class Stay:
     groups: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+class ModelSpec(Struct, frozen=True):
     """One model that can be served. A reload that makes an equal spec does not touch its processes.
 
     ``source``: an absolute path, or ``org/repo:quant`` or a URL to download. ``identity``: the states of its

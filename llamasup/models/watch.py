@@ -15,11 +15,12 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self
+
+from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError
 from llamasup.models.debounce import DebouncePolicy, below, debounce, initial_state

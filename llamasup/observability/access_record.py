@@ -6,10 +6,10 @@ A line never contains a prompt, a completion, a key or a query (X13).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.observability.counters import RequestRecord
 
@@ -108,8 +108,7 @@ _BURST = 10.0
 _PER_SECOND = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class SlowLog:
+class SlowLog(Struct, frozen=True):
     """A token bucket. ``allowed``: lines that may be logged now; ``left_out``: those not logged since."""
 
     at_s: float

@@ -9,10 +9,12 @@ import contextlib
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.errors import BrokenRuntime, DoesNotFit
 from llamasup.http.address import Address, TcpAddress, UnixAddress
@@ -59,8 +61,7 @@ __all__ = ["Planner"]
 _KEY_BYTES = 24
 
 
-@dataclass(frozen=True, slots=True)
-class _Endpoint:
+class _Endpoint(Struct, frozen=True):
     """The address of a child, and its key if others can reach that address."""
 
     address: Address
@@ -68,8 +69,7 @@ class _Endpoint:
     key_file: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
+class _Failed(Struct, frozen=True):
     """A failed start, and the adjustment that is tried next."""
 
     plan: LaunchPlan

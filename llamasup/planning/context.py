@@ -6,7 +6,7 @@ reduced to fit in memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -32,8 +32,7 @@ _MAX_TOKENS = 2**31 - 1  # llama-server reads --ctx-size as a C int
 _WHOLE_INPUT = frozenset({ModelClass.ENCODER, ModelClass.RERANKER, ModelClass.ENCODER_DECODER})
 
 
-@dataclass(frozen=True, slots=True)
-class Context:
+class Context(Struct, frozen=True):
     per_request: int  # tokens that one request may use
     parallel: int
     total: int  # as llama-server's --ctx-size

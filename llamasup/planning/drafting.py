@@ -7,8 +7,10 @@ drafting and reports this only in its log, so llamasup refuses the pair.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
@@ -51,8 +53,7 @@ _FIT_TARGET_MIB = 1024  # what --fit leaves free on each device by default
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Drafter:
+class Drafter(Struct, frozen=True):
     """The draft of a model. ``path`` is None if the model drafts for itself.
 
     ``facts`` are those of the file, or only of the model's own MTP layers; None for an unread file after

@@ -10,9 +10,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.reference import is_reference, parse_ref
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
@@ -74,8 +76,7 @@ DEMO = "demo"
 NO_PROJECTOR = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """Everything that is known before the first start of one model. Paths in ``settings`` are absolute."""
 
     model_id: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -19,8 +19,7 @@ __all__ = ["KvCache", "decide_kv_cache", "give_kv_cache"]
 _FLASH_SYNONYMS = {"1": "on", "true": "on", "enabled": "on", "0": "off", "false": "off", "disabled": "off"}
 
 
-@dataclass(frozen=True, slots=True)
-class KvCache:
+class KvCache(Struct, frozen=True):
     """The cache types and flash attention. ``flash`` is None if the build has no such flag."""
 
     flash: str | None  # on, off, auto

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
@@ -61,8 +63,7 @@ class HasPlanSizes(Protocol):
 S = TypeVar("S", bound=HasPlanSizes)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission(Generic[S]):
+class Admission(Struct, Generic[S], frozen=True):
     """The plan to start, and the plans considered, the preferred one first."""
 
     plan: S

@@ -11,10 +11,11 @@ records expire after ``MAX_DAYS``, and when the build of llama-server changes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import date
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
@@ -49,8 +50,7 @@ MAX_DAYS = 14
 _MIN_CRASHES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
+class Measurement(Struct, frozen=True):
     """One measured load. ``kv`` and ``compute`` are measured over estimated, before any correction."""
 
     runtime: str
@@ -62,8 +62,7 @@ class Measurement:
     device_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class FailedPlan:
+class FailedPlan(Struct, frozen=True):
     """A plan that failed on this machine, and the bounds of the one that served.
 
     ``seen``: how many times in a row. ``failed``: the key of the plan that failed. An entry without these two
@@ -81,8 +80,7 @@ class FailedPlan:
     failed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """A plan that has generated a token on this machine.
 
     ``date``: ISO date of the last token. An entry without it (older versions) counts as expired, because the

@@ -8,8 +8,10 @@ are clauses in lower case without a full stop.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.http.address import Address, UnixAddress
@@ -55,8 +57,7 @@ _NO_LIMITS = PlanLimits()
 _NO_HISTORY = LoadHistory()
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     argv: tuple[str, ...]  # the whole command line, the executable first
     env: Mapping[str, str]  # the child's whole environment
     env_reasons: Mapping[str, str]  # for the variables in env that are not the user's own

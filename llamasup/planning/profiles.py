@@ -6,16 +6,16 @@ docs/planning.md gives the reasons, with the measurements of scripts/bench_plan.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from llamasup.llama_server.settings import Profile
 
 __all__ = ["Preferences", "preferences"]
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
+class Preferences(Struct, frozen=True):
     """The starting values of a plan; memory, the model and the build can reduce them."""
 
     ctx_size: int = 8192  # tokens per request

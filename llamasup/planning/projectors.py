@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from llamasup.errors import ProjectorMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -36,16 +37,14 @@ _FLAG = "--mmproj"
 _BY_HAND = "choose one with --mmproj, or use --mmproj none"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A projector in the folder of the model."""
 
     path: str
     facts: ModelFacts
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(Struct, frozen=True):
     """The projector that belongs to a model, or None, with the reason.
 
     ``undecided``: paths of projectors that may belong to the model.

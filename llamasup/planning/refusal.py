@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import DoesNotFit
 from llamasup.planning.memory.estimate import MemoryEstimate, memory_rows
@@ -13,8 +14,7 @@ from llamasup.system.text import memory_text
 __all__ = ["refusal"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Syntax:
+class _Syntax(Struct, frozen=True):
     """How a remedy spells settings: as command-line options, or as keys of a config."""
 
     setting: Callable[[str, object], str]

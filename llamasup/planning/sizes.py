@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import ExtraArgs
@@ -44,8 +44,7 @@ _MOVE_MEMORY = frozenset(
 _NO_HISTORY = LoadHistory()
 
 
-@dataclass(frozen=True, slots=True)
-class PlanSizes:
+class PlanSizes(Struct, frozen=True):
     """The chosen sizes. ``memory`` excludes the prompt cache, which gets a part of the spare memory."""
 
     serves: ModelClass  # --embedding after "--" makes a decoder an encoder

@@ -6,7 +6,8 @@ Each decision is a function of the facts and the user's settings, and returns it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
@@ -36,8 +37,7 @@ _MIB = 1 << 20
 _REPACKED = ("Q", "IQ", "MXFP")
 
 
-@dataclass(frozen=True, slots=True)
-class Threads:
+class Threads(Struct, frozen=True):
     generation: int
     batch: int
     why: str

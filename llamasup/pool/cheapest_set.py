@@ -10,9 +10,10 @@ an hour (scripts/simulate_residency.py; results in docs/residency.md).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp2
 from typing import Final, Literal
+
+from msgspec import Struct
 
 __all__ = [
     "COUNT",
@@ -92,8 +93,7 @@ Cost = tuple[int, int, float]
 _NOTHING: Final[Cost] = (0, 0, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     id: str
     frees: Demand
     cost: Cost
@@ -160,8 +160,7 @@ HALF_LIFE_S: Final = 3600.0
 3 %."""
 
 
-@dataclass(frozen=True, slots=True)
-class Use:
+class Use(Struct, frozen=True):
     """A decaying count of requests, valid at ``at_s`` (monotonic seconds)."""
 
     count: float = 0.0

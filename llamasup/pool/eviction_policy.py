@@ -6,10 +6,11 @@ time; what an earlier action was for may be gone by then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import nsmallest
 from typing import Final, Literal, assert_never
+
+from msgspec import Struct, field
 
 from llamasup.pool.cheapest_set import (
     COUNT,
@@ -67,8 +68,7 @@ class Phase(StrEnum):
     FAILED = "failed"  # cannot be loaded for now
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSnapshot:
+class ModelSnapshot(Struct, frozen=True):
     """One model as the policy sees it. Times are monotonic seconds."""
 
     id: str
@@ -94,8 +94,7 @@ class ModelSnapshot:
     """The part of ``needs`` that is free again at the end of a rollout."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResidencyPolicy:
+class ResidencyPolicy(Struct, frozen=True):
     """``time_slice_s``: how long a request waits before busy models are cordoned for it, and the least time
     that a busy model stays loaded (or its load time, if that is more). ``idle_grace``: the part of its load
     time that a model counts as busy after its last request, because the next may follow at once.
@@ -106,21 +105,18 @@ class ResidencyPolicy:
     max_loaded: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     now_s: float
     models: Mapping[str, ModelSnapshot]
     budget: DeviceBytes
     policy: ResidencyPolicy = field(default_factory=ResidencyPolicy)
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evict:
+class Evict(Struct, frozen=True):
     """Unload a model without requests in flight. ``for_id``: the model that gets its memory, if any."""
 
     id: str
@@ -128,31 +124,27 @@ class Evict:
     for_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Cordon:
+class Cordon(Struct, frozen=True):
     """Send no new requests to the model, so that it can be evicted after those in flight."""
 
     id: str
     for_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Uncordon:
+class Uncordon(Struct, frozen=True):
     """Send requests to the model again."""
 
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Struct, frozen=True):
     """The model can never be loaded with this budget: reject the requests that wait for it."""
 
     id: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True):
     """Decide again at this time if no event comes before."""
 
     at_s: float

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.manager import Progress
 from llamasup.errors import LlamasupError
@@ -48,8 +50,7 @@ _BYTES_PER_S = 1e9
 _MIN_LOAD_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class SizedModel:
+class SizedModel(Struct, frozen=True):
     """The facts about ``spec`` before its first start. ``needs``: bytes by device, of all its replicas.
     ``found``: ``spec`` with the identity of its downloaded file.
     """
@@ -132,8 +133,7 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
     return replace(base, restart=replace(base.restart, half_open_s=half_open_s), **changed)
 
 
-@dataclass(frozen=True, slots=True)
-class PendingDemand:
+class PendingDemand(Struct, frozen=True):
     """Requests that got a 503 with Retry-After while the model is not loaded: the time of the first, and how
     long the pool expects another (monotonic).
     """

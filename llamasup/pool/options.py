@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.supervision.states import Policy
@@ -11,8 +12,7 @@ from llamasup.supervision.states import Policy
 __all__ = ["PoolOptions"]
 
 
-@dataclass(frozen=True, slots=True)
-class PoolOptions:
+class PoolOptions(Struct, frozen=True):
     """``budget``: bytes by device, for all models together. ``policy``: for models without their own."""
 
     budget: Mapping[str, int]

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar, assert_never
+
+from msgspec.structs import replace
 
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from socket import SHUT_RDWR, socket
+
+from msgspec import Struct, field
 
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress
@@ -18,8 +19,7 @@ from llamasup.system.storage.folders import device_and_inode
 __all__ = ["ListenerSet", "listen"]
 
 
-@dataclass(slots=True)
-class ListenerSet:
+class ListenerSet(Struct):
     """Listening sockets and their addresses. Close it with ``close``, once."""
 
     address: Address

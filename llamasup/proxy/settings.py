@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.http.heads import DEFAULT_RULES, HeadRules
@@ -14,8 +14,7 @@ KIB = 1 << 10
 STREAM_KEEPALIVE_S = 10.0  # most proxies and load balancers close a silent connection after 30 s or more
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Limits of connections, requests and bodies (X8). A sweep every ``sweep_s`` checks the times."""
 
     body_bytes: int = 32 * MIB
@@ -56,8 +55,7 @@ class Limits:
     sweep_s: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyConfig:
+class ProxyConfig(Struct, frozen=True):
     """``hosts``: names that the Host header may have, as well as the loopback names and the bound address.
     ``origins``: web pages that may call, as ``https://name[:port]``. ``api_keys`` have the right
     ``inference``; ``key_file`` lists keys with their rights, and may change. ``open_paths``: exceptions from

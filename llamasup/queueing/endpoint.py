@@ -7,9 +7,10 @@ a ``Lease`` for each request. Neither knows more of the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Final, Self
+
+from msgspec import Struct
 
 from llamasup.http.address import Address
 from llamasup.http.heads import HttpError
@@ -24,8 +25,7 @@ UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True):
     """Why a request cannot be served now, with the fields of llama-server's error object.
 
     ``queueable``: a generation that serves will come, so a request may queue.

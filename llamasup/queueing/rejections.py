@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from llamasup.queueing.endpoint import BUSY, Endpoint, Serving, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s

@@ -5,13 +5,12 @@ A request that kills every server must not take the time of all other clients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 __all__ = ["RetryBudget", "RetryPolicy", "spend"]
 
 
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
+class RetryPolicy(Struct, frozen=True):
     share: float = 0.2
     """Each completed response deposits this part of a retry."""
     floor: float = 64.0
@@ -23,8 +22,7 @@ class RetryPolicy:
     """The upper limit: no more requests wait for one model (S9)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RetryBudget:
+class RetryBudget(Struct, frozen=True):
     """The retries ``left`` at ``at_s`` (monotonic)."""
 
     left: float

@@ -9,9 +9,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
 from llamasup.control.interface import ControlTarget

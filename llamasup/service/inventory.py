@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.config import Config
 from llamasup.models.debounce import DebouncePolicy, debounce_by_age
@@ -19,16 +21,14 @@ from llamasup.planning.facts import DEMO, demo_file
 __all__ = ["ModelInventory", "SearchPaths", "build_inventory", "read_inventory", "search_paths"]
 
 
-@dataclass(frozen=True, slots=True)
-class SearchPaths:
+class SearchPaths(Struct, frozen=True):
     """``folders`` are searched recursively; ``paths`` are single models and attachments."""
 
     folders: tuple[Path, ...]
     paths: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInventory:
+class ModelInventory(Struct, frozen=True):
     """``notes`` explain which files of the folders were ignored. ``search`` is the result it was built from.
     ``settles_in_s``: when files that were just written will count; 0 if there are none, or they look broken.
     """

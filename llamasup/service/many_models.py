@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.config import Config
 from llamasup.control.interface import ServiceOwner
@@ -52,8 +54,7 @@ _KEYS_READ_AT_RELOAD = (
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
 
-@dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Struct, frozen=True):
     """A config, and the inventory and options that result from it on this machine."""
 
     config: Config

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.config.config_keys import Config, ModelEntry
 from llamasup.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
@@ -25,8 +26,7 @@ _OWN_CODES = {65, 66, 69, 71}  # problems of a model or of the machine, not of t
 _OPTION = re.compile(r"--([a-z][a-z-]*)")
 
 
-@dataclass(frozen=True, slots=True)
-class RejectedModel:
+class RejectedModel(Struct, frozen=True):
     """A model that cannot be loaded as configured. ``where``: FILE:LINE; "" if a program configured it."""
 
     place: Place

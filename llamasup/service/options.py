@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.errors import UnsafeBind, UsageInvalid
@@ -53,8 +55,7 @@ _TIMEOUT_S = 3600.0
 _BODY_BYTES = 100 * MIB
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceSpec:
+class ServiceSpec(Struct, frozen=True):
     """The parts in which ``run`` and ``wrap`` differ."""
 
     name: str
@@ -70,8 +71,7 @@ class ServiceSpec:
     """Exit with llama-server's exit code."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
+class ServiceOptions(Struct, frozen=True, kw_only=True):
     """The options of all services. Times in seconds."""
 
     insecure_no_auth: bool = False
@@ -136,8 +136,7 @@ class ServiceOptions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WrapOptions(ServiceOptions):
+class WrapOptions(ServiceOptions, frozen=True):
     """The options of ``llamasup wrap``. ``parse_command`` makes ``wrapping``."""
 
     wrapping: Wrapping
@@ -250,8 +249,7 @@ def require_key_if_reachable(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListenOptions(ServiceOptions):
+class ListenOptions(ServiceOptions, frozen=True, kw_only=True):
     """``host`` is a name, an address, a path that ends in ``.sock``, or several of them separated by commas;
     port 0 means any free one; ``tls_cert`` and ``tls_key`` are PEM files, both or neither.
     """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import field
 
 from llamasup.control.interface import ServiceOwner
 from llamasup.control.single_target import SingleModelTarget
@@ -50,8 +51,7 @@ __all__ = ["RunOptions", "Service", "WrapOptions"]
 _NOWHERE = Path("/nonexistent")
 
 
-@dataclass(frozen=True, slots=True)
-class RunOptions(ListenOptions):
+class RunOptions(ListenOptions, frozen=True):
     """The options of ``llamasup run``."""
 
     model: str

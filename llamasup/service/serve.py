@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from llamasup.downloads.manager import DownloadSettings
 from llamasup.errors import ConfigInvalid
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["ServeOptions", "ServeService", "serve_options"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(ListenOptions):
+class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     """``config`` reads the config and raises ConfigInvalid. ``config_file`` is its file, if it has one.
 
     The other options are fixed at the start: a reload does not change addresses and keys.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 __all__ = ["HALF_OPEN_S", "RestartPolicy", "recent_crashes", "restart_delay_s"]
 
@@ -10,8 +10,7 @@ HALF_OPEN_S = 300.0
 """Interval of the single starts after a crash loop, for services that run unattended (S3)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
+class RestartPolicy(Struct, frozen=True):
     """All times in seconds."""
 
     first_delay_s: float = 0.5

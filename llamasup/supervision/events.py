@@ -6,8 +6,10 @@ The JSON shapes are the public contract (docs/design.md, Events); fields may be 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address, TcpAddress
@@ -36,15 +38,13 @@ __all__ = [
 PROTOCOL = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanged:
+class StateChanged(Struct, frozen=True):
     model: str
     state: State
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServerExited:
+class ServerExited(Struct, frozen=True):
     """A child ended unexpectedly. ``exit`` is None if llamasup killed it (it hung, or gave no token)."""
 
     model: str
@@ -54,8 +54,7 @@ class ServerExited:
     restart_in_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class ServerWarned:
+class ServerWarned(Struct, frozen=True):
     """A child serves, but not everything works as configured."""
 
     model: str
@@ -64,8 +63,7 @@ class ServerWarned:
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelUnloading:
+class ModelUnloading(Struct, frozen=True):
     """A model is unloaded. ``reason``: ``memory``, ``group`` or ``count`` (for ``for_model``), ``ttl``,
     ``asked``, ``changed``, ``removed``.
     """
@@ -75,16 +73,14 @@ class ModelUnloading:
     for_model: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadFailed:
+class LoadFailed(Struct, frozen=True):
     """A requested model cannot be started, and no server of it ran (then there is ``ServerExited``)."""
 
     model: str
     error: LlamasupError
 
 
-@dataclass(frozen=True, slots=True)
-class Downloading:
+class Downloading(Struct, frozen=True):
     """The progress of a model's download, published some times a second. ``total_bytes`` None: unknown."""
 
     model: str
@@ -93,23 +89,20 @@ class Downloading:
     bytes_per_s: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsChanged:
+class ModelsChanged(Struct, frozen=True):
     """A reload or a change in the folders changed the served models, which now are ``models``."""
 
     changes: Changes
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigRejected:
+class ConfigRejected(Struct, frozen=True):
     """A reload found an invalid config; the previous one stays in effect."""
 
     error: LlamasupError
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Struct, frozen=True):
     """Every model that was to be loaded at the start serves requests."""
 
     address: Address
@@ -117,8 +110,7 @@ class Ready:
     models: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
+class Stopped(Struct, frozen=True):
     pass
 
 
@@ -197,11 +189,11 @@ def _object(event: str, **fields: Any) -> Mapping[str, Any]:
     return {"event": event, "protocol": PROTOCOL, **fields}
 
 
-@dataclass(slots=True)
 class Bus:
     """Calls every listener with every event, in order and at once."""
 
-    _listeners: list[Callable[[PublishedEvent], None]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._listeners: list[Callable[[PublishedEvent], None]] = []
 
     def listen(self, listener: Callable[[PublishedEvent], None]) -> None:
         self._listeners.append(listener)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
@@ -35,8 +37,7 @@ _REAP_TIMEOUT_S: Final = 5.0
 _MAX_SIZE_LINES: Final = 400
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationContext:
+class GenerationContext(Struct, frozen=True):
     """What an instance gives to each of its generations.
 
     ``post`` takes the events. ``policy`` and ``phase`` are functions because both change during a generation.

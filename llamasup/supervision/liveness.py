@@ -14,8 +14,10 @@ process shows that it works), and a client that does not read.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.llama_server.answers import Health, ServerProgress, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -33,8 +35,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessPolicy:
+class LivenessPolicy(Struct, frozen=True):
     """All times in seconds."""
 
     interval_s: float = 5.0
@@ -65,8 +66,7 @@ class LivenessPolicy:
     larger."""
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True):
     """The proxy's counts: requests in flight, body bytes, answers with output of the model, and the
     consecutive failures (status 500 or above) after the last of these."""
 
@@ -76,8 +76,7 @@ class Traffic:
     failures: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """The results of the checks at ``at_s``. None: not checked, or no answer."""
 
     at_s: float
@@ -88,8 +87,7 @@ class Observation:
     probe: TokenProbe | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessState:
+class LivenessState(Struct, frozen=True):
     """The memory of the watch from one check to the next."""
 
     at_s: float
@@ -112,8 +110,7 @@ class LivenessState:
     """Consecutive failures before the last successful token probe."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(Struct, frozen=True):
     """Which checks to make next."""
 
     health: bool

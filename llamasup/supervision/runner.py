@@ -10,9 +10,10 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase

@@ -13,9 +13,11 @@ The steps come first, then the ``TABLE`` that chooses one by state and event. A 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.supervision.backoff import recent_crashes, restart_delay_s
@@ -63,8 +65,7 @@ __all__ = ["TABLE", "InvalidTransition", "advance"]
 Outcome = tuple[Instance, tuple[Effect, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Transition:
+class Transition(Struct, frozen=True):
     instance: Instance
     event: Event
     policy: Policy

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.slots.policy import MAX_BYTES
@@ -67,8 +68,7 @@ LIVE = frozenset({State.STARTING, State.LOADING, State.WARMING, State.READY, Sta
 """The states in which a child exists that has not been reaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """All times in seconds."""
 
     warm_up: bool = True
@@ -114,8 +114,7 @@ class Policy:
         return slots if self.limits_to_slots and self.wait_timeout_s > 0.0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """The state of one instance. ``generation`` is the number of its current or last child."""
 
     state: State = State.STOPPED
@@ -152,103 +151,95 @@ class Instance:
 # --- events: requests --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequested:
+class StartRequested(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(Struct, frozen=True):
     """Stop gracefully: drain, then SIGTERM."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillRequested:
+class KillRequested(Struct, frozen=True):
     """Stop at once, as after a second Ctrl-C."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartRequested:
+class RestartRequested(Struct, frozen=True):
     pass
 
 
 # --- events about the child --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildEvent:
+class _ChildEvent(Struct, frozen=True):
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Diagnosed:
+class _Diagnosed(Struct, frozen=True):
     generation: int
     diagnosis: Diagnosis
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(Struct, frozen=True):
     generation: int
     pid: int
     keeps_slots: bool = False
 
 
-class SpawnFailed(_Diagnosed):
+class SpawnFailed(_Diagnosed, frozen=True):
     pass
 
 
-class Loading(_ChildEvent):
+class Loading(_ChildEvent, frozen=True):
     """``/health`` answers that the model is loading."""
 
 
-class Progressed(_ChildEvent):
+class Progressed(_ChildEvent, frozen=True):
     """A sign of progress while starting: log lines, growing memory or bytes read."""
 
 
-class Healthy(_ChildEvent):
+class Healthy(_ChildEvent, frozen=True):
     """``/health`` answers 200."""
 
 
-class WarmupSucceeded(_ChildEvent):
+class WarmupSucceeded(_ChildEvent, frozen=True):
     """The child produced a token, an embedding or a score."""
 
 
-class WarmupFailed(_Diagnosed):
+class WarmupFailed(_Diagnosed, frozen=True):
     pass
 
 
-class SlotsRestored(_ChildEvent):
+class SlotsRestored(_ChildEvent, frozen=True):
     """All saved slots are restored, or there were none."""
 
 
-class SlotRestoreCorrupted(_ChildEvent):
+class SlotRestoreCorrupted(_ChildEvent, frozen=True):
     """The child restored only a part of a slot. That part stays in the KV cache, where later requests would
     use it; only a new start removes it (#27068).
     """
 
 
-class SlotsSaved(_ChildEvent):
+class SlotsSaved(_ChildEvent, frozen=True):
     """The slots are saved, as far as that was possible."""
 
 
-class StartupFailureLogged(_Diagnosed):
+class StartupFailureLogged(_Diagnosed, frozen=True):
     """The log of a loading child shows that the start will fail."""
 
 
-class LivenessFailed(_Diagnosed):
+class LivenessFailed(_Diagnosed, frozen=True):
     """The child runs but no longer serves: it does not answer, or its requests make no progress (S7, S8)."""
 
 
-class Drained(_ChildEvent):
+class Drained(_ChildEvent, frozen=True):
     """The last running request has ended."""
 
 
-class Exited(_Diagnosed):
+class Exited(_Diagnosed, frozen=True):
     """The child has exited and is reaped."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(Struct, frozen=True):
     timer_id: int
 
 
@@ -278,63 +269,59 @@ Event = (
 # --- effects -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _ChildEffect:
+class _ChildEffect(Struct, frozen=True):
     generation: int
 
 
-class Spawn(_ChildEffect):
+class Spawn(_ChildEffect, frozen=True):
     pass
 
 
-class Probe(_ChildEffect):
+class Probe(_ChildEffect, frozen=True):
     """Probe ``/health`` until it answers 200, and watch for progress."""
 
 
-class WarmUp(_ChildEffect):
+class WarmUp(_ChildEffect, frozen=True):
     pass
 
 
-class RestoreSlots(_ChildEffect):
+class RestoreSlots(_ChildEffect, frozen=True):
     pass
 
 
-class SaveSlots(_ChildEffect):
+class SaveSlots(_ChildEffect, frozen=True):
     pass
 
 
-class Watch(_ChildEffect):
+class Watch(_ChildEffect, frozen=True):
     """Check liveness while it serves."""
 
 
-class AwaitIdle(_ChildEffect):
+class AwaitIdle(_ChildEffect, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class CloseEndpoint:
+class CloseEndpoint(Struct, frozen=True):
     """End running requests: llama-server itself would keep streams open until the next ping (b11434)."""
 
     generation: int
     reason: str
 
 
-class Terminate(_ChildEffect):
+class Terminate(_ChildEffect, frozen=True):
     pass
 
 
-class Kill(_ChildEffect):
+class Kill(_ChildEffect, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class WakeAt:
+class WakeAt(Struct, frozen=True):
     timer_id: int
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     """Publish that a child failed. ``restart_in_s`` None: no restart. ``by_us``: llamasup killed it."""
 
     generation: int

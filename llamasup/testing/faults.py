@@ -3,7 +3,7 @@
 Or ``LLAMASUP_FAKE="KEY=VALUE KEY=VALUE"`` in its environment, for a fake with fixed arguments. All
 times are in seconds. Phases, in the order of a life: ``start`` (before anything), ``load`` (bound, answering
 503), ``context`` (the weights are read), ``ready`` (serving), ``stream`` (after ``die_in_stream`` chunks of a
-completion).
+completion). A dataclass, because the fake also runs on a Python without packages.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ are in ggml's order, the length of a row first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from llamasup.gguf.writer import KeyValue
 
@@ -23,8 +23,7 @@ def layer_of(index: int, *parts: Tensors) -> Tensors:
     return {f"blk.{index}.{name}": shape for part in parts for name, shape in part.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Widths:
+class Widths(Struct, frozen=True):
     """As tiny as llama.cpp takes it. Heads of 32 elements, so that quantised KV caches work."""
 
     width: int = 64

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
+
+from msgspec import Struct
 
 from llamasup.pool.eviction_policy import Action, Cordon, DeviceBytes, Evict, Load, ResidencyPolicy, decide
 from llamasup.testing.residency_world import Decide, Model, ModelWorld
@@ -14,8 +15,7 @@ from llamasup.testing.residency_world import Decide, Model, ModelWorld
 __all__ = ["Call", "Outcome", "Request", "Simulation", "replay", "simulate"]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One request of a client, ``after_s`` after its last answer or after the start."""
 
     model: str
@@ -23,8 +23,7 @@ class Call:
     after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """A recorded request: its arrival, and how long its model worked on it."""
 
     model: str
@@ -32,8 +31,7 @@ class Request:
     service_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """``hits``: requests that found their model loaded and were served by that load. ``waits_s``: of each
     answered request. ``loads`` by model."""
 
@@ -54,8 +52,7 @@ class Outcome:
         return self.hits / max(self.answered, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(Struct, frozen=True):
     client: int
     call: Call
     arrived_s: float

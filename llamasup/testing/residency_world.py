@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
+
+from msgspec import Struct, field
 
 from llamasup.pool.cheapest_set import UNUSED, Use
 from llamasup.pool.eviction_policy import (
@@ -40,8 +41,7 @@ class PolicyViolation(AssertionError):
     """The policy ordered an impossible or forbidden action."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(Struct, frozen=True, kw_only=True):
     """``unload_s``: from its eviction until its memory is free. ``slots``: concurrent requests."""
 
     id: str
@@ -54,8 +54,7 @@ class Model:
     ttl_s: float = float("inf")
 
 
-@dataclass(slots=True)
-class _ModelState:
+class _ModelState(Struct):
     """One model now. ``queue``: ids and arrival times of its waiting requests."""
 
     model: Model

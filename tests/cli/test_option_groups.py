@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
@@ -122,18 +122,18 @@ _OF_RUN = (*o.LISTENING.options, *o.SERVING.options, *o.FOREGROUND.options)
     ],
 )
 def test_option_has_the_default_of_its_field(options: list[Option], kind: Any) -> None:
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
     for option in options:
         field = fields[option.field]
-        if field.default is not dataclasses.MISSING:
+        if field.default is not msgspec.NODEFAULT:
             assert option.default == field.default, option.field
-        elif field.default_factory is not dataclasses.MISSING:
+        elif field.default_factory is not msgspec.NODEFAULT:
             assert option.default == field.default_factory(), option.field
 
 
 def test_every_setting_of_a_model_has_an_option() -> None:
     config_only = {"adapters"}  # found next to models
-    assert {option.field for option in SETTINGS.options} == set(Settings.__slots__) - config_only
+    assert {option.field for option in SETTINGS.options} == set(Settings.__struct_fields__) - config_only
 
 
 @pytest.mark.parametrize("command", [["run"], ["service", "print"], ["service", "install"], ["wrap"]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ auth: {api_key_file: ~/.config/llamasup/keys}
 
 
 def test_every_key_of_a_model_is_an_option_of_the_same_name() -> None:
-    assert list(ModelKeys.__struct_fields__) == [field.name for field in dataclasses.fields(ModelOptions)]
+    assert list(ModelKeys.__struct_fields__) == list(ModelOptions.__struct_fields__)
 
 
 def test_all_settings_of_a_model_reach_its_options() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from llamasup.doctor.inspection import broken_as_json, fits_here, kv_growths, model_as_json, projectors_of
 from llamasup.errors import ModelInvalid

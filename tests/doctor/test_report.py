@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.control.selection import RunningFact
 from llamasup.doctor.facts import (
@@ -36,7 +36,7 @@ NONE = RuntimeFact("", LlamasupError("No llama-server was found.", remedy="Insta
 def facts(**changes: Any) -> Facts:
     """A machine without problems, with ``changes`` of fields of ``Facts`` or ``Hardware``."""
     hardware_changes = {
-        name: changes.pop(name) for name in list(changes) if name in machine().__dataclass_fields__
+        name: changes.pop(name) for name in list(changes) if name in machine().__struct_fields__
     }
     defaults: dict[str, Any] = {
         "hardware": machine(**hardware_changes),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.downloads.manager import Listener, Progress
 from llamasup.errors import Conflict, LlamasupError

@@ -14,12 +14,12 @@ import ssl
 import stat
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from llamasup.downloads import fetch, remote_file, transport
 from llamasup.downloads.client import RetryPolicy

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts import Experts, FimTokens, Indexer, RecurrentState, Vocabulary

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError, ModelInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from llamasup.errors import ModelInvalid
 from llamasup.gguf.facts_from_header import ModelFacts, read_header

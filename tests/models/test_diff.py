@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.settings import Settings
 from llamasup.models.diff import Changes, changes
@@ -75,7 +74,7 @@ def test_source_that_is_no_path_must_be_downloaded(source: str, is_remote: bool)
 
 
 def named(id_: str, *aliases: str, **said: object) -> ModelSpec:
-    return replace(SPEC, id=id_, aliases=aliases, settings=Settings(alias=id_), **said)  # type: ignore[arg-type]
+    return replace(SPEC, id=id_, aliases=aliases, settings=Settings(alias=id_), **said)
 
 
 def after(*specs: ModelSpec) -> tuple[dict[str, ModelSpec], dict[str, ModelSpec]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llamasup.errors import ConfigInvalid, ModelInvalid, ModelMissing
 from llamasup.gguf.facts_from_header import ModelFacts, read_header

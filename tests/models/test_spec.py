@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.settings import Settings
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay

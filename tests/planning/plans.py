@@ -116,7 +116,7 @@ def planned(
     ``projector`` are the facts of the file that the setting ``mmproj`` names.
     """
     known = capabilities(build) if isinstance(build, str) else build
-    names = Settings.__dataclass_fields__
+    names = Settings.__struct_fields__
     settings = Settings(**{name: rest.pop(name) for name in list(rest) if name in names})
     if address is None:
         unix = child_address_kind(known, platform="linux") == "unix"

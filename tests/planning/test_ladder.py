@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.plan_limits import Change, PlanLimits

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageInvalid
 from llamasup.gguf.facts import ModelClass
@@ -144,7 +144,7 @@ def test_no_settings_pass_an_unknown_flag_or_too_many_threads(
             facts,
             hardware,
             draft=draft,
-            **{name: getattr(settings, name) for name in Settings.__dataclass_fields__},
+            **{name: getattr(settings, name) for name in Settings.__struct_fields__},
         )
     except LlamasupError as error:
         said = (error.message, error.remedy)

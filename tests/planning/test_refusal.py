@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit
 from llamasup.llama_server.plan_limits import PlanLimits

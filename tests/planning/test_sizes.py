@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.help_text import Capabilities
 from tests.planning.plans import MIDDLE, NEW, OLD, capabilities, model, planned

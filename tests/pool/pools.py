@@ -9,11 +9,11 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.settings import Settings
 from llamasup.models.names import NameIndex

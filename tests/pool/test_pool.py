@@ -10,12 +10,12 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec, Stay

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.spec import ModelOptions, ModelSpec, Stay

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from msgspec.structs import replace
 
 from scripts.simulate_residency import DOC, REQUESTS, SEEDS, WORKLOADS, played, turns_table
 

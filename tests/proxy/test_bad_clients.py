@@ -14,9 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig

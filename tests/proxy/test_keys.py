@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.http.chunks import Dechunker

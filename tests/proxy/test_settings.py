@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+
+from msgspec.structs import fields
 
 from llamasup.proxy import Limits
 from tests.paths import ROOT
@@ -22,5 +23,5 @@ def test_docs_list_the_limits() -> None:
     text = _DOCS.read_text().partition("<!-- limits")[2].partition("<!-- end of limits")[0]
     limits = Limits()
     assert _ROW.findall(text) == [
-        (field.name, _shown(field.name, getattr(limits, field.name))) for field in dataclasses.fields(Limits)
+        (field.name, _shown(field.name, getattr(limits, field.name))) for field in fields(Limits)
     ]

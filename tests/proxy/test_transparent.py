@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
+
+from msgspec.structs import replace
 
 from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig
@@ -13,7 +14,7 @@ from tests.proxy.generations import await_queued, start_generation
 from tests.proxy.rig import CHAT, Rig, answer, get, post, status
 
 WRAPPED = ProxyConfig(route_by_model=False, rules=HeadRules(transparent=True, credentials=True))
-PREFIXED = dataclasses.replace(WRAPPED, rules=HeadRules(transparent=True, credentials=True, prefix=b"/x"))
+PREFIXED = replace(WRAPPED, rules=HeadRules(transparent=True, credentials=True, prefix=b"/x"))
 
 
 def through(rig: Rig, raw: bytes, *lines: bytes) -> tuple[list[bytes], list[bytes]]:
@@ -86,7 +87,7 @@ def test_transparent_proxy_forwards_request_without_host(make_rig: MakeRig) -> N
 
 def test_transparent_proxy_replaces_credentials_with_key_of_the_child(make_rig: MakeRig) -> None:
     rules = HeadRules(transparent=True)
-    rig = make_rig(dataclasses.replace(WRAPPED, rules=rules), api_key="own")
+    rig = make_rig(replace(WRAPPED, rules=rules), api_key="own")
     received, _ = through(rig, get(b"/props", b"Authorization: Bearer theirs", b"X-Api-Key: theirs"))
     assert [line for line in received if b"theirs" in line or b"own" in line] == [
         b"Authorization: Bearer own"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from tests.real.stress_models import MODELS, settings_of
 
@@ -29,8 +31,7 @@ BROKEN: Sequence[str] = (
 """Invalid configs: llamasup refuses each of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class StressConfig:
+class StressConfig(Struct, frozen=True):
     """``models``: the served models with their settings. ``aliases``: alias to model."""
 
     folder: Path

@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.settings import Settings
 from llamasup.supervision.liveness import LivenessPolicy

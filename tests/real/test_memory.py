@@ -11,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model

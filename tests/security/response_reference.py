@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 
 import h11
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.observability.counters import RequestRecord
 from tests.security.circuit import Outcome
@@ -13,8 +14,7 @@ from tests.security.circuit import Outcome
 __all__ = ["misread"]
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
+class Response(Struct, frozen=True):
     """``whole``: its end was seen, and nothing behind it. ``refused``: why h11 would not read it, if so."""
 
     status: int = 0

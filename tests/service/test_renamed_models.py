@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 import llamasup
 from llamasup.config import Config

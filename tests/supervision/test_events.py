@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import ConfigInvalid, DoesNotFit
 from llamasup.http.address import TcpAddress, UnixAddress

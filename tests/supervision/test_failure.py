@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit, GaveUp, LlamasupError, ServerFailed
 from llamasup.llama_server.diagnosis import Diagnosis

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.answers import Health, ServerProgress, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.wait_estimate import LONGEST_S

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits

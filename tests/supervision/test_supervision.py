@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 import uvloop
+from msgspec.structs import replace
 
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.service.run import Service, WrapOptions

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile, environment_keys
 from llamasup.config.config_keys import Config, ModelKeys

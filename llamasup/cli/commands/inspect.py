@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
@@ -49,8 +49,7 @@ Models = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Inspected:
+class _Inspected(Struct, frozen=True):
     """One argument, with the facts of its model, the models of its folder, or an error."""
 
     path: Path

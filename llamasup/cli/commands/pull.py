@@ -9,12 +9,12 @@ import sys
 import time
 from collections.abc import Coroutine
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from msgspec.structs import replace
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from msgspec import Struct
 
 from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
 
@@ -35,8 +35,7 @@ __all__ = [
 Convert = Callable[[typer.Context, Any], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(Struct, frozen=True):
     """One option. ``field`` is the name of its value in the group.
 
     ``annotation`` and ``typer_default`` declare the parameter for Typer. ``convert`` makes the value, which
@@ -51,8 +50,7 @@ class Option:
     to_arguments: Callable[[Any], list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Options that belong together. ``make`` makes one value from their values by field."""
 
     options: tuple[Option, ...]

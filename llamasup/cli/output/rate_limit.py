@@ -6,10 +6,11 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from llamasup.cli.output.view import Level, View
 from llamasup.observability.counters import RequestRecord
@@ -31,8 +32,7 @@ BURST = 5
 PERIOD_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class RateWindow:
+class RateWindow(Struct, frozen=True):
     """The number of messages of one kind in the period that ends at ``until_s``."""
 
     until_s: float

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 from llamasup.cli.output.layout import cut_to
 from llamasup.cli.output.nonblocking_writer import OutputWriter
@@ -78,8 +79,7 @@ class View(Protocol):
         """Called several times a second while there is a live line."""
 
 
-@dataclass(slots=True)
-class TextView:
+class TextView(Struct):
     """Lines of text, and on a terminal the live line."""
 
     writer: OutputWriter
@@ -127,8 +127,7 @@ class TextView:
         self.writer.write(f"{CLEAR_LINE}{SPINNER[self._frame]} {activity}{elapsed}")
 
 
-@dataclass(slots=True)
-class JsonView:
+class JsonView(Struct):
     """One JSON object a line, for log collectors."""
 
     writer: OutputWriter

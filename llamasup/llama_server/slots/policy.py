@@ -12,8 +12,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.argv_builder import CommandLine, Reason
@@ -59,16 +60,14 @@ _IRRELEVANT_FLAGS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class SlotHome:
+class SlotHome(Struct, frozen=True):
     """The folder for saved slots, and the current state of the files that the server is started from."""
 
     folder: str
     files: tuple[FileState, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KeptSlots:
+class KeptSlots(Struct, frozen=True):
     """Where the slots of one plan are saved, and which saved ones it may restore.
 
     ``count``: the number of slots. ``files``: the state of the files that the server was started from.
@@ -80,8 +79,7 @@ class KeptSlots:
     files: tuple[FileState, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSlot:
+class SavedSlot(Struct, frozen=True):
     number: int
     name: str
     tokens: int
@@ -89,8 +87,7 @@ class SavedSlot:
     crc32: int
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSet:
+class SavedSet(Struct, frozen=True):
     """The slots that one server saved when it ended, as listed in a file on the disk."""
 
     key: str

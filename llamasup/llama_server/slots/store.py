@@ -13,10 +13,11 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.errors import FolderUnusable
 from llamasup.gguf.files import split_name, split_paths
@@ -93,8 +94,7 @@ def _state_of(path: str) -> FileState | None:
     return path, identity.size_bytes, identity.mtime_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """A set to restore. ``damaged``: how many of its slots had changed and were removed."""
 
     saved: SavedSet

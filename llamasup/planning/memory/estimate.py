@@ -6,8 +6,10 @@ Estimates are upper bounds until a load of this model was measured. Then they st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelFacts
 from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes_per_layer
@@ -30,8 +32,7 @@ _DEVICE_MARGIN_BYTES = 1 << 30
 Kind = Literal["weights", "kv", "compute", "runtime", "prompt cache"]
 
 
-@dataclass(frozen=True, slots=True)
-class FreeMemory:
+class FreeMemory(Struct, frozen=True):
     """The memory that is available now without swapping."""
 
     host_bytes: int
@@ -43,8 +44,7 @@ class FreeMemory:
     names: tuple[str, ...] = ()  # of all used devices, also those that share the host's memory
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """One model with its context."""
 
     model: ModelFacts
@@ -52,8 +52,7 @@ class Load:
     gpu_layers: int | None = None  # None: as many as fit; the output counts as one, as in --gpu-layers
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
+class Correction(Struct, frozen=True):
     """Corrections from earlier loads: factors on the estimates, and the process's own memory."""
 
     kv: float = 1.0
@@ -65,8 +64,7 @@ class Correction:
 ESTIMATED = Correction()
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One line of the memory table."""
 
     name: str
@@ -80,8 +78,7 @@ class Part:
         return self.host_bytes + self.device_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
+class MemoryEstimate(Struct, frozen=True):
     parts: tuple[Part, ...]
     free: FreeMemory
     measured: bool = False  # corrected by the sizes of an earlier load

@@ -6,8 +6,9 @@ buffers are an upper bound (tests/real/test_memory.py, b11434, 24 architectures)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 
@@ -23,8 +24,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class CacheType:
+class CacheType(Struct, frozen=True):
     """A ggml type of the KV cache: ``block`` elements take ``block_bytes``."""
 
     block: int
@@ -52,8 +52,7 @@ _SCORED_BYTES, _CHOSEN_BYTES = 12, 16
 _CELL_MULTIPLE = 256  # llama_context rounds the cells of every sequence up to this (-c 100 gives 256 [run])
 
 
-@dataclass(frozen=True, slots=True)
-class ContextShape:
+class ContextShape(Struct, frozen=True):
     """Everything that decides the size of a context. Lengths are tokens."""
 
     ctx_total: int  # as --ctx-size: over all slots
@@ -87,8 +86,7 @@ class ContextShape:
         return _padded(min(self.cells_per_stream, window * sequences + self.ubatch))
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     """One layer's share of the context, in elements for each cell."""
 
     cached: bool  # has its own keys and values

@@ -7,7 +7,9 @@ All amounts are bytes per memory: ``ram``, and each device with its own memory b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.system.hardware.devices import Device
@@ -18,8 +20,7 @@ __all__ = ["RAM", "MemoryBudget", "budget_of", "needs_of", "remaining"]
 RAM = "ram"
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryBudget:
+class MemoryBudget(Struct, frozen=True):
     """The memory that one process of a model may take. ``alone``: as if no other model were loaded, to find
     out what the model needs. ``replicas``: the number of processes of the model; if ``devices`` are named,
     each process runs on one of them in turn.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.heads import HttpError

@@ -7,10 +7,10 @@ The keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
@@ -31,8 +31,7 @@ _STATUS = {
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
+class ListedModel(Struct, frozen=True):
     """One model at one moment. ``state``: see ``pool/state.py``. ``ctx_size``: the context of one request, if
     the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images.
     """

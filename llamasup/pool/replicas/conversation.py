@@ -7,10 +7,10 @@ conversations alike, or the other way round; an estimate of the prompt caches do
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 __all__ = ["BLOCK", "FIRST_MARKS", "LAST_MARKS", "MAX_OBJECTS", "Conversation", "read_conversation"]
 
@@ -66,8 +66,7 @@ class _RequestBody(msgspec.Struct, gc=False):
 _read = msgspec.json.Decoder(_RequestBody).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Struct, frozen=True):
     """``marks[i]`` is the hash of about the first ``sizes[i]`` of ``size`` characters. Python keys its hashes
     per process: clients cannot make collisions.
     """

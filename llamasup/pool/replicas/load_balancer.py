@@ -6,9 +6,10 @@ Imported only for models with several replicas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from llamasup.pool.replicas.affinity import PromptMarks
 from llamasup.pool.replicas.conversation import read_conversation
@@ -61,8 +62,7 @@ def _load(endpoint: Endpoint) -> float:
     return endpoint.busy / endpoint.slots
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A process that can take the request. ``load``: the part of its permits that is taken."""
 
     load: float

@@ -7,9 +7,10 @@ while they change.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue

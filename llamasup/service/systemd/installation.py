@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+
+from msgspec import Struct
 
 from llamasup.errors import ConfigInvalid, UsageInvalid
 from llamasup.http.address import is_local
@@ -43,8 +44,7 @@ CREDENTIALS: Mapping[str, str] = {
 """Options whose files may be readable only for their owner, by field."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Account(Struct, frozen=True, kw_only=True):
     """The user of the service. A system service runs as ``run_as`` or a dynamic user; ``of_user``: the user's
     own service manager runs it.
     """
@@ -68,8 +68,7 @@ class Account:
         return not self.of_user and self.run_as is None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirements:
+class Requirements(Struct, frozen=True, kw_only=True):
     """The arguments of a service, and the files it uses. ``written``: the reason for each written folder."""
 
     arguments: tuple[str, ...]

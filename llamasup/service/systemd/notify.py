@@ -13,7 +13,8 @@ import os
 import socket
 from collections import deque
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import ConfigInvalid
 
@@ -64,8 +65,7 @@ class Notifier:
         return True
 
 
-@dataclass(frozen=True, slots=True)
-class Systemd:
+class Systemd(Struct, frozen=True):
     """The service manager that started us with Type=notify."""
 
     notifier: Notifier

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.gguf.files import split_name, split_paths
@@ -33,8 +35,7 @@ __all__ = ["ServiceRequest", "model_paths", "unit_for"]
 _CREDENTIALS = {name: option for name, option in CREDENTIALS.items() if name != "token_file"}
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceRequest:
+class ServiceRequest(Struct, frozen=True):
     """The options of ``llamasup service install MODEL``. ``given`` are the options of ``llamasup run`` by
     field, and ``arguments(model, settings, given, runtime)`` returns its command line.
     """

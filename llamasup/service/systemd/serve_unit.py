@@ -7,9 +7,10 @@ The service cannot access files that a later config adds; install the unit again
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from llamasup.config import Config
 from llamasup.errors import ConfigInvalid, ModelMissing
@@ -37,8 +38,7 @@ from llamasup.supervision.states import Policy
 __all__ = ["ServeRequest", "serve_unit", "service_environment"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeRequest:
+class ServeRequest(Struct, frozen=True, kw_only=True):
     """The options of ``llamasup service install --config``.
 
     ``config`` is the content of ``config_file`` (if any), as the service will read it, with the ``given``

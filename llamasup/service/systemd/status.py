@@ -8,7 +8,9 @@ the crash. A service of many models is ready whether they are loaded or not; STA
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.supervision.states import State
@@ -41,8 +43,7 @@ _CAUSE_TEXTS = {"out_of_memory_host": "out of memory", "out_of_memory_device": "
 _MAX_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceStatus:
+class ServiceStatus(Struct, frozen=True):
     """The state that systemd knows. ``of_many``: of many models, which stays ready if one fails."""
 
     of_many: bool = False

@@ -10,8 +10,9 @@ import stat
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.errors import ServiceManagerFailed, UnitNotOurs
 from llamasup.service.systemd.unit_file import is_ours
@@ -27,8 +28,7 @@ _PROPERTIES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Units:
+class Units(Struct, frozen=True):
     """The units of the system's service manager, or of the user's own."""
 
     of_user: bool

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.llama_server.settings import names_of
@@ -42,8 +43,7 @@ _STOP_SLACK_S = 15.0
 _DETERMINISTIC = "2 65 66 69 71 78"
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Struct, frozen=True):
     """A file that only its owner can read, passed to llamasup with ``option``."""
 
     option: str
@@ -55,8 +55,7 @@ class Credential:
         return self.option.removeprefix("--")
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """One service. ``command`` runs llamasup in the foreground; paths in commands are absolute."""
 
     name: str

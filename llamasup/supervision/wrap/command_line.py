@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
@@ -56,14 +57,12 @@ _OWN_VARIABLES = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Struct, frozen=True):
     key_file: str
     cert_file: str
 
 
-@dataclass(frozen=True, slots=True)
-class WrappedLine:
+class WrappedLine(Struct, frozen=True):
     """A parsed command line.
 
     ``program``: the words before llama-server's own options. ``child_args``: the options of the child.

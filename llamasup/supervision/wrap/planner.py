@@ -9,8 +9,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageInvalid
 from llamasup.gguf.facts import ModelClass
@@ -51,8 +52,7 @@ _KEY_BYTES = 24
 _GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapping:
+class Wrapping(Struct, frozen=True):
     """A parsed command line with everything that is needed to run it.
 
     ``api_keys``: the known keys of clients. ``has_unreadable_keys``: only the child can read a key file.
@@ -92,8 +92,7 @@ class Wrapping:
         return not self.uses_socket and not self.has_keys
 
 
-@dataclass(frozen=True, slots=True)
-class WrappedPlan:
+class WrappedPlan(Struct, frozen=True):
     """How to start one generation (a ``ChildPlan``)."""
 
     argv: tuple[str, ...]

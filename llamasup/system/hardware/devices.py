@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 __all__ = ["Device", "NvmlGpu", "is_amd_card", "parse_devices", "problem_in", "with_nvml_memory"]
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """A compute device as llama-server lists it; ``free_bytes`` at that time."""
 
     name: str
@@ -28,8 +29,7 @@ class Device:
         return _CUDA.fullmatch(self.name) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlGpu:
+class NvmlGpu(Struct, frozen=True):
     """A GPU as the NVIDIA driver reports it. Without memory sizes it uses the host's (GB10, Jetson)."""
 
     uuid: str  # "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+
+from msgspec import Struct, field
 
 __all__ = ["CpuUsage", "Hardware", "HardwareText", "cgroup_files", "read_hardware"]
 
@@ -26,8 +27,7 @@ _MAX_DIGITS = 20
 _WHOLE_UID_RANGE = ("0", "0", "4294967295")
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+class Hardware(Struct, frozen=True):
     """The resources that this process may use. Sizes are bytes; ``None`` means no limit."""
 
     platform: str  # as sys.platform
@@ -49,8 +49,7 @@ class Hardware:
     huge_pages: str | None = None  # always, madvise, never; None if unknown
 
 
-@dataclass(frozen=True, slots=True)
-class HardwareText:
+class HardwareText(Struct, frozen=True):
     """The texts that the probe read. An absent file is an empty text or a missing key."""
 
     platform: str
@@ -301,8 +300,7 @@ def _soft_limit(limits: str, name: str) -> int | None:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class CpuUsage:
+class CpuUsage(Struct, frozen=True):
     """The CPU time and bytes read of a process. ``stopped``: suspended by a signal (SIGSTOP)."""
 
     cpu_s: float

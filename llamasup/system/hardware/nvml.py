@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from llamasup.system.hardware.devices import NvmlGpu
 
@@ -18,8 +19,7 @@ __all__ = ["NvmlAnswer", "ask_nvml", "vram_by_process"]
 _DRIVER = Path("/dev/nvidiactl")
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlAnswer:
+class NvmlAnswer(Struct, frozen=True):
     """The GPUs, or NVML's error: ``problem`` is its message, ``error`` its name.
 
     ``error`` is for example "NVMLError_LibRmVersionMismatch", or "not installed" without the package.

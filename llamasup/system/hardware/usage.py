@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.system.hardware.facts import CpuUsage, cgroup_files
 from llamasup.system.hardware.probe import system_text
@@ -61,8 +62,7 @@ def cpu_usage(pid: int) -> CpuUsage | None:
     return CpuUsage(cpu_s, read_bytes, stopped)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUsage:
+class MemoryUsage(Struct, frozen=True):
     rss_bytes: int
     read_bytes: int
     """Bytes read by system calls; pages that a memory map loads count in ``rss_bytes`` instead."""

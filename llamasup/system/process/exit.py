@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 __all__ = ["Exit", "StaleRun"]
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """Exactly one is set: the exit code, or the name of the signal (``"SIGKILL"``)."""
 
     code: int | None
@@ -18,8 +17,7 @@ class Exit:
         return f"exit code {self.code}" if self.signal is None else self.signal
 
 
-@dataclass(frozen=True, slots=True)
-class StaleRun:
+class StaleRun(Struct, frozen=True):
     """The run folder of a llamasup that has exited."""
 
     path: str

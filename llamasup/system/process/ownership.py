@@ -16,9 +16,10 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.system.process.identity import is_tagged, kill_if, processes_tagged, start_of
 from llamasup.system.storage.folders import atomic_write
@@ -31,8 +32,7 @@ _LOOK_AGAIN_S = 0.005
 _MAX_ROUNDS = 10  # for a process that forks faster than it can be killed
 
 
-@dataclass(frozen=True, slots=True)
-class OwnedProcess:
+class OwnedProcess(Struct, frozen=True):
     """A process that was killed; ``executable`` as it was spawned, empty if it was found by its tag."""
 
     pid: int

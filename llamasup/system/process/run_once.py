@@ -13,8 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO
+
+from msgspec import Struct
 
 __all__ = ["CommandResult", "run_commands"]
 
@@ -29,8 +30,7 @@ else:
     _CREATION_FLAGS = 0
 
 
-@dataclass(frozen=True, slots=True)
-class CommandResult:
+class CommandResult(Struct, frozen=True):
     """The output and the exit code of a program; -N for signal N.
 
     ``too_slow`` and ``too_long``: it was killed for this reason, and the output is what it had printed.

@@ -18,9 +18,10 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.process import ready_file
@@ -39,8 +40,7 @@ _PART = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}\.part")
 _PART_IS_OLD_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Struct, frozen=True):
     """The processes and files of one stale run that were removed."""
 
     folder: Path

@@ -10,11 +10,11 @@ import contextlib
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.storage.folders import atomic_write, cache_folder, open_private
@@ -31,8 +31,7 @@ _MAX_ENTRIES = 5_000
 _MAX_ENTRY_BYTES = 8 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class FileIdentity:
+class FileIdentity(Struct, frozen=True):
     """The state of a file at the time when a fact about it was read."""
 
     path: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.answers import SlotAnswer, read_slot_answer

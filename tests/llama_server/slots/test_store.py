@@ -6,10 +6,10 @@ import os
 import shutil
 import stat
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.slots.policy import STRAY_AFTER_S, KeptSlots, SavedSet, file_name, list_name
 from llamasup.llama_server.slots.store import SlotStore, Taken, slot_home, sweep_slots

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from llamasup.planning.memory.estimate import Correction, FreeMemory, Load, MemoryEstimate, Part, estimate
 from llamasup.planning.memory.kv_cache import ContextShape, compute_bytes, kv_bytes, kv_bytes_per_layer

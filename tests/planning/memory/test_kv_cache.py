@@ -5,9 +5,8 @@ tests/real/test_memory.py asks the server itself, for many architectures.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.gguf.facts import Experts, Indexer, ModelClass, ModelFacts, RecurrentState
 from llamasup.planning.memory.kv_cache import (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.service.systemd.systemctl import systemd_version
 from llamasup.service.systemd.unit_file import Credential, Unit, unit_text
