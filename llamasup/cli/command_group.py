@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import typer
 from msgspec import Struct
+from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
@@ -16,7 +18,40 @@ __all__ = ["Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Command(TyperCommand):
+# From the words of the command line come strings, and booleans for flags.
+_READ_HERE = (str, bool, Path, list[str])
+
+
+class _Reader(RuntimeParam):
+    """Converts the values of one parameter as Typer does, for the types that commands here have.
+
+    Typer 0.29 imports pydantic for it, which takes longer than all else that a short command does.
+    """
+
+    def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
+        if self.annotation == list[str]:
+            return [self._read(item) for item in value]
+        return self._read(value)
+
+    def _read(self, value: Any) -> Any:
+        if self.parameter_info.parser is not None:
+            return self.parameter_info.parser(value)
+        return Path(value) if self.annotation is Path else value
+
+
+class _ReadsParameters:
+    """A command or a group whose parameters are converted by ``_Reader``."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            kind = parameter.type_descriptor
+            if kind.parameter_info.parser is not None or kind.annotation in _READ_HERE:
+                parameter._runtime_param = _Reader(kind.parameter_info, kind.annotation)
+        return parameters
+
+
+class Command(_ReadsParameters, TyperCommand):
     """Its help names an argument by its metavar: Typer would add braces and a Python type."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -59,7 +94,7 @@ def command_set(name: str | None = None, help: str | None = None) -> typer.Typer
     )
 
 
-class CommandGroup(TyperGroup):
+class CommandGroup(_ReadsParameters, TyperGroup):
     """Its help shows the whole first line of each command's help."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
