@@ -24,7 +24,19 @@ from msgspec import Struct, field
 
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["Health", "ServerProgress", "SlotAnswer", "TokenProbe", "read_progress", "read_slot_answer"]
+__all__ = [
+    "Health",
+    "NoAnswer",
+    "ServerProgress",
+    "SlotAnswer",
+    "TokenProbe",
+    "read_progress",
+    "read_slot_answer",
+]
+
+
+class NoAnswer(Exception):
+    """The server gave no answer. The text says why."""
 
 
 class Health(Enum):

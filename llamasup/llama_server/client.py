@@ -15,6 +15,7 @@ from llamasup.http.context_end import ContextWindow, read_window
 from llamasup.http.httpx_import import httpx
 from llamasup.llama_server.answers import (
     Health,
+    NoAnswer,
     ServerProgress,
     SlotAnswer,
     TokenProbe,
@@ -108,14 +109,12 @@ class Prober:
                 return
 
     async def send(self, request: WarmUpRequest) -> tuple[int, bytes]:
-        """Send the warm-up request; returns status and body. Raises httpx.HTTPError without an answer.
+        """Send the warm-up request; returns status and body. Raises NoAnswer.
 
         There is no read timeout: a token of a huge model on a slow disk may take minutes, and the caller has
         a deadline that follows progress.
         """
-        response = await self._client.post(
-            request.path, json=dict(request.body), timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None)
-        )
+        response = await self._post(request.path, dict(request.body))
         return response.status_code, response.content
 
     async def metrics(self) -> str | None:
@@ -135,23 +134,25 @@ class Prober:
     async def transfer_slot(self, action: Literal["save", "restore"], number: int, name: str) -> SlotAnswer:
         """Let the server write a slot to the file ``name`` in its folder, or read it from there.
 
-        Without a timeout; the server finishes even if the caller cancels. Raises httpx.HTTPError without an
-        answer.
+        Without a timeout; the server finishes even if the caller cancels. Raises NoAnswer.
         """
-        response = await self._client.post(
-            f"/slots/{number}?action={action}",
-            json={"filename": name},
-            timeout=httpx.Timeout(PROBE_TIMEOUT_S, read=None),
-        )
+        response = await self._post(f"/slots/{number}?action={action}", {"filename": name})
         return read_slot_answer(response.status_code, response.content, f"n_{action}d")
 
     async def probe_token(self, request: WarmUpRequest) -> TokenProbe:
         """Ask for one token, without a timeout. A rejection (4xx) also shows that the server works."""
         try:
             status, body = await self.send(request)
-        except httpx.HTTPError as error:
+        except NoAnswer as error:
             return TokenProbe(no_response(request, error))
         return TokenProbe(None if 400 <= status < 500 else response_problem(request, status, body))
+
+    async def _post(self, path: str, body: object) -> httpx.Response:
+        timeout = httpx.Timeout(PROBE_TIMEOUT_S, read=None)
+        try:
+            return await self._client.post(path, json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            raise NoAnswer(str(error) or type(error).__name__) from error
 
     async def _get(self, path: str, timeout_s: float) -> bytes | None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,7 +24,6 @@ from llamasup.http.address import (
     is_local,
 )
 from llamasup.http.heads import HeadRules
-from llamasup.llama_server.client import Prober
 from llamasup.llama_server.slots.policy import MAX_BYTES
 from llamasup.proxy.listen import ListenerSet, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
@@ -34,6 +34,9 @@ from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.runner import prober_of
 from llamasup.supervision.states import Policy
 from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
 
 __all__ = [
     "ListenOptions",

@@ -10,14 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
 from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
 from llamasup.queueing.endpoint import Endpoint
@@ -29,6 +28,9 @@ from llamasup.system.hardware.usage import oom_kills
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
 
 __all__ = ["PUMP_TIMEOUT_S", "Generation", "GenerationContext", "begin"]
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from llamasup.http.httpx_import import httpx
-from llamasup.llama_server.answers import Health, TokenProbe
-from llamasup.llama_server.client import Prober
+from llamasup.llama_server.answers import Health, NoAnswer, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.warmup import (
     WarmUpRequest,
@@ -35,6 +33,9 @@ from llamasup.supervision.liveness import (
     required_checks,
 )
 from llamasup.system.hardware.usage import cpu_usage, memory_usage
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
 
 __all__ = [
     "check_liveness",
@@ -89,7 +90,7 @@ async def warm_up(generation: Generation) -> None:
     try:
         async with generation.prober() as prober:
             status, body = await prober.send(request)
-    except httpx.HTTPError as error:
+    except NoAnswer as error:
         # Most likely the request crashed the server (#13085); its exit then gives the better diagnosis.
         with suppress(TimeoutError):
             async with asyncio.timeout(PUMP_TIMEOUT_S):

@@ -10,14 +10,16 @@ import asyncio
 import logging
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from llamasup.errors import FolderUnusable
-from llamasup.http.httpx_import import httpx
-from llamasup.llama_server.answers import SlotAnswer
-from llamasup.llama_server.client import Prober
+from llamasup.llama_server.answers import NoAnswer, SlotAnswer
 from llamasup.llama_server.slots.policy import MIN_TOKENS, KeptSlots, SavedSet, file_name
 from llamasup.llama_server.slots.store import SlotStore
 from llamasup.llama_server.warmup import slot_request
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
 
 __all__ = ["restore_slots", "save_slots"]
 
@@ -41,7 +43,7 @@ async def save_slots(prober: Prober, kept_slots: KeptSlots, *, most_bytes: int, 
             saved, problem = await asyncio.to_thread(_add, store, saved, number, answer)
             if problem is not None:
                 break
-    except httpx.HTTPError as error:
+    except NoAnswer as error:
         problem = _reason(error)
     except asyncio.CancelledError:
         _finish(store, saved, number)
@@ -119,7 +121,7 @@ async def _restore(prober: Prober, saved: SavedSet) -> str | None:
             answer = await prober.transfer_slot("restore", slot.number, slot.name)
             if answer.problem:
                 return answer.problem
-    except httpx.HTTPError as error:
+    except NoAnswer as error:
         return _reason(error)
     return None
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from llamasup._version import __version__
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
-from llamasup.llama_server.client import Prober
 from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.state import nearest, state_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State
 
 if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
     from llamasup.pool.model import ManagedModel
 
 

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -17,7 +18,6 @@ from llamasup.errors import BrokenRuntime, LlamasupError, RuntimeMissing, UsageI
 from llamasup.gguf.facts import ModelClass
 from llamasup.gguf.files import read_model
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.help_text import (
     Capabilities,
@@ -43,6 +43,9 @@ from llamasup.supervision.wrap.command_line import (
 from llamasup.system.process.platform import free_loopback_port
 from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.folders import atomic_write
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
 
 __all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober_for"]
 
@@ -172,6 +175,8 @@ class WrappedPlanner:
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
     """A client of the child, with its path prefix and one of the keys."""
+    from llamasup.llama_server.client import Prober
+
     return Prober(plan.address, plan.api_key or wrapping.usable_key, prefix=wrapping.line.api_prefix)
 
 
