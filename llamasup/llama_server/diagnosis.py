@@ -54,7 +54,7 @@ class _Rule(Struct, frozen=True):
     """``message`` and ``remedy`` may contain the pattern's groups, ``{model}`` and ``{exit}``."""
 
     cause: str
-    pattern: re.Pattern[str]
+    pattern: str
     message: str
     remedy: str
     exit_code: int
@@ -73,7 +73,7 @@ def _rule(
     when_ready: bool = False,
 ) -> _Rule:
     """``recurs``: a restart would fail again. ``when_ready``: the rule also applies to a ready server."""
-    return _Rule(cause, re.compile(pattern), message, remedy, exit_code, recurs, not when_ready)
+    return _Rule(cause, pattern, message, remedy, exit_code, recurs, not when_ready)
 
 
 _SMALLER = "use a smaller --ctx-size, fewer --parallel slots, --kv-type q8_0 or a smaller quantization"
@@ -263,19 +263,17 @@ _UNKNOWN = _rule(
     "Read the end of its log (llamasup logs); --log-level debug shows more.", _GAVE_UP, recurs=False,
 )  # fmt: skip
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_RELEVANT = re.compile(
-    r"^\S* ?E |(?i:error|fail|abort|terminate called|GGML_ASSERT|insufficient|cannot|couldn't)"
-)
-_NOISE = re.compile(r"common_fit_params: encountered an error|RuntimeError: Failed to init server")
+_ANSI = r"\x1b\[[0-9;]*[A-Za-z]"
+_RELEVANT = r"^\S* ?E |(?i:error|fail|abort|terminate called|GGML_ASSERT|insufficient|cannot|couldn't)"
+_NOISE = r"common_fit_params: encountered an error|RuntimeError: Failed to init server"
 # llama-server writes these lines after it has read the weights: at ``-lv 3`` first the line of the threads,
 # at ``-lv 4`` first that of the context. Builds of 2024 use other function names.
-_CONTEXT = re.compile(
+_CONTEXT = (
     r"constructing llama_context|llama_new_context_with_model: |llama_kv_cache\w*: |threadpool init|"
     r"warming up the model|initializing, n_slots|initializing slots|model loaded"
 )
-_FITTING = re.compile(r"fitting params to (?:device memory|free memory took)")
-_MODEL = re.compile(r"failed to load (?:draft )?model, '(?P<path>.+)'")
+_FITTING = r"fitting params to (?:device memory|free memory took)"
+_MODEL = r"failed to load (?:draft )?model, '(?P<path>.+)'"
 
 
 def diagnose(
@@ -286,7 +284,7 @@ def diagnose(
     ``requested``: llamasup stopped the child. ``oom_killed``: the kernel counted an out-of-memory kill
     (cgroup ``memory.events``).
     """
-    lines = [_ANSI.sub("", line).rstrip() for line in lines]
+    lines = [re.sub(_ANSI, "", line).rstrip() for line in lines]
     if phase == "starting":
         lines = [*(own := trusted_head(lines)), *trusted_tail(lines[len(own) :])]
     else:
@@ -305,7 +303,7 @@ def diagnose(
             if rule.only_starting and phase != "starting":
                 continue
             for line in lines:
-                if found := rule.pattern.search(line):
+                if found := re.search(rule.pattern, line):
                     return _apply(rule, exit, lines, phase, found)
     return _apply(_SIGNALS.get(exit.signal or "", _UNKNOWN), exit, lines, phase)
 
@@ -317,7 +315,7 @@ _STOPS = frozenset({"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
 def _apply(
     rule: _Rule, exit: Exit, lines: Sequence[str], phase: Phase, found: re.Match[str] | None = None
 ) -> Diagnosis:
-    model = next((m["path"] for line in lines if (m := _MODEL.search(line))), None)
+    model = next((m["path"] for line in lines if (m := re.search(_MODEL, line))), None)
     values = {"model": repr(model) if model else "the model file", "exit": str(exit)}
     if found is not None:
         values |= {name: value.strip().rstrip(".") for name, value in found.groupdict().items()}
@@ -340,16 +338,16 @@ def weights_were_read(lines: Sequence[str]) -> bool:
     """
     fitting = False
     for line in lines:
-        if _FITTING.search(line):
+        if re.search(_FITTING, line):
             fitting = "fitting params to device memory" in line
-        elif not fitting and _CONTEXT.search(line):
+        elif not fitting and re.search(_CONTEXT, line):
             return True
     return False
 
 
 def _relevant_lines(lines: Sequence[str], cause: str | None) -> tuple[str, ...]:
     """The first and the last error lines, each once, without time stamps; else the last three lines."""
-    relevant = [line for line in lines if _RELEVANT.search(line) and not _NOISE.search(line)]
+    relevant = [line for line in lines if re.search(_RELEVANT, line) and not re.search(_NOISE, line)]
     if cause is None and not relevant:
         relevant = [line for line in lines if line][-3:]
     elif cause is not None:

@@ -23,13 +23,15 @@ __all__ = ["STAMP", "quotes_client", "trusted_head", "trusted_tail"]
 # missing if another thread wrote its own line after the time.
 STAMP = re.compile(r"^\d+\.\d\d\.\d{3}\.\d{3} (?:(?P<level>[A-Z]) +)?")
 
+# The patterns below are text, which re compiles and keeps at the first use: compiled at the import, those of
+# this module and of diagnosis.py would cost 8 ms of every start.
 # A loading server logs the path of a request (builds before 2026), and its Origin.
-_QUOTES = re.compile(r"\(CORS\) skip|log_server_r\w*: |done request: ")
+_QUOTES = r"\(CORS\) skip|log_server_r\w*: |done request: "
 
 
 def quotes_client(line: str) -> bool:
     """Whether a loading server quotes a request in this line."""
-    return _QUOTES.search(line) is not None
+    return re.search(_QUOTES, line) is not None
 
 
 def trusted_head(lines: Sequence[str]) -> list[str]:
@@ -79,30 +81,28 @@ _TYPE = "|".join(
     )
 )
 # The text of an uncaught exception may quote a client, line feeds included: only its type is trusted.
-_THROWN = re.compile(rf"terminate called after throwing an instance of '(?:{_TYPE})'")
+_THROWN = rf"terminate called after throwing an instance of '(?:{_TYPE})'"
 _LIBCXX_PREFIX = r"libc\+\+abi: terminating (?:due to|with) uncaught exception of type "
-_LIBCXX = re.compile(rf"{_LIBCXX_PREFIX}(?:{_TYPE})(?=:|$)")
-_SHAPES = re.compile(
+_LIBCXX = rf"{_LIBCXX_PREFIX}(?:{_TYPE})(?=:|$)"
+_SHAPES = (
     rf"(?:[EWI] +)?(?:(?:srv|slot|cmn|que|res|spec) +)?(?:[\w~<>-]{{1,80}}: +){{0,3}}(?:{_ERRORS})"
     rf"|{_FILE_LINE}GGML_ASSERT\([^\"`]{{1,300}}\) failed"
-    rf"|{_THROWN.pattern}"
+    rf"|{_THROWN}"
     r"|terminate called (?:without an active exception|recursively)"
     rf"|  what\(\):  (?:std::bad_alloc|{_VULKAN})"
     rf"|{_LIBCXX_PREFIX}std::bad_alloc: std::bad_alloc"
 )
 # The message of an abort is cut at the first character that may begin a quotation.
-_ABORT = re.compile(rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}")
-_WHAT = re.compile(r"  what\(\):")
+_ABORT = rf"{_FILE_LINE}[A-Za-z][\w ,.()/+-]{{0,160}}"
+_WHAT = r"  what\(\):"
 # Lines about other requests: of other threads, or still in llama-server's queue when it aborted. Not those
 # that come after a quotation because llama-server goes on with that request.
-_OTHER_REQUEST = re.compile(
-    r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))"
-)
+_OTHER_REQUEST = r"(?:slot |srv +log_server_r: )(?!.*(?:selected slot|processing task|new prompt))"
 _MAX_OTHER_LINES = 4
 # A line that llama-server was writing when it ended.
-_INCOMPLETE = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ?(?:[A-Z] *)?")
+_INCOMPLETE = r"\d+\.\d\d\.\d{3}\.\d{3} ?(?:[A-Z] *)?"
 # Lines between such a message and the end of the log: the location of a CUDA error, and a backtrace.
-_SKIPPED = re.compile(
+_SKIPPED = (
     r"\s*"
     r"|terminate called after throwing an instance of 'std::bad_alloc'"
     r"| *current device: \d+, in function .+"
@@ -123,7 +123,7 @@ def trusted_tail(lines: Sequence[str]) -> list[str]:
     tail: list[str] = []
     others = 0
     is_quotation = False  # after a line of unknown origin, which may be the text of an exception
-    if lines and _INCOMPLETE.fullmatch(lines[-1]):
+    if lines and re.fullmatch(_INCOMPLETE, lines[-1]):
         lines = lines[:-1]
     for number, line in reversed(list(enumerate(lines))):
         stamp = STAMP.match(line)
@@ -132,17 +132,17 @@ def trusted_tail(lines: Sequence[str]) -> list[str]:
         if stamp and stamp["level"]:
             if is_quotation:
                 break
-            if not trusted and not _SKIPPED.fullmatch(text):
+            if not trusted and not re.fullmatch(_SKIPPED, text):
                 others += 1
-                if others > _MAX_OTHER_LINES or stamp["level"] != "I" or not _OTHER_REQUEST.match(text):
+                if others > _MAX_OTHER_LINES or stamp["level"] != "I" or not re.match(_OTHER_REQUEST, text):
                     break
-        elif _WHAT.match(text) and not trusted:
-            found = _THROWN.fullmatch(STAMP.sub("", lines[number - 1])) if number else None
+        elif re.match(_WHAT, text) and not trusted:
+            found = re.fullmatch(_THROWN, STAMP.sub("", lines[number - 1])) if number else None
             return [found[0]] if found else []
         elif text.startswith("libc++abi: ") and not trusted:
-            found = _LIBCXX.match(text)
+            found = re.match(_LIBCXX, text)
             return [found[0]] if found else []
-        elif not trusted and not _SKIPPED.fullmatch(text):
+        elif not trusted and not re.fullmatch(_SKIPPED, text):
             is_quotation = True
         if trusted and not is_quotation:
             tail.append(trusted)
@@ -151,7 +151,7 @@ def trusted_tail(lines: Sequence[str]) -> list[str]:
 
 
 def _trusted_text(line: str) -> str:
-    if _SHAPES.fullmatch(line):
+    if re.fullmatch(_SHAPES, line):
         return line
-    found = _ABORT.match(line)
+    found = re.match(_ABORT, line)
     return found[0].rstrip() if found else ""
