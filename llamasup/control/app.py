@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint, generation_ended
 
 if TYPE_CHECKING:
     import uvicorn
@@ -74,7 +74,7 @@ class ControlServer:
                     task.cancel()
             self._task.cancel()
         self._listener.close()
-        self.endpoint.close("llamasup is stopping")
+        self.endpoint.close(generation_ended("llamasup is stopping"))
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
         try:

@@ -14,7 +14,7 @@ from typing import Final
 from llamasup.auth.quota import tokens_made_in
 from llamasup.proxy.request import Request
 from llamasup.proxy.upstream import Upstream
-from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.endpoint import Lease, Unavailable
 
 __all__ = ["Abandoned"]
 
@@ -83,7 +83,7 @@ class Abandoned:
         """llama-server closed the connection, as it does after it has cancelled a request."""
         self._end()
 
-    def _generation_ended(self, _reason: str) -> None:
+    def _generation_ended(self, _why: Unavailable) -> None:
         self._upstream.abort()
         self._end()
 

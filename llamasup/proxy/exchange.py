@@ -7,6 +7,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from msgspec.structs import replace
+
 from llamasup.auth.quota import context_left, unreported_tokens
 from llamasup.http.body_scan import MANY_JOBS
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
@@ -23,7 +25,7 @@ from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
-from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.endpoint import Lease, Unavailable
 
 __all__ = ["Exchange"]
 
@@ -86,6 +88,7 @@ class Exchange:
         "_abandoned",
         "_body_incomplete",
         "_downstream",
+        "_end_error",
         "_lagging_since",
         "_lease",
         "_meter",
@@ -130,6 +133,7 @@ class Exchange:
         self._abandoned: Abandoned | None = None
         self._body_incomplete = False  # of the request
         self._redacted: _RedactedBody | None = None
+        self._end_error: HttpError | None = None  # the server closed the connection; awaits the cause
         self.upload: Upload | None = None  # while the body of the request is forwarded
         self.is_head = request.head.method == b"HEAD"
         self.over = False
@@ -294,13 +298,12 @@ class Exchange:
             status, reason = 503, f"llama-server accepts no connections ({error.strerror or error})"
         else:
             status, reason = 502, f"llama-server cannot be reached ({error.strerror or error})"
-        self._fail(
-            HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0),
-            "upstream_failed",
+        self._await_cause(
+            HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0)
         )
 
     def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
-        if self.over:
+        if self.over or self._end_error is not None:
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
@@ -317,13 +320,39 @@ class Exchange:
         error = HttpError(
             502, f"llama-server {reason}", "server_error", "upstream_broke", "see llamasup's log"
         )
-        self._fail(error, "upstream_failed")
+        if closed:
+            self._await_cause(error)
+        else:
+            self._fail(error, "upstream_failed")
 
-    def _revoked(self, reason: str) -> None:
-        """The generation is being stopped (S13, S16) or has ended (S1)."""
-        if self.over or self._requeue():
+    def _await_cause(self, error: HttpError) -> None:
+        """The server does not answer any more, most likely because it ended: soon the cause is known.
+
+        ``error`` is for a connection that was closed for another reason.
+        """
+        if self._lease.endpoint.closed or not (self._can_answer or self._can_send_event):
+            self._fail(error, "upstream_failed")
             return
-        error = HttpError(503, reason, "unavailable_error", "generation_ended", retry_after_s=1.0)
+        self._end_error = error
+        if self.upload is not None:
+            self.upload.disconnect()
+        self._lease.release_permit()
+        self._downstream.proxy.await_cause(self._cause_unknown)
+
+    def _cause_unknown(self) -> None:
+        if not self.over and self._end_error is not None:
+            self._fail(self._end_error, "upstream_failed")
+
+    def _revoked(self, why: Unavailable) -> None:
+        """The generation is being stopped (S13, S16) or has ended (S1)."""
+        if self.over:
+            return
+        if self._end_error is not None:
+            self._fail(_with_cause(self._end_error, why), "upstream_failed")
+            return
+        if self._requeue():
+            return
+        error = why.as_error()
         if not self.status and self._waiting is not None and (permanent := self._waiting.unqueueable_error()):
             error = permanent  # the model does not return: its remedy is more useful than this reason
         self._fail(error, "revoked")
@@ -419,15 +448,14 @@ class Exchange:
         lease.release()
 
     def _fail(self, error: HttpError, outcome: str) -> None:
-        streams_events = self._upstream is not None and self._upstream.streams_events
-        keepalive_stream = self._request.keepalive_stream
+        can_send_event = self._can_send_event
         self._release(abort=True)
-        if not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed):
+        if self._can_answer:
             self._record(outcome, error.status)
             self._downstream.exchange_failed(self._request, error)
             return
         self._record(outcome)
-        if streams_events and self._between_events():
+        if can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that
             # reads HTTP, the stream is incomplete (S12).
             event = error_event(self._request.head.path, error_body(error))
@@ -438,7 +466,17 @@ class Exchange:
         else:
             self._downstream.abort()
 
-    def _between_events(self) -> bool:
+    @property
+    def _can_answer(self) -> bool:
+        """Whether the client has received no byte of a response."""
+        keepalive_stream = self._request.keepalive_stream
+        return not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed)
+
+    @property
+    def _can_send_event(self) -> bool:
+        """Whether the response is a stream of events, and not within one."""
+        if self._upstream is None or not self._upstream.streams_events:
+            return False
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
@@ -529,3 +567,7 @@ class Exchange:
                 context=context,
             ),
         )
+
+
+def _with_cause(error: HttpError, why: Unavailable) -> HttpError:
+    return replace(error, message=why.message, cause=why.cause, remedy=why.remedy)

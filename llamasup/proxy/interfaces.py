@@ -99,6 +99,10 @@ class ProxyContext(Protocol):
         """Run ``work`` in a task that ends with the proxy."""
         ...
 
+    def await_cause(self, callback: Callable[[], None]) -> None:
+        """Call back after ``Limits.cause_wait_s``, the time for the supervisor to find why a server ended."""
+        ...
+
     def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         """The connections to ``endpoint``."""
         ...

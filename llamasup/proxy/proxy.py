@@ -28,6 +28,7 @@ from llamasup.proxy.tls import SecureListener, TlsContext
 from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back
+from llamasup.system.timers import DelayQueue
 
 __all__ = ["Proxy"]
 
@@ -70,6 +71,7 @@ class Proxy:
         # Of ended generations: their connections may still carry last bytes.
         self._closing_pools: deque[UpstreamPool] = deque(maxlen=8)
         self._sweeper: asyncio.TimerHandle | None = None
+        self._awaiting_cause = DelayQueue(config.limits.cause_wait_s)
         self._id_prefix = secrets.token_hex(5).encode()
         self._ids = count(1)
 
@@ -114,6 +116,7 @@ class Proxy:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        self._awaiting_cause.stop()
         await self._tasks.aclose()
         if len(self.clients):  # connection_lost is called in the loop's next round
             await self._all_disconnected.wait()
@@ -138,6 +141,9 @@ class Proxy:
 
     def start_soon(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.start(work, name)
+
+    def await_cause(self, callback: Callable[[], None]) -> None:
+        self._awaiting_cause.add(callback)
 
     def on_disconnect(self, connection: Connection) -> None:
         self.clients.leave(connection)

@@ -49,6 +49,9 @@ class Limits(Struct, frozen=True):
     # A response of the model whose body makes no progress for this time is aborted: ten pings of
     # llama-server. Before the first byte there is no such limit, because the server works on the prompt.
     upstream_idle_s: float = 300.0
+    # A server that closes a connection has most likely ended. For this time, its clients wait for the cause,
+    # which is known once the process is reaped and its log is read to the end (about 0.1 s).
+    cause_wait_s: float = 0.5
     connections: int = 16_384  # open at once, or fewer with fewer descriptors; an idle one takes 4 KiB
     connections_per_client: int = 1_024  # by address; a thousand streams of one client (P4), and a few more
     connect_s: float = 5.0

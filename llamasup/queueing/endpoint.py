@@ -19,7 +19,7 @@ from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
 if TYPE_CHECKING:
     from llamasup.http.context_end import ContextWindow
 
-__all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable"]
+__all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable", "generation_ended"]
 
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
@@ -56,6 +56,11 @@ class Unavailable(Struct, frozen=True):
 
 BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
 """No permit is free. A request that may not wait gets a longer message from the queue."""
+
+
+def generation_ended(message: str, cause: str = "generation_ended", remedy: str = "") -> Unavailable:
+    """Why the requests of a generation end with it."""
+    return Unavailable(503, message, cause=cause, remedy=remedy, retry_after_s=1.0)
 
 
 class Endpoint:
@@ -197,13 +202,13 @@ class Endpoint:
         """Call back when the generation ends; for idle keep-alive connections to it."""
         self._on_close.append(callback)
 
-    def close(self, reason: str) -> None:
-        """End every request in flight with ``reason`` and every idle connection."""
+    def close(self, why: Unavailable) -> None:
+        """End every request in flight because of ``why``, and every idle connection."""
         if self.closed:
             return
         self.closed = True
         for lease in (*self._leases, *self._lingering):
-            lease.revoke(reason)
+            lease.revoke(why)
         callbacks, self._on_close = self._on_close, []
         for callback in callbacks:
             callback()
@@ -250,18 +255,18 @@ class Lease:
         self.endpoint = endpoint
         self.since_s = 0.0
         self.weight = 1
-        self._on_revoke: Callable[[str], None] | None = None
+        self._on_revoke: Callable[[Unavailable], None] | None = None
 
-    def on_revoked(self, callback: Callable[[str], None]) -> None:
+    def on_revoked(self, callback: Callable[[Unavailable], None]) -> None:
         """Call back with the reason when the generation ends while the request is in flight."""
         self._on_revoke = callback
 
-    def revoke(self, reason: str) -> None:
+    def revoke(self, why: Unavailable) -> None:
         callback, self._on_revoke = self._on_revoke, None
         if callback is not None:
-            callback(reason)
+            callback(why)
 
-    def linger(self, when_closed: Callable[[str], None]) -> None:
+    def linger(self, when_closed: Callable[[Unavailable], None]) -> None:
         """Keep only the permits, for work that the child has not ended; ``release`` returns them.
 
         The request is not in flight any more, so no drain waits for it. ``when_closed`` is called on close.

@@ -19,7 +19,7 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
 from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint, Unavailable, generation_ended
 from llamasup.supervision import states
 from llamasup.supervision.events import Bus, ServerWarned
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
@@ -142,9 +142,9 @@ class Generation:
         if self._slots is not None:
             self._slots.cancel()
 
-    def close(self, reason: str) -> None:
-        """End the running requests with ``reason``, and a slot transfer."""
-        self.endpoint.close(reason)
+    def close(self, why: Unavailable) -> None:
+        """End the running requests, and a slot transfer."""
+        self.endpoint.close(why)
         self.cancel_slot_transfer()
 
     # --- its log
@@ -197,7 +197,7 @@ class Generation:
 
     async def kill(self) -> None:
         """Kill the child without a drain and clean up, because the instance is cancelled."""
-        self.endpoint.close("llamasup is ending")
+        self.endpoint.close(generation_ended("llamasup is ending"))
         self.child.kill_group()
         await _shielded(self.child.wait(), _REAP_TIMEOUT_S)
         await _shielded(self.clean_up(), PUMP_TIMEOUT_S)

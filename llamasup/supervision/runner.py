@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis, Phase
 from llamasup.models.redaction import redact_paths
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable, generation_ended
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.supervision import probes, states
@@ -344,9 +344,9 @@ class InstanceRunner:
                 self._current.start(probes.check_liveness)
             case states.AwaitIdle(generation):
                 self._current.endpoint.once_idle(lambda: self.post(states.Drained(generation)))
-            case states.CloseEndpoint(_, reason):
+            case states.CloseEndpoint(_, reason, diagnosis):
                 if self._generation is not None:
-                    self._generation.close(reason)
+                    self._generation.close(_ended(reason, diagnosis))
             case states.Terminate():
                 if self._generation is not None:
                     self._generation.child.terminate()
@@ -414,6 +414,14 @@ class InstanceRunner:
                 return "stopping"
             case _:
                 return "starting"
+
+
+def _ended(reason: str, diagnosis: Diagnosis | None) -> Unavailable:
+    """What the clients of running requests are told."""
+    if diagnosis is None:
+        return generation_ended(reason)
+    message, remedy = redact_paths(diagnosis.message, ()), redact_paths(diagnosis.remedy, ())
+    return generation_ended(message, diagnosis.cause, remedy)
 
 
 def _max_concurrent(policy: Policy, plan: ChildPlan) -> int:

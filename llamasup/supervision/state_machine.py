@@ -215,8 +215,9 @@ def kill(transition: Transition) -> Outcome:
     stopping, wake = transition.deadline(
         transition.policy.kill_again_s, state=State.STOPPING, term_resent=True
     )
-    generation = stopping.generation
-    return stopping, (CloseEndpoint(generation, "the server is stopping"), Kill(generation), wake)
+    generation, kill_reason = stopping.generation, stopping.kill_reason
+    reason = "the server is stopping" if kill_reason is None else kill_reason.message
+    return stopping, (CloseEndpoint(generation, reason, kill_reason), Kill(generation), wake)
 
 
 def _without_slots(transition: Transition) -> Transition:
@@ -286,7 +287,8 @@ def unexpected_exit(transition: Transition) -> Outcome:
     assert isinstance(transition.event, Exited | SpawnFailed)
     diagnosis = transition.event.diagnosis
     instance, effects = _crashed(transition.with_instance(alive=False), diagnosis)
-    return instance, (CloseEndpoint(transition.instance.generation, diagnosis.message), *effects)
+    close = CloseEndpoint(transition.instance.generation, diagnosis.message, diagnosis)
+    return instance, (close, *effects)
 
 
 def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = False) -> Outcome:

@@ -302,10 +302,14 @@ class AwaitIdle(_ChildEffect, frozen=True):
 
 
 class CloseEndpoint(Struct, frozen=True):
-    """End running requests: llama-server itself would keep streams open until the next ping (b11434)."""
+    """End running requests: llama-server itself would keep streams open until the next ping (b11434).
+
+    Their clients get the reason, and ``diagnosis`` if the server did not end as requested.
+    """
 
     generation: int
     reason: str
+    diagnosis: Diagnosis | None = None
 
 
 class Terminate(_ChildEffect, frozen=True):

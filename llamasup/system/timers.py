@@ -1,16 +1,20 @@
-"""One timer for many deadlines: it fires at the earliest."""
+"""One timer for many deadlines."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-__all__ = ["DeadlineTimer"]
+__all__ = ["DeadlineTimer", "DelayQueue"]
 
 
 class DeadlineTimer:
-    """For the event loop that it was made in. The callback schedules it again for deadlines to come."""
+    """Fires at the earliest deadline, in the event loop that it was made in.
+
+    The callback schedules it again for deadlines to come.
+    """
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -35,3 +39,32 @@ class DeadlineTimer:
     def _fire(self) -> None:
         self._timer = None
         self._callback()
+
+
+class DelayQueue:
+    """Calls each callback after the same delay, in order, in the event loop that it was made in."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._delay_s = delay_s
+        self._timer = DeadlineTimer(self._fire)
+        self._due: deque[tuple[float, Callable[[], None]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, callback: Callable[[], None]) -> None:
+        due_s = monotonic() + self._delay_s
+        self._due.append((due_s, callback))
+        self._timer.schedule(due_s)
+
+    def stop(self) -> None:
+        """Drop all callbacks."""
+        self._due.clear()
+        self._timer.stop()
+
+    def _fire(self) -> None:
+        now_s = monotonic()
+        while self._due and self._due[0][0] <= now_s:
+            self._due.popleft()[1]()
+        if self._due:
+            self._timer.schedule(self._due[0][0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamasup.queueing.endpoint import Endpoint, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Unavailable, generation_ended
 from tests.proxy.rig import CHAT, Rig, Wire, post
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
@@ -23,7 +23,7 @@ def make_unavailable(rig: Rig, why: Unavailable) -> None:
 def end_generation(rig: Rig, why: Unavailable = LOADING) -> None:
     """End the generation and its requests."""
     make_unavailable(rig, why)
-    rig.call(lambda: rig.backend.endpoint.close("llama-server was killed"))
+    rig.call(lambda: rig.backend.endpoint.close(generation_ended("llama-server was killed")))
 
 
 def start_generation(rig: Rig) -> Endpoint:

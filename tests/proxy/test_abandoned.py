@@ -8,6 +8,7 @@ import pytest
 
 from llamasup.http.context_end import ContextWindow
 from llamasup.proxy import Limits, ProxyConfig
+from llamasup.queueing.endpoint import generation_ended
 from llamasup.supervision.probes import traffic_of
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import await_queued
@@ -153,7 +154,7 @@ def test_drain_does_not_wait_for_abandoned_request(make_rig: MakeRig) -> None:
     client.close()
     assert idle.wait(60)
     assert busy(rig) == (1, 0, 1)
-    rig.call(lambda: rig.endpoint.close("it was asked to stop"))
+    rig.call(lambda: rig.endpoint.close(generation_ended("it was asked to stop")))
     assert busy(rig) == (0, 0, 0)
     quota = rig.proxy.keys._quotas["one"]
     assert quota.in_flight == 0

@@ -8,7 +8,7 @@ import threading
 import openai
 import pytest
 
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable, generation_ended
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status, streaming
 
@@ -218,7 +218,7 @@ def test_missing_generation_is_a_503_with_message_of_backend(rig: Rig) -> None:
 
 def test_lease_revoked_before_response_is_a_503_with_the_reason(rig: Rig) -> None:
     client, child = rig.begin(get())
-    rig.call(lambda: rig.endpoint.close("the model is being restarted"))
+    rig.call(lambda: rig.endpoint.close(generation_ended("the model is being restarted")))
     head, body = client.message()
     assert status(head) == 503
     assert field(head, b"retry-after") == b"1"
@@ -229,7 +229,7 @@ def test_lease_revoked_before_response_is_a_503_with_the_reason(rig: Rig) -> Non
 
 def test_lease_revoked_during_stream_ends_it_with_error_event(rig: Rig) -> None:
     client, child = streaming(rig)
-    rig.call(lambda: rig.endpoint.close("the model is being restarted"))
+    rig.call(lambda: rig.endpoint.close(generation_ended("the model is being restarted")))
     assert b'data: {"error":{"message":"the model is being restarted"' in client.rest()
     assert child.sees_the_end()
 
@@ -238,7 +238,7 @@ def test_end_of_generation_closes_its_idle_connections(rig: Rig) -> None:
     client, child = rig.begin(get())
     child.send(answer())
     client.message()
-    rig.call(lambda: rig.endpoint.close("stopped"))
+    rig.call(lambda: rig.endpoint.close(generation_ended("stopped")))
     assert child.sees_the_end()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from llamasup.models.spec import ModelSpec
 from llamasup.proxy import ProxyConfig
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.endpoint import Unavailable, generation_ended
 from tests.http.test_requested_model import form, part
 from tests.planning.plans import bert, model
 from tests.proxy.conftest import MakeRig
@@ -196,7 +196,7 @@ def test_removal_of_model_ends_its_request(make_many: MakeMany) -> None:
     many.accept("other", rig).message()
     gone = many.models.pop("other")
     gone.listener.close()
-    rig.call(lambda: gone.endpoint.close("it was taken out of the configuration"))
+    rig.call(lambda: gone.endpoint.close(generation_ended("it was taken out of the configuration")))
     error_of(client.message(), 503)
     assert rig.record().outcome == "revoked"
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.endpoint import Endpoint, generation_ended
 
 
 @pytest.fixture
@@ -32,19 +32,19 @@ def test_close_revokes_all_leases_and_calls_back_once(endpoint: Endpoint) -> Non
     told: list[str] = []
     leases = [endpoint.lease() for _ in range(2)]
     for lease in leases:
-        lease.on_revoked(told.append)
+        lease.on_revoked(lambda why: told.append(why.message))
     endpoint.when_closed(lambda: told.append("pool"))
-    endpoint.close("it died")
-    endpoint.close("again")
+    endpoint.close(generation_ended("it died"))
+    endpoint.close(generation_ended("again"))
     assert told == ["it died", "it died", "pool"]
 
 
 def test_a_released_lease_is_not_revoked(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease()
-    lease.on_revoked(told.append)
+    lease.on_revoked(lambda why: told.append(why.message))
     lease.release()
-    endpoint.close("it died")
+    endpoint.close(generation_ended("it died"))
     assert told == []
 
 
@@ -110,7 +110,7 @@ def test_completed_responses_are_taken_once(endpoint: Endpoint) -> None:
 
 
 def test_closed_endpoint_grants_no_lease(endpoint: Endpoint) -> None:
-    endpoint.close("it died")
+    endpoint.close(generation_ended("it died"))
     with pytest.raises(RuntimeError, match="closed generation 1"):
         endpoint.lease()
 
@@ -119,20 +119,20 @@ def test_lingering_lease_keeps_only_its_permit(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease(infers=True)
     endpoint.once_idle(lambda: told.append("idle"))
-    lease.linger(told.append)
+    lease.linger(lambda why: told.append(why.message))
     assert (endpoint.in_flight, endpoint.at_work, endpoint.busy, told) == (0, 1, 1, ["idle"])
     lease.release()
     lease.release()
     assert (endpoint.at_work, endpoint.busy) == (0, 0)
-    endpoint.close("gone")
+    endpoint.close(generation_ended("gone"))
     assert told == ["idle"]
 
 
 def test_close_revokes_lingering_leases(endpoint: Endpoint) -> None:
     told: list[str] = []
     lease = endpoint.lease(infers=True)
-    lease.linger(told.append)
-    endpoint.close("gone")
+    lease.linger(lambda why: told.append(why.message))
+    endpoint.close(generation_ended("gone"))
     assert told == ["gone"]
     lease.release()
     assert (endpoint.at_work, endpoint.busy) == (0, 0)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable, generation_ended
 from llamasup.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
 from llamasup.queueing.retry_budget import RetryPolicy
 
@@ -122,7 +122,7 @@ def test_requests_are_served_in_order_of_arrival(rig: QueueRig) -> None:
 def test_closed_generation_serves_no_request(rig: QueueRig) -> None:
     rig.enter("a")
     gone = generation(1)
-    gone.close("it died")
+    gone.close(generation_ended("it died"))
     rig.becomes(gone)
     assert (len(rig.queue), rig.served) == (1, [])
 

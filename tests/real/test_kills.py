@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import subprocess
@@ -105,3 +106,23 @@ def test_llamasup_and_its_server_end_when_the_parent_is_killed(
 def _kill(running: Llamasup, family: list[psutil.Process]) -> float:
     running.send_signal(signal.SIGKILL)
     return seconds_until_gone(family)
+
+
+def test_client_of_a_killed_server_gets_cause_and_remedy(runtime: str, tiny_model: Path) -> None:
+    body = {"prompt": "Once", "n_predict": 100_000, "stream": True, "ignore_eos": True}
+    with (
+        llamasup(tiny_model, "--runtime", runtime) as running,
+        httpx.Client(timeout=60) as client,
+        client.stream("POST", f"{running.url}/completion", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        for server in running.children():
+            server.kill()
+        rest: list[str] = []
+        with pytest.raises(httpx.RemoteProtocolError):  # the stream has no last chunk
+            rest.extend(lines)
+            pytest.fail("the stream is complete")
+        error = json.loads(rest[-2].removeprefix("data: "))["error"]
+        assert error["cause"] == "killed"
+        assert "SIGKILL" in error["message"]

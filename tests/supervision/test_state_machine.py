@@ -182,7 +182,7 @@ def test_stop_while_loading_terminates_at_once() -> None:
 def test_crash_of_ready_server_restarts_at_once() -> None:
     life = ready()
     close, report, spawn, _wake = life(lc.Exited(1, CRASH))
-    assert isinstance(close, lc.CloseEndpoint)
+    assert close == lc.CloseEndpoint(1, "killed from outside", CRASH)
     assert report == lc.Report(1, CRASH, 0.0)
     assert spawn == lc.Spawn(2)
     assert life.instance.restarts == 1
@@ -301,6 +301,7 @@ def test_event_without_a_row_raises() -> None:
 def test_hung_server_is_killed_and_restarted_at_once() -> None:
     life = ready()
     effects = life(lc.LivenessFailed(1, WEDGED))
+    assert effects[0] == lc.CloseEndpoint(1, "nothing moves", WEDGED)
     assert lc.Kill(1) in effects
     assert not any(
         isinstance(effect, lc.Terminate) for effect in effects

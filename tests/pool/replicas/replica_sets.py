@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llamasup.http.address import UnixAddress
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable, generation_ended
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
@@ -51,7 +51,7 @@ class Replica(InstanceRunner):
         self.why, self.is_leaving = why, leaving
         self.queue.changed()
         if old is not None:
-            old.close("llama-server was killed")
+            old.close(generation_ended("llama-server was killed"))
 
     # --- the interface of a runner
 
