@@ -44,9 +44,10 @@ from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.pool.sizing import Fetch, ModelSizer
 from llamasup.pool.unload import is_settled, memory_released, stop_all
 from llamasup.queueing.endpoint import Unavailable
+from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.failure import failure_of, lacks_memory
-from llamasup.supervision.runner import STOPPING, InstanceRunner
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import KillRequested, Policy, StartRequested, State, StopRequested
 from llamasup.system.timers import DeadlineTimer
 

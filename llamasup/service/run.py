@@ -30,9 +30,10 @@ from llamasup.service.options import (
     proxy_config,
     wrap_spec,
 )
+from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
-from llamasup.supervision.runner import STOPPING, InstanceRunner
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import (
     Instance,
     KillRequested,

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -21,20 +22,20 @@ from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable, 
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.supervision import probes, states
+from llamasup.supervision.availability import STOPPING, is_last, unavailable
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation, GenerationContext, begin
+from llamasup.supervision.history import History
+from llamasup.supervision.invariants import violations
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
-from llamasup.supervision.state_machine import advance
+from llamasup.supervision.state_machine import InvalidTransition, advance
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
 from llamasup.system.process.exit import Exit
 
 if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
 
-__all__ = ["NOT_RUNNING", "STOPPING", "InstanceRunner", "prober_of"]
-
-STOPPING = Unavailable(503, "The server is stopping", cause="stopping")
-NOT_RUNNING = Unavailable(503, "The model is not loaded", cause="stopped", remedy="load it: llamasup load")
+__all__ = ["InstanceRunner", "prober_of"]
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -106,11 +107,16 @@ class InstanceRunner:
         self._fitted = False  # a child served; the device may not have freed its memory yet
         self._held_s: float | None = None  # how long requests held a permit in earlier generations
         self._load_began_s = 0.0
+        self.history = History()
         self.load_s: float | None = None
         """The smoothed time of a load; None before the first one."""
         self.last_exit: Exit | None = None
         """The exit of the last child that ended unexpectedly; None if llamasup ended it."""
         self._waiters: list[tuple[Callable[[Instance], bool], asyncio.Future[Instance]]] = []
+
+    def __repr__(self) -> str:
+        instance = self.instance
+        return f"<{type(self).__name__} {self.model!r} {instance.state} generation {instance.generation}>"
 
     def rename(self, model: str) -> None:
         """Use this name in all later events; the log file stays the same."""
@@ -181,50 +187,20 @@ class InstanceRunner:
     @property
     def is_ending(self) -> bool:
         """Whether no server will follow: none runs and no start is due, or the last one is ending."""
-        instance = self.instance
-        ending = instance.state in {State.DRAINING, State.STOPPING}
-        is_last = ending and instance.kill_reason is None and not instance.restart_pending
-        return self._closed or is_last or instance.is_settled
+        return self._closed or is_last(self.instance)
 
     def unavailable(self) -> Unavailable:
         """Why no request is served now, and whether a request may wait (S9)."""
-        instance = self.instance
-        match instance.state:
-            case _ if self._closed:
-                return STOPPING
-            case State.STARTING | State.LOADING if self._answers_while_loading:
-                return Unavailable(503, "Loading model", cause="loading", retry_after_s=self._ready_in_s())
-            case State.STARTING | State.LOADING | State.WARMING | State.READY:
-                return Unavailable(
-                    503, "Loading model", cause="loading", retry_after_s=self._ready_in_s(), queueable=True
-                )
-            case State.DRAINING | State.STOPPING if self.is_ending:
-                return STOPPING
-            case State.DRAINING | State.STOPPING:
-                return Unavailable(
-                    503,
-                    "The server is restarting",
-                    cause="restarting",
-                    retry_after_s=retry_after_s(self.load_s or 0.0),
-                    queueable=True,
-                )
-            case State.STOPPED:
-                return NOT_RUNNING
-            case State.BACKOFF | State.FAILED:
-                last, start_in_s = instance.last, self._next_start_in_s()
-                return Unavailable(
-                    503,
-                    (last and redact_paths(last.message, ())) or "llama-server ended",
-                    cause=last.cause if last else "",
-                    remedy=redact_paths(last.remedy, ()) if last else "",
-                    retry_after_s=retry_after_s(start_in_s + (self.load_s or 0.0)),
-                    # Only if the next start comes within the wait timeout.
-                    queueable=instance.state is State.BACKOFF
-                    and start_in_s <= self.policy.wait_timeout_s
-                    and not self._answers_while_loading,
-                )
-            case _ as unreachable:
-                assert_never(unreachable)
+        if self._closed:
+            return STOPPING
+        return unavailable(
+            self.instance,
+            ready_in_s=self._ready_in_s(),
+            start_in_s=self._next_start_in_s(),
+            load_s=self.load_s or 0.0,
+            wait_timeout_s=self.policy.wait_timeout_s,
+            answers_while_loading=self._answers_while_loading,
+        )
 
     def _next_start_in_s(self) -> float:
         if self.instance.next_start_s is not None:
@@ -299,10 +275,23 @@ class InstanceRunner:
 
     def _step(self, event: Event) -> None:
         before = self.instance
-        if isinstance(event, states.Healthy | states.WarmupSucceeded) and self._has_ended(event.generation):
-            return  # posted before the child died; its Exited event follows
-        now_s = asyncio.get_running_loop().time()
-        self.instance, effects = advance(before, event, self.policy, now_s=now_s, roll=self._roll())
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        try:
+            self.instance, effects = advance(
+                before,
+                event,
+                self.policy,
+                now_s=now_s,
+                roll=self._roll(),
+                child_exited=self._generation is not None and self._generation.exit is not None,
+            )
+        except InvalidTransition as error:
+            error.add_note(f"The last events of {self.model!r}:\n{self.history}")
+            raise
+        self.history.add(datetime.now(UTC), event, self.instance.state, self.instance.generation)
+        if loop.get_debug() and (broken := list(violations(self.instance))):
+            raise AssertionError(f"{self!r}: {'; '.join(broken)}\n{self.history}")
         self.queue.changed()  # before an endpoint closes: the requests that this ends may queue again
         for effect in effects:
             self._perform(effect)
@@ -322,10 +311,6 @@ class InstanceRunner:
         for holds, waiter in self._waiters:
             if not waiter.done() and holds(after):
                 waiter.set_result(after)
-
-    def _has_ended(self, number: int) -> bool:
-        generation = self._generation
-        return generation is not None and generation.number == number and generation.exit is not None
 
     def _perform(self, effect: Effect) -> None:
         match effect:

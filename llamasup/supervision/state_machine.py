@@ -3,8 +3,8 @@
 ``advance`` is pure: time and randomness are arguments. The runner (``runner.py``) carries out the effects
 and posts their results as new events.
 
-Every event about a child carries its generation. ``_is_stale`` drops the events of an earlier generation, of
-a child that is already reaped, and of old timers.
+Every event about a child carries its generation. ``is_stale`` names the events that are dropped: those of an
+earlier generation, of a child that has exited, and of old timers.
 
 The steps come first, then the ``TABLE`` that chooses one by state and event. A step is a pure function from a
 ``Transition`` to the next instance and the effects, in order; it never reads the current state.
@@ -60,7 +60,7 @@ from llamasup.supervision.states import (
     Watch,
 )
 
-__all__ = ["TABLE", "InvalidTransition", "advance"]
+__all__ = ["TABLE", "InvalidTransition", "advance", "is_stale"]
 
 Outcome = tuple[Instance, tuple[Effect, ...]]
 
@@ -465,14 +465,21 @@ class InvalidTransition(RuntimeError):
 
 
 def advance(
-    instance: Instance, event: Event, policy: Policy, *, now_s: float, roll: float
+    instance: Instance,
+    event: Event,
+    policy: Policy,
+    *,
+    now_s: float,
+    roll: float,
+    child_exited: bool = False,
 ) -> tuple[Instance, tuple[Effect, ...]]:
     """The next instance and the effects to carry out, in order.
 
     ``now_s`` is a monotonic time in seconds; ``roll`` is uniform in [0, 1), for the jitter.
+    ``child_exited``: the child has exited, and its ``Exited`` event is on the way.
     Raises InvalidTransition if the table has no row.
     """
-    if _is_stale(instance, event):
+    if is_stale(instance, event, child_exited=child_exited):
         return instance, ()
     step = TABLE[instance.state].get(type(event))
     if step is None:
@@ -480,11 +487,15 @@ def advance(
     return step(Transition(instance, event, policy, now_s, roll))
 
 
-def _is_stale(instance: Instance, event: Event) -> bool:
+def is_stale(instance: Instance, event: Event, *, child_exited: bool = False) -> bool:
+    """Whether ``advance`` drops the event, because its child has ended or its timer was replaced."""
     match event:
         case StartRequested() | StopRequested() | KillRequested() | RestartRequested():
             return False
         case TimerFired(timer_id):
             return timer_id != instance.timer_id
-        case _:
+        case Exited() | SpawnFailed() | SlotRestoreCorrupted():
+            # Corrupted slots are the reason for the exit, which is then no crash.
             return event.generation != instance.generation or not instance.alive
+        case _:
+            return event.generation != instance.generation or not instance.alive or child_exited

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, Change, PlanLimits
-from llamasup.supervision import state_machine
 from llamasup.supervision import states as lc
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
-from llamasup.supervision.state_machine import TABLE, InvalidTransition, advance
+from llamasup.supervision.invariants import violations
+from llamasup.supervision.state_machine import TABLE, InvalidTransition, advance, is_stale
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
 
 POLICY = Policy()
@@ -287,6 +287,16 @@ def test_events_of_a_reaped_child_are_dropped() -> None:
     life(lc.KillRequested(), lc.Exited(1, CRASH))
     assert life(lc.Healthy(1)) == ()
     assert life.state() is State.STOPPED
+
+
+def test_events_of_a_child_that_has_exited_are_dropped_except_how_it_ended() -> None:
+    life = ready()
+    kept = (lc.Exited(1, CRASH), lc.SpawnFailed(1, CRASH), lc.SlotRestoreCorrupted(1))
+    dropped = (lc.Healthy(1), lc.WarmupFailed(1, CRASH), lc.LivenessFailed(1, WEDGED), lc.Drained(1))
+    assert not any(is_stale(life.instance, event, child_exited=True) for event in kept)
+    assert all(is_stale(life.instance, event, child_exited=True) for event in dropped)
+    assert not is_stale(life.instance, lc.StopRequested(), child_exited=True)
+    assert advance(life.instance, dropped[2], POLICY, now_s=0.0, roll=0.5, child_exited=True)[1] == ()
 
 
 def test_event_without_a_row_raises() -> None:
@@ -570,7 +580,7 @@ class AnyLife(RuleBasedStateMachine):
         self.orders: set[tuple[type, int]] = set()
 
     def feed(self, event: Event) -> None:
-        stale = state_machine._is_stale(self.instance, event)
+        stale = is_stale(self.instance, event)
         if not stale and type(event) not in TABLE[self.instance.state]:
             return  # impossible in the runner, such as WarmupSucceeded before WarmUp
         self.instance, effects = advance(self.instance, event, self.policy, now_s=self.now_s, roll=0.5)
@@ -628,7 +638,7 @@ class AnyLife(RuleBasedStateMachine):
     def never_two_children_and_every_one_is_reaped(self) -> None:
         alive = [self.instance.generation] if self.instance.alive else []
         assert self.reaped + alive == self.spawned
-        assert self.instance.alive == (self.instance.state in LIVE)
+        assert list(violations(self.instance)) == []
 
     @invariant()
     def a_state_in_which_nothing_more_happens_is_one_of_rest(self) -> None:

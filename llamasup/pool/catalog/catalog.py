@@ -21,7 +21,7 @@ from llamasup.pool.pool import Pool
 from llamasup.pool.rollout import remove, roll_out
 from llamasup.queueing.endpoint import Lease, Unavailable
 from llamasup.queueing.request_queue import RequestQueue
-from llamasup.supervision.runner import STOPPING
+from llamasup.supervision.availability import STOPPING
 
 __all__ = ["Catalog", "OnDemandFactory"]
 

@@ -99,6 +99,7 @@ def model_status(
             "cause": last.cause,
             "remedy": last.remedy,
         },
+        "events": [] if first is None else first.history.as_json(),
     }
     if len(runners) > 1:
         status["replicas"] = [

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.wait_estimate import retry_after_s
-from llamasup.supervision.runner import NOT_RUNNING, InstanceRunner
+from llamasup.supervision.availability import NOT_RUNNING
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
 from llamasup.queueing.request_queue import QueueEntry
+from llamasup.supervision.availability import NOT_RUNNING, STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
-from llamasup.supervision.runner import NOT_RUNNING, STOPPING, InstanceRunner
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
 from tests.pool.pools import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
