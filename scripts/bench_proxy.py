@@ -71,7 +71,8 @@ def serve_llamasup(port: int, upstream: str, profile: str | None, access_log: Pa
     from llamasup.observability.access_log import AccessLog
     from llamasup.observability.access_record import access_line
     from llamasup.proxy import Proxy, ProxyConfig, bind
-    from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+    from llamasup.queueing.endpoint import Endpoint, Lease
+    from llamasup.queueing.unavailable import Unavailable
 
     tiny = ResolvedModel(("tiny",))
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint, generation_ended
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.unavailable import generation_ended
 
 if TYPE_CHECKING:
     import uvicorn

@@ -130,13 +130,15 @@ def _model_fact(
         launch = prepare(model, Settings(), runtime=runtime, environ=environ)
         planner = Planner(launch, Path(os.devnull))
         planner.check()
-        plan = planner.admission().plan
+        admission = planner.admission()
+        plan = admission.plan
     except LlamasupError as error:
         return ModelFact(model, problem=error)
     facts = launch.model
     kind = f"{facts.architecture} {facts.model_class}, {facts.quantization}"
     slots = f"{plan.parallel} slot{'' if plan.parallel == 1 else 's'}"
-    return ModelFact(launch.model_id, f"{kind}; {slots}, {_memory_text(plan.memory)}")
+    found = f"{kind}; {slots}, {_memory_text(plan.memory)}"
+    return ModelFact(launch.model_id, found, plan=planner.as_json(admission))
 
 
 def _memory_text(memory: MemoryEstimate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from msgspec import Struct
 
@@ -53,9 +54,12 @@ class NvmlFact(Struct, frozen=True):
 
 
 class ModelFact(Struct, frozen=True):
+    """``plan``: as JSON, if it could be made."""
+
     name: str
     found: str = ""
     problem: LlamasupError | None = None
+    plan: Mapping[str, Any] | None = None
 
 
 class FolderFact(Struct, frozen=True):

@@ -21,7 +21,7 @@ from llamasup.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.pool.cheapest_set import UNUSED
 from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.backoff import HALF_OPEN_S
 from llamasup.supervision.runner import InstanceRunner
@@ -197,6 +197,9 @@ class ManagedModel:
         self.load_waiters: list[asyncio.Future[None]] = []  # of ``load`` commands
         self.load_waiters_since_s = 0.0
         self.pending_demand: PendingDemand | None = None
+
+    def __repr__(self) -> str:
+        return f"<ManagedModel {self.spec.id!r}: {self.phase.value}, {self.runners!r}>"
 
     @property
     def phase(self) -> Phase:

@@ -43,7 +43,7 @@ from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.pool.sizing import Fetch, ModelSizer
 from llamasup.pool.unload import is_settled, memory_released, stop_all
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.failure import failure_of, lacks_memory
@@ -87,6 +87,9 @@ class Pool:
         self._reconcile_scheduled = False
         self.timer = DeadlineTimer(self.reconcile_soon)
         bus.listen(self._on_event)
+
+    def __repr__(self) -> str:
+        return f"<Pool of {list(self.managed_models.values())!r}>"
 
     # --- life -------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel, SizedModel, not_loaded
 from llamasup.pool.pool import Pool
 from llamasup.pool.unload import is_ready_or_settled, memory_released, stop_all
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.events import ModelUnloading
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.states import StartRequested, State

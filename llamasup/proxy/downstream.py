@@ -20,7 +20,8 @@ from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import answer_to, lease_for
 from llamasup.proxy.upload import Upload, may_upload
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["Downstream"]
 
@@ -82,6 +83,9 @@ class Downstream(asyncio.Protocol):
         self._body_base = 0  # the bytes of the body that had arrived by then
         self._unsent = 0
         self._unsent_since = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Downstream with {self._exchange!r}>"
 
     # --- asyncio.Protocol
 

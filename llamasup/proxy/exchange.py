@@ -25,7 +25,8 @@ from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["Exchange"]
 
@@ -143,6 +144,11 @@ class Exchange:
         self._request_sent_at = 0.0  # when the last byte of the request was sent
         self.first_byte_at = 0.0
         self.bytes_out = 0
+
+    def __repr__(self) -> str:
+        request = self._request
+        progress = f"{self.status}, {self.bytes_out} bytes" if self.status else "no answer yet"
+        return f"<Exchange {request.id.decode()} {request.head.route.label}: {progress}, {self._lease!r}>"
 
     def start(self) -> None:
         lease = self._lease

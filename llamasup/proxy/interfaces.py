@@ -19,8 +19,9 @@ from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
 from llamasup.proxy.upstream_pool import UpstreamPool
-from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["Backend", "ClientConnection", "ModelList", "ProxyContext"]
 

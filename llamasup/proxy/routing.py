@@ -14,7 +14,8 @@ from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfi
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.interfaces import Backend, ModelList, ProxyContext
 from llamasup.proxy.request import Request
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["access_denied", "answer_to", "cors_lines", "is_local", "lease_for"]
 

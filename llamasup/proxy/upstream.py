@@ -164,6 +164,9 @@ class Upstream(asyncio.Protocol):
         self._renew_parser()
         self._reset()
 
+    def __repr__(self) -> str:
+        return f"<Upstream, {self._served} requests so far, with {self.exchange!r}>"
+
     def _reset(self) -> None:
         self._mode = _HEAD
         self._headers: RawHeaders = []

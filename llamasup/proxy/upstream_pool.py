@@ -113,6 +113,9 @@ class UpstreamPool:
         self.known_streams_events = False
         self.known_head: KnownHead | None = None  # of a plain answer, if the last head was one
 
+    def __repr__(self) -> str:
+        return f"<UpstreamPool of {self._endpoint!r}: {len(self)} idle, {len(self._open)} open>"
+
     def __len__(self) -> int:
         """The number of idle connections."""
         return len(self._idle)

@@ -9,8 +9,9 @@ from llamasup.http.heads import HttpError
 from llamasup.proxy.interfaces import ClientConnection
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
-from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
@@ -56,6 +57,9 @@ class Waiting:
         self.entry.jobs = request.jobs
         self._model = model
         self._generation = 0  # the last one that had the request
+
+    def __repr__(self) -> str:
+        return f"<Waiting for {self._model!r}: {self.entry!r}>"
 
     # --- entering the queue
 

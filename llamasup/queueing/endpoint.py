@@ -8,59 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final, Self
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, Final
 
 from llamasup.http.address import Address
-from llamasup.http.heads import HttpError
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
     from llamasup.http.context_end import ContextWindow
 
-__all__ = ["BUSY", "UNLIMITED", "Endpoint", "Lease", "Serving", "Unavailable", "generation_ended"]
+__all__ = ["UNLIMITED", "Endpoint", "Lease", "Serving"]
 
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
-
-
-class Unavailable(Struct, frozen=True):
-    """Why a request cannot be served now, with the fields of llama-server's error object.
-
-    ``queueable``: a generation that serves will come, so a request may queue.
-    """
-
-    status: int
-    message: str
-    type: str = "unavailable_error"
-    cause: str = ""
-    remedy: str = ""
-    retry_after_s: float | None = None
-    queueable: bool = False
-
-    @classmethod
-    def because(cls, error: HttpError) -> Self:
-        """A refusal that no wait changes."""
-        return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
-
-    def as_error(self) -> HttpError:
-        """The error that the proxy sends."""
-        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
-
-    def as_state(self) -> HttpError:
-        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
-        message = self.message if self.message == "Loading model" else "The server is not ready"
-        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
-
-
-BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
-"""No permit is free. A request that may not wait gets a longer message from the queue."""
-
-
-def generation_ended(message: str, cause: str = "generation_ended", remedy: str = "") -> Unavailable:
-    """Why the requests of a generation end with it."""
-    return Unavailable(503, message, cause=cause, remedy=remedy, retry_after_s=1.0)
 
 
 class Endpoint:
@@ -136,6 +96,10 @@ class Endpoint:
         self._lingering: set[Lease] = set()
         self._on_idle: Callable[[], None] | None = None
         self._on_close: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.in_flight} in flight, {self.busy} permits taken"
+        return f"<Endpoint {self.model!r} generation {self.generation}: {state}>"
 
     @property
     def in_flight(self) -> int:
@@ -256,6 +220,9 @@ class Lease:
         self.since_s = 0.0
         self.weight = 1
         self._on_revoke: Callable[[Unavailable], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Lease of {self.endpoint!r}, {self.weight if self.since_s else 0} permits>"
 
     def on_revoked(self, callback: Callable[[Unavailable], None]) -> None:
         """Call back with the reason when the generation ends while the request is in flight."""

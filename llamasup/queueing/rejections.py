@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llamasup.queueing.endpoint import BUSY, Endpoint, Serving, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Serving
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 
 __all__ = ["busy_queue_full", "load_queue_full", "wait_timed_out"]

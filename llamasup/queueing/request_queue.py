@@ -14,10 +14,11 @@ from time import monotonic
 from typing import Final, Protocol
 
 from llamasup.http.heads import Priority
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving
 from llamasup.queueing.queue_order import FairQueue, Queued
 from llamasup.queueing.rejections import busy_queue_full, load_queue_full, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
+from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
@@ -82,6 +83,9 @@ class QueueEntry(Queued):
         self.since_s = 0.0  # when this wait began
         self.deadline_s = 0.0
         self.unserved_s = 0.0  # the queue's unserved clock when it entered
+
+    def __repr__(self) -> str:
+        return f"<QueueEntry of {self.client!r}: {self.priority.name.lower()}, {self.jobs} jobs>"
 
     def begin(self, now_s: float, timeout_s: float) -> None:
         self.since_s = now_s
@@ -168,6 +172,9 @@ class RequestQueue:
         self._unserved_s = 0.0
         self._clock_read_s = clock()
         self._is_served = True
+
+    def __repr__(self) -> str:
+        return f"<RequestQueue: {len(self)} waiting>"
 
     def __len__(self) -> int:
         """The number of waiting requests."""

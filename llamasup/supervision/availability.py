@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import assert_never
 
 from llamasup.models.redaction import redact_paths
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.states import Instance, State
 

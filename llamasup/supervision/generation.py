@@ -19,7 +19,8 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
 from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
-from llamasup.queueing.endpoint import Endpoint, Unavailable, generation_ended
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.supervision import states
 from llamasup.supervision.events import Bus, ServerWarned
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
@@ -100,6 +101,10 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+
+    def __repr__(self) -> str:
+        state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
+        return f"<Generation {self.number} of {self.context.model!r}: {state}>"
 
     def watch(self) -> None:
         """Start to read the log and to wait for the exit."""

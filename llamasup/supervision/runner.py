@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis, Phase
 from llamasup.models.redaction import redact_paths
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable, generation_ended
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
 from llamasup.supervision import probes, states
 from llamasup.supervision.availability import STOPPING, is_last, unavailable

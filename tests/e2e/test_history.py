@@ -25,6 +25,9 @@ def test_status_lists_the_last_events(tiny_model: Path, fake_server: Callable[..
             assert events[0]["time"].startswith("20")
             assert events[-1]["event"] == "warmup_succeeded"
             assert (events[-1]["state"], events[-1]["generation"]) == ("ready", 1)
+            assert repr(server.runner) == "<InstanceRunner 'tiny' ready generation 1>"
+            generation = server.runner._generation
+            assert repr(generation) == f"<Generation 1 of 'tiny': process {server.pid}>"
 
     asyncio.run(test())
 

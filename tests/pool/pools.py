@@ -27,8 +27,9 @@ from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
 from llamasup.pool.sizing import Fetch
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import QueueEntry
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install

@@ -12,7 +12,7 @@ from llamasup.llama_server.settings import Settings
 from llamasup.models.spec import ModelOptions, ModelSpec
 from llamasup.planning.memory.shares import RAM
 from llamasup.pool.model import as_unavailable, estimate_model
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from tests.paths import FIXTURES
 from tests.planning.plans import GIB
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llamasup.queueing.endpoint import Endpoint, Unavailable, generation_ended
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from tests.proxy.rig import CHAT, Rig, Wire, post
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)

@@ -11,8 +11,9 @@ from llamasup.models.names import NameIndex
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
-from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.rig import PATIENCE_S, Rig, Wire
 
 __all__ = ["ManyModels", "Model"]

@@ -25,8 +25,9 @@ from llamasup.observability.counters import RequestRecord
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.proxy.tls import TlsContext
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import MAX_WAITING, RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.patience import eventually as eventually
 

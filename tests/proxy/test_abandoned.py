@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.http.context_end import ContextWindow
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.queueing.endpoint import generation_ended
+from llamasup.queueing.unavailable import generation_ended
 from llamasup.supervision.probes import traffic_of
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import await_queued

@@ -8,7 +8,7 @@ import threading
 import openai
 import pytest
 
-from llamasup.queueing.endpoint import Unavailable, generation_ended
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, answer, chunk, field, get, post, status, streaming
 

@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import Limits
-from llamasup.queueing.endpoint import Unavailable, generation_ended
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, get, post, status, streaming
 

@@ -27,7 +27,8 @@ from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.upstream import Upstream
 from llamasup.proxy.upstream_pool import UpstreamPool
-from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
 from tests.proxy.parsers import record_parser_input

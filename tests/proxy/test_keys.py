@@ -16,7 +16,7 @@ from llamasup.http.context_end import ContextWindow
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.request import Request
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import await_queued, end_generation, make_unavailable
 from tests.proxy.key_files import keys_of

@@ -10,7 +10,7 @@ import pytest
 
 from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig, bind, bind_unix
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Rig, answer, field, get, status
 

@@ -11,7 +11,7 @@ import pytest
 
 from llamasup.models.spec import ModelSpec
 from llamasup.proxy import ProxyConfig
-from llamasup.queueing.endpoint import Unavailable, generation_ended
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from tests.http.test_requested_model import form, part
 from tests.planning.plans import bert, model
 from tests.proxy.conftest import MakeRig

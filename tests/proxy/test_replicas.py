@@ -10,8 +10,9 @@ import pytest
 
 from llamasup.models.access import ResolvedModel
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.states import Policy
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 from tests.pool.replicas.test_replica_set import talk

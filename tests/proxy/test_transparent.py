@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from llamasup.http.heads import HeadRules
 from llamasup.proxy import ProxyConfig
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import await_queued, start_generation
 from tests.proxy.rig import CHAT, Rig, answer, get, post, status

@@ -13,8 +13,9 @@ from llamasup.http.address import UnixAddress
 from llamasup.models.access import ResolvedModel
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
-from llamasup.queueing.endpoint import Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import GRACE_S, RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import (
     FAILED,

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint, generation_ended
+from llamasup.queueing.endpoint import Endpoint
+from llamasup.queueing.unavailable import generation_ended
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ import pytest
 
 from llamasup.http.address import UnixAddress
 from llamasup.http.heads import Priority
-from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import GRACE_S, QueueEntry, RequestQueue
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from tests.queueing.test_request_queue import LOADING, TIMEOUT_S, Clock, serving
 
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from llamasup.http.address import UnixAddress
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving, Unavailable, generation_ended
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving
 from llamasup.queueing.request_queue import GRACE_S, MAX_BYTES, QueueEntry, RequestQueue
 from llamasup.queueing.retry_budget import RetryPolicy
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=1.0, queueable=True)
 FAILED = Unavailable(503, "it crashed too often", cause="killed", remedy="see the log", retry_after_s=30.0)

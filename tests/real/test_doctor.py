@@ -8,9 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.e2e.driver import command, run_to_end
+from tests.e2e.driver import command, llamasup, run_to_end
 
 pytestmark = pytest.mark.real
 
@@ -78,3 +79,50 @@ def test_doctor_reports_api_key_in_system_config_that_locks_llamasup_out(
     finally:
         running.terminate()
         running.wait(60)
+
+
+def test_report_contains_events_and_log_and_neither_prompt_nor_key(
+    runtime: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "plantedkey-0123456789"
+    monkeypatch.setenv("LLAMASUP_API_KEY", key)
+    path = tmp_path / "report.md"
+    headers = {"authorization": f"Bearer {key}"}
+    with llamasup(tiny_model, "--runtime", runtime) as running, httpx.Client(headers=headers) as client:
+        url = f"{running.url}/completion"
+        assert client.post(url, json={"prompt": "planted prompt", "n_predict": 2}).status_code == 200
+        # llama-server quotes a grammar that it cannot read.
+        grammar = "root ::= plantedgrammar \n plantedline"
+        assert client.post(url, json={"prompt": "planted", "grammar": grammar}).status_code == 400
+        done = run_to_end(
+            "doctor", str(tiny_model), "--runtime", runtime, "--port", "0", "--report", str(path)
+        )
+    assert done.returncode == 0
+    assert "No problems found." in done.stdout
+    assert "Read it before you publish it" in done.stderr
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "planted" not in text
+    assert '"event": "warmup_succeeded"' in text
+    assert "listening on" not in text  # a later line may be about a request
+    assert "prompt eval time" in text
+    assert '"argv": [' in text
+
+
+def test_report_to_standard_output_is_all_of_it(runtime: str) -> None:
+    done = run_to_end("doctor", "--runtime", runtime, "--port", "0", "--report", "-")
+    assert done.stdout.startswith("# llamasup bug report\n")
+    assert "No problems found" not in done.stdout
+
+
+def test_report_that_cannot_be_written_is_an_error(runtime: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "report.md"
+    done = run_to_end("doctor", "--runtime", runtime, "--port", "0", "--report", str(path))
+    assert done.returncode == 71
+    assert f"Cannot write the report to '{path}': No such file or directory." in done.stderr
+
+
+def test_report_and_json_cannot_share_standard_output(runtime: str) -> None:
+    done = run_to_end("doctor", "--runtime", runtime, "--json", "--report", "-")
+    assert done.returncode == 2
+    assert "--json and --report -" in done.stderr

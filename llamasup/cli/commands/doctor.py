@@ -6,6 +6,7 @@ Starts no server. Creates llamasup's own folders if they are missing, to see whe
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +19,16 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.layout import hanging, stdout_columns
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, while_waiting
-from llamasup.doctor.facts import Check
+from llamasup.doctor.facts import Check, Facts
 from llamasup.doctor.report import as_json, run_checks
-from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 from llamasup.system.text import json_text, printable
 
 __all__ = ["commands"]
 
 commands = command_set()
+
+STDOUT = Path("-")
 
 Model = Annotated[
     str | None,
@@ -33,6 +36,14 @@ Model = Annotated[
 ]
 Port = Annotated[
     int, typer.Option("--port", parser=whole_number, metavar="N", help="Check whether this port is free.")
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Also write a file for a bug report, without prompts and keys ('-': to standard output).",
+    ),
 ]
 Certificate = Annotated[
     Path | None,
@@ -48,6 +59,7 @@ def doctor(
     runtime: o.RuntimeOption = None,
     port: Port = 8080,
     tls_cert: Certificate = None,
+    report: Report = None,
     json: o.Json = False,
 ) -> int:
     """Check this machine for problems, and show a remedy for each.
@@ -58,6 +70,11 @@ def doctor(
     from llamasup.doctor.collect import collect_facts
 
     def act(view: View) -> int:
+        if report == STDOUT and json:
+            raise UsageInvalid(
+                "--json and --report - both write to standard output.",
+                remedy="Leave one of them out, or give --report a file.",
+            )
         problem = _port_problem(port)
         with while_waiting(view, "checking the runtimes and their devices"):  # a driver may take 20 s
             facts = collect_facts(
@@ -69,10 +86,38 @@ def doctor(
                 tls_cert=tls_cert,
             )
         checks = run_checks(facts)
-        write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
+        if report is not None:
+            _write_report(view, report, facts, checks)
+        if report != STDOUT:
+            write_result(json_text(as_json(checks), indent=2) if json else _as_text(checks, stdout_columns()))
         return 0 if all(check.ok for check in checks) else 1
 
     return guarded(act)
+
+
+def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check]) -> None:
+    from llamasup.doctor.bug_report import bug_report
+    from llamasup.doctor.collect_running import collect_running, versions
+    from llamasup.system.storage.folders import atomic_write
+
+    text = bug_report(
+        versions=versions(),
+        checks=checks,
+        plan=None if facts.model is None else facts.model.plan,
+        running=collect_running(),
+        environ=os.environ,
+        home=str(Path.home()),
+    )
+    if target == STDOUT:
+        write_result(text.rstrip("\n"))
+        return
+    try:
+        atomic_write(target, text.encode())
+    except OSError as error:
+        raise OutputFailed(
+            f"Cannot write the report to {str(target)!r}: {error.strerror}.", remedy="Give another file."
+        ) from None
+    view.say("info", "doctor", f"The report is in {target}. Read it before you publish it")
 
 
 def _port_problem(port: int) -> LlamasupError | None:
@@ -89,7 +134,7 @@ def _port_problem(port: int) -> LlamasupError | None:
     return None
 
 
-def _as_text(checks: tuple[Check, ...], columns: int | None) -> str:
+def _as_text(checks: Sequence[Check], columns: int | None) -> str:
     width = max(len(check.name) for check in checks)
     lines: list[str] = []
     for check in checks:

@@ -19,8 +19,9 @@ from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
 from llamasup.pool.rollout import remove, roll_out
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 
 __all__ = ["Catalog", "OnDemandFactory"]

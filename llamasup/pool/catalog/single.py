@@ -12,8 +12,9 @@ from llamasup.models.access import ResolvedModel
 from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Lease, Unavailable
+from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.runner import InstanceRunner
 
 __all__ = ["Supervisor"]

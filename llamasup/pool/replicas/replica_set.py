@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Serving, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.availability import NOT_RUNNING
 from llamasup.supervision.runner import InstanceRunner
@@ -59,6 +60,10 @@ class ReplicaSet:
         self._on_idle = on_idle
         self._clock = clock
         self._balancer: LoadBalancer | None = None  # while there are several processes
+
+    def __repr__(self) -> str:
+        paused = ", paused" if self.is_paused else ""
+        return f"<ReplicaSet of {list(self.runners)!r}, {self.queue!r}{paused}>"
 
     # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:

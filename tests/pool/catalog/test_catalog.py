@@ -14,7 +14,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
-from llamasup.queueing.endpoint import Unavailable
+from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.events import Bus
 from tests.models.test_registry import found
 from tests.pool.pools import registry_of

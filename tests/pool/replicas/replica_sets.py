@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from llamasup.http.address import UnixAddress
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Unavailable, generation_ended
+from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
+from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
 

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import BUSY, Endpoint, Lease, Unavailable
+from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry
+from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.supervision.availability import NOT_RUNNING, STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker

@@ -1,0 +1,49 @@
+"""Why a request cannot be served now, in the words that its client gets."""
+
+from __future__ import annotations
+
+from typing import Final, Self
+
+from msgspec import Struct
+
+from llamasup.http.heads import HttpError
+
+__all__ = ["BUSY", "Unavailable", "generation_ended"]
+
+
+class Unavailable(Struct, frozen=True):
+    """Why a request cannot be served now, with the fields of llama-server's error object.
+
+    ``queueable``: a generation that serves will come, so a request may queue.
+    """
+
+    status: int
+    message: str
+    type: str = "unavailable_error"
+    cause: str = ""
+    remedy: str = ""
+    retry_after_s: float | None = None
+    queueable: bool = False
+
+    @classmethod
+    def because(cls, error: HttpError) -> Self:
+        """A refusal that no wait changes."""
+        return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
+
+    def as_error(self) -> HttpError:
+        """The error that the proxy sends."""
+        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
+
+    def as_state(self) -> HttpError:
+        """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""
+        message = self.message if self.message == "Loading model" else "The server is not ready"
+        return HttpError(self.status, message, self.type, retry_after_s=self.retry_after_s)
+
+
+BUSY: Final = Unavailable(429, "The model is busy", "rate_limit_error", cause="busy", queueable=True)
+"""No permit is free. A request that may not wait gets a longer message from the queue."""
+
+
+def generation_ended(message: str, cause: str = "generation_ended", remedy: str = "") -> Unavailable:
+    """Why the requests of a generation end with it."""
+    return Unavailable(503, message, cause=cause, remedy=remedy, retry_after_s=1.0)
