@@ -1,10 +1,9 @@
 """Both ends of the many-streams measurement (promise P4): a steady sender of tokens and their receiver.
 
 Every event contains its number and its time by the monotonic clock, which all processes of a machine share.
-The receiver checks the numbers and computes the delays. ``bench_proxy.py`` runs both:
+The receiver checks the numbers and computes the delays. ``fast_server.py`` sends; ``bench_proxy.py`` runs
 
-    python scripts/bench_streams.py send --unix PATH
-    python scripts/bench_streams.py receive --to PATH_OR_PORT --streams 1000 --tokens 200
+    python scripts/bench_streams.py --to PATH_OR_PORT --streams 1000 --tokens 200
 """
 
 from __future__ import annotations
@@ -48,59 +47,52 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 # --- sending ---------------------------------------------------------------------------------------
 
 
-class Sender(asyncio.Protocol):
-    """One stream at a time; ``"tokens":N`` in the request says how many events it has."""
+class Senders:
+    """Lets its senders send one token after another. They are spread over ``PHASES`` of each interval."""
 
-    def __init__(self, phases: list[dict[Sender, None]]) -> None:
-        self._phases = phases
-        self._phase: dict[Sender, None] = {}
+    def __init__(self) -> None:
+        self.phases: list[dict[Sender, None]] = [{} for _ in range(PHASES)]
+        self._loop = asyncio.get_running_loop()
+        self._ticks = False
+
+    def add(self, sender: Sender) -> dict[Sender, None]:
+        phase = min(self.phases, key=len)
+        phase[sender] = None
+        if not self._ticks:
+            self._ticks = True
+            self._tick(0, self._loop.time())
+        return phase
+
+    def _tick(self, number: int, began: float) -> None:
+        for sender in tuple(self.phases[number % PHASES]):
+            sender.send()
+        self._ticks = any(self.phases)
+        if self._ticks:
+            at = began + (number + 1) / TOKENS_PER_S / PHASES
+            self._loop.call_at(at, self._tick, number + 1, began)
+
+
+class Sender:
+    """One stream of ``tokens`` events on a connection."""
+
+    def __init__(self, senders: Senders, transport: asyncio.Transport, tokens: int) -> None:
+        self._transport = transport
         self._number = 0
-        self._tokens = 0
-        self._read = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: Any = transport
-
-    def data_received(self, data: bytes) -> None:
-        self._read += data
-        count = re.search(rb'"tokens":(\d+)\}', self._read)  # the end of the body
-        if count is None:
-            return
-        self._read = b""
-        self._number = 0
-        self._tokens = int(count[1])
-        self._phase = min(self._phases, key=len)
-        self._phase[self] = None
-        self.transport.write(HEAD)
+        self._tokens = tokens
+        self._phase = senders.add(self)
+        transport.write(HEAD)
 
     def send(self) -> None:
         if self._number == self._tokens:
-            self.transport.write(LAST)
-            del self._phase[self]
+            self._transport.write(LAST)
+            self.stop()
             return
         event = EVENT % (self._number, time.monotonic_ns())
         self._number += 1
-        self.transport.write(b"%x\r\n%b\r\n" % (len(event), event))
+        self._transport.write(b"%x\r\n%b\r\n" % (len(event), event))
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def stop(self) -> None:
         self._phase.pop(self, None)
-
-
-async def send(path: str) -> None:
-    loop = asyncio.get_running_loop()
-    phases: list[dict[Sender, None]] = [{} for _ in range(PHASES)]
-    tick_s = 1 / TOKENS_PER_S / PHASES
-    began = loop.time()
-
-    def tick(number: int) -> None:
-        for sender in tuple(phases[number % PHASES]):
-            sender.send()
-        loop.call_at(began + (number + 1) * tick_s, tick, number + 1)
-
-    tick(0)
-    server = await loop.create_unix_server(lambda: Sender(phases), path, backlog=4096)
-    async with server:
-        await server.serve_forever()
 
 
 # --- receiving -------------------------------------------------------------------------------------
@@ -191,14 +183,12 @@ async def receive(to: str, streams: int, tokens: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The two ends of many streams.")
-    parser.add_argument("what", choices=["send", "receive"])
-    parser.add_argument("--unix")
-    parser.add_argument("--to")
+    parser = argparse.ArgumentParser(description="Receives many streams.")
+    parser.add_argument("--to", required=True)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--tokens", type=int, default=200)
     args = parser.parse_args()
-    run(send(args.unix) if args.what == "send" else receive(args.to, args.streams, args.tokens))
+    run(receive(args.to, args.streams, args.tokens))
 
 
 if __name__ == "__main__":

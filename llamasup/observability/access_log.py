@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import select
-import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +15,7 @@ from time import monotonic
 from typing import Final, Generic, TypeVar
 
 from llamasup.errors import ConfigInvalid
+from llamasup.system.batch_writer import BatchWriter
 from llamasup.system.process.output_pump import RotatedFile
 
 __all__ = ["AccessLog", "check_log_file"]
@@ -29,8 +28,6 @@ FILES: Final = 5  # 100 MB of disk at most
 MAX_PENDING: Final = 20_000
 # The thread wakes up at most five times a second.
 LINGER_S: Final = 0.2
-# Lines formatted in one go: they hold the interpreter for 0.3 ms, and streams must not wait longer.
-PIECE: Final = 100
 RETRY_S: Final = 5.0  # a disk that was full may have room again
 CLOSE_TIMEOUT_S: Final = 1.0
 _STDERR: Final = 2
@@ -63,23 +60,17 @@ class AccessLog(Generic[T]):
         self._file = None
         if path is not None:
             self._file = RotatedFile(path, max_bytes=max_bytes, files=FILES, holds="access log")
-        self._pending: deque[tuple[float, T]] = deque()  # at most MAX_PENDING
         self._rejected = 0  # counted by the event loop's thread
         self._lost = 0  # counted by the writer thread
         self._retry_at_s = monotonic() + RETRY_S
-        self._wake = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
-        self._thread.start()
+        self._writer = BatchWriter(self._write_lines, name="access-log", linger_s=LINGER_S)
 
     def write(self, record: T) -> None:
         """Queue the record. Never waits."""
-        if len(self._pending) >= MAX_PENDING:
+        if len(self._writer) >= MAX_PENDING:
             self._rejected += 1
             return
-        self._pending.append((monotonic(), record))
-        if not self._wake.is_set():
-            self._wake.set()
+        self._writer.put((monotonic(), record))
 
     def dropped(self) -> int:
         """The number of lines lost so far."""
@@ -87,21 +78,10 @@ class AccessLog(Generic[T]):
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the pending records. Blocks for ``timeout_s`` at most."""
-        self._closing.set()
-        self._wake.set()
-        self._thread.join(timeout_s)
+        if self._writer.close(timeout_s) and self._file is not None:
+            self._file.close()
 
     # --- in the thread
-
-    def _run(self) -> None:
-        while not (self._closing.is_set() and not self._pending):
-            self._wake.wait()
-            self._closing.wait(LINGER_S)
-            self._wake.clear()  # before taking the records: later ones wake the thread again
-            while self._pending:
-                self._write_piece()
-        if self._file is not None:
-            self._file.close()
 
     def _reopen_if_moved(self) -> None:
         file = self._file
@@ -111,17 +91,17 @@ class AccessLog(Generic[T]):
             self._retry_at_s = monotonic() + RETRY_S
             file.reopen()
 
-    def _write_piece(self) -> None:
-        taken = [self._pending.popleft() for _ in range(min(PIECE, len(self._pending)))]
+    def _write_lines(self, taken: list[tuple[float, T]]) -> bool:
         self._reopen_if_moved()  # after taking: records from after the move belong in the new file
         offset_s = datetime.now(UTC).timestamp() - monotonic()
         lines = [self._line(record, datetime.fromtimestamp(offset_s + at_s, UTC)) for at_s, record in taken]
         if self._file is None:
             self._lost += _write_to_stderr(lines)
-            return
+            return True
         self._file.write(b"".join(lines))
         if self._file.error is not None:
             self._lost += len(lines)
+        return True
 
 
 def _write_to_stderr(lines: list[bytes]) -> int:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from llamasup.cli.output.event_lines import ConsoleReporter
+from llamasup.cli.output.view import LaterLine
 
 
 class RecordingView:
@@ -26,6 +27,12 @@ class RecordingView:
 
     def say(self, level: str, event: str, text: str, **fields: Any) -> None:
         self.lines.append((level, event, text, fields))
+
+    def shows(self, level: str) -> bool:
+        return True
+
+    def say_later(self, level: str, event: str, line: LaterLine) -> None:
+        self.say(level, event, line.text(), **line.fields())
 
     def show_activity(self, text: str | None) -> None:
         self._activity = text

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import termios
+import threading
 from collections.abc import Iterator
 from io import TextIOWrapper
 
@@ -85,6 +86,60 @@ def test_line_below_the_level_is_not_written(pipe: Pipe) -> None:
     JsonView(pipe.writer, level="warning").say("error", "x", "modèle", path="\udcff")
     record = json.loads(pipe.everything())
     assert (record["level"], record["event"], record["message"]) == ("error", "x", "modèle")
+
+
+class Line:
+    """A line whose text is found late. ``asked``: the threads that asked for it."""
+
+    def __init__(self, text: str = "POST  /x") -> None:
+        self._text = text
+        self.asked: list[str] = []
+
+    def text(self) -> str:
+        self.asked.append(threading.current_thread().name)
+        return self._text
+
+    def fields(self) -> dict[str, int]:
+        return {"status": 200}
+
+
+def test_later_line_is_formatted_in_the_thread_of_the_writer(pipe: Pipe) -> None:
+    line = Line("\x1b[31m/x")
+    TextView(pipe.writer).say_later("info", "request", line)
+    JsonView(pipe.writer).say_later("info", "request", line)
+    text, record = pipe.everything().splitlines()
+    assert text == "\\x1b[31m/x"
+    shown = json.loads(record)
+    assert (shown["level"], shown["event"], shown["status"]) == ("info", "request", 200)
+    assert line.asked == ["output-writer"] * 2
+
+
+def test_nothing_is_done_for_a_later_line_below_the_level(pipe: Pipe) -> None:
+    line = Line()
+    for view in (TextView(pipe.writer, level="warning"), JsonView(pipe.writer, level="warning")):
+        assert not view.shows("info")
+        view.say_later("info", "request", line)
+    assert pipe.everything() == ""
+    assert line.asked == []
+
+
+def test_later_line_clears_the_live_line(pipe: Pipe) -> None:
+    pipe.writer.is_terminal = True
+    view = TextView(pipe.writer)
+    view.show_activity("loading tiny")
+    view.say_later("info", "request", Line())
+    seen = pipe.everything()
+    # Read as text, where "\r" is a line end, too. After it comes the live line again.
+    assert "\x1b[2KPOST  /x\n\n\x1b[2K" in seen
+
+
+def test_later_lines_are_dropped_and_counted_if_the_reader_lags(pipe: Pipe) -> None:
+    view = TextView(pipe.writer)
+    for _ in range(20 * MAX_LINES):
+        view.say_later("info", "request", Line("x" * 100))
+    assert pipe.writer.left_out > 0
+    pipe.writer.close(timeout_s=0.01)
+    os.close(pipe.read_end)
 
 
 def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
@@ -68,6 +69,37 @@ _UNLOAD_REASONS = {
     "changed": "its file or settings have changed",
     "removed": "it is no longer served",
 }
+
+
+class RequestLine(Struct, frozen=True):
+    """The line of a finished request (``LaterLine``)."""
+
+    record: RequestRecord
+    with_model: bool
+    with_id: bool
+
+    def text(self) -> str:
+        record = self.record
+        parts = (
+            record.method,
+            shown_path(record.path),
+            record.model if self.with_model else "",
+            str(record.status),
+            _tokens(record),
+            f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else "",
+            duration_text(record.duration_s),
+        )
+        outcome = "" if record.outcome in ("ok", "local") else f" ({record.outcome.replace('_', ' ')})"
+        if record.context:
+            outcome += f" ({_context(record)})"
+        if record.replayed:
+            outcome += " (sent again)"
+        if self.with_id:
+            outcome += f" [{record.request_id}]"
+        return "  ".join(part for part in parts if part) + outcome
+
+    def fields(self) -> dict[str, Any]:
+        return {**asdict(self.record), "path": shown_path(self.record.path)}
 
 
 class ConsoleReporter:
@@ -138,30 +170,12 @@ class ConsoleReporter:
                 self._view.say("info", "stopped", "stopped")
 
     def request(self, record: RequestRecord) -> None:
-        if not self._line_limit.shows(record):
-            return
-        path = shown_path(record.path)
-        parts = (
-            record.method,
-            path,
-            record.model if self._has_many else "",
-            str(record.status),
-            _tokens(record),
-            f"{record.tokens_per_s:.1f} tok/s" if record.tokens_per_s else "",
-            duration_text(record.duration_s),
-        )
-        outcome = "" if record.outcome in ("ok", "local") else f" ({record.outcome.replace('_', ' ')})"
-        if record.context:
-            outcome += f" ({_context(record)})"
-        if record.replayed:
-            outcome += " (sent again)"
         # Answered by llamasup itself: a monitor sends such a request every few seconds.
         is_own = record.outcome == "local" or (record.outcome == "ok" and not record.model)
         level: Level = "debug" if is_own else "warning" if record.status >= 500 else "info"
-        if level == "warning":
-            outcome += f" [{record.request_id}]"
-        text = "  ".join(part for part in parts if part) + outcome
-        self._view.say(level, "request", text, **{**msgspec.structs.asdict(record), "path": path})
+        if self._view.shows(level) and self._line_limit.shows(record):
+            line = RequestLine(record, with_model=self._has_many, with_id=level == "warning")
+            self._view.say_later(level, "request", line)
 
     def slow_request(self, record: RequestRecord, left_out: int) -> None:
         """``left_out``: the number of slow requests without a line since the last one."""
@@ -172,7 +186,7 @@ class ConsoleReporter:
             "slow_request",
             text + (f" ({left_out} more since the last such line)" if left_out else ""),
             left_out=left_out,
-            **{**msgspec.structs.asdict(record), "path": path},
+            **{**asdict(record), "path": path},
         )
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:

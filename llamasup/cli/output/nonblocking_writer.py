@@ -9,20 +9,25 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import deque
+from collections.abc import Callable
 from typing import IO
+
+from llamasup.system.batch_writer import BatchWriter
 
 __all__ = ["OutputWriter"]
 
-# A request's line is about 100 bytes: this is 0.1 MB, and minutes of a reader that lags.
-MAX_LINES = 1000
+# A line of a request is about 100 bytes: this is 0.4 MB, twice as many as one core serves while they linger.
+MAX_LINES = 4_000
 # Lines that must not be lost (events, errors). A crash loop makes some twenty; the bound is for a reader that
 # never reads again.
 MAX_KEPT = 10_000
 # With the log of llama-server, which comes in pieces of up to 64 KiB.
 MAX_BYTES = 1 << 20
 CLOSE_TIMEOUT_S = 1.0
+LINGER_S = 0.1  # collects the lines of requests
 _COLUMNS = 80
+
+Text = str | Callable[[], str]
 
 
 class OutputWriter:
@@ -32,12 +37,10 @@ class OutputWriter:
         self.is_terminal = stream.isatty()
         # Not the stream: a thread that holds the stream's lock would crash the interpreter at its exit.
         self._fd = stream.fileno()
-        self._texts: deque[str] = deque()
+        self._lock = threading.Lock()  # for the next two
         self.held = 0  # characters
         self.left_out = 0
-        self._closing = False
-        self._condition = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._writer: BatchWriter[Text] = BatchWriter(self._write, name="output-writer", linger_s=LINGER_S)
 
     @property
     def columns(self) -> int:
@@ -50,43 +53,37 @@ class OutputWriter:
     @property
     def is_behind(self) -> bool:
         """Whether text without ``keep`` would be dropped."""
-        return self.held > MAX_BYTES or len(self._texts) >= MAX_LINES
+        return self.held > MAX_BYTES or len(self._writer) >= MAX_LINES
 
     def write(self, text: str, *, keep: bool = False) -> None:
         """Write soon. If the reader lags, text without ``keep`` is dropped and counted."""
-        with self._condition:
-            if len(self._texts) >= MAX_KEPT or (self.is_behind and not keep):
+        with self._lock:
+            if len(self._writer) >= MAX_KEPT or (self.is_behind and not keep):
                 self.left_out += 1
                 return
-            self._texts.append(text)
             self.held += len(text)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="output-writer", daemon=True)
-                self._thread.start()
-            self._condition.notify()
+        self._writer.put(text, hurry=True)
+
+    def write_later(self, text: Callable[[], str]) -> None:
+        """Write within ``LINGER_S``. The writer's thread calls ``text``, unless the reader lags."""
+        if self.is_behind:
+            with self._lock:
+                self.left_out += 1
+            return
+        self._writer.put(text)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the rest, if the stream is read."""
-        with self._condition:
-            self._closing = True
-            self._condition.notify()
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        self._writer.close(timeout_s)
 
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                while not self._texts and not self._closing:
-                    self._condition.wait()
-                if not self._texts:
-                    return
-                text = "".join(self._texts)
-                self._texts.clear()
-                self.held = 0
-            if not self._write(text.encode("utf-8", "replace")):
-                return
+    # --- in the thread
 
-    def _write(self, content: bytes) -> bool:
+    def _write(self, texts: list[Text]) -> bool:
+        given = sum(len(text) for text in texts if isinstance(text, str))
+        joined = "".join(text if isinstance(text, str) else text() for text in texts)
+        with self._lock:
+            self.held -= given
+        content = joined.encode("utf-8", "replace")
         while content:
             try:
                 written = os.write(self._fd, content)

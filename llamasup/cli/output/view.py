@@ -20,6 +20,7 @@ from llamasup.system.text import json_text, printable
 
 __all__ = [
     "JsonView",
+    "LaterLine",
     "Level",
     "TextView",
     "View",
@@ -61,6 +62,14 @@ def shortened(names: Sequence[str]) -> str:
     return ", ".join((*names[:_MAX_NAMED], f"and {more} more")) if more > 0 else ", ".join(names)
 
 
+class LaterLine(Protocol):
+    """What a line says, found in the writer's thread."""
+
+    def text(self) -> str: ...
+
+    def fields(self) -> Mapping[str, Any]: ...
+
+
 class View(Protocol):
     @property
     def is_busy(self) -> bool:
@@ -68,6 +77,12 @@ class View(Protocol):
 
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
         """Report an event: ``text`` for people, ``event`` and ``fields`` for programs."""
+
+    def shows(self, level: Level) -> bool:
+        """Whether lines of this level are written."""
+
+    def say_later(self, level: Level, event: str, line: LaterLine) -> None:
+        """``say`` a line of which there are many, at little cost. Dropped if the reader lags."""
 
     def show_activity(self, text: str | None) -> None:
         """Set the live line, such as ``loading qwen``; None removes it."""
@@ -92,13 +107,22 @@ class TextView(Struct):
     def is_busy(self) -> bool:
         return self.writer.is_terminal and self._activity is not None
 
+    def shows(self, level: Level) -> bool:
+        return LEVELS[level] >= LEVELS[self.level]
+
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        if LEVELS[level] < LEVELS[self.level]:
+        if self.shows(level):
+            self.writer.write((CLEAR_LINE if self.is_busy else "") + _printable_lines(text), keep=True)
+            self.tick()
+
+    def say_later(self, level: Level, event: str, line: LaterLine) -> None:
+        if not self.shows(level):
             return
-        # The text may contain a file name, whose control characters must not reach the terminal.
-        lines = "".join(f"{printable(line)}\n" for line in text.splitlines())
-        self.writer.write((CLEAR_LINE if self.is_busy else "") + lines, keep=event != "request")
-        self.tick()
+        if self.is_busy:
+            self.writer.write_later(lambda: CLEAR_LINE + _printable_lines(line.text()))
+            self.tick()
+        else:
+            self.writer.write_later(lambda: _printable_lines(line.text()))
 
     def show_activity(self, text: str | None) -> None:
         if text is not None and self._activity is None:
@@ -134,17 +158,17 @@ class JsonView(Struct):
     level: Level = "info"
     is_busy: bool = False
 
+    def shows(self, level: Level) -> bool:
+        return LEVELS[level] >= LEVELS[self.level]
+
     def say(self, level: Level, event: str, text: str, **fields: Any) -> None:
-        if LEVELS[level] < LEVELS[self.level]:
-            return
-        record = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "level": level,
-            "event": event,
-            "message": text,
-            **fields,
-        }
-        self.writer.write(json_text(record) + "\n", keep=event != "request")
+        if self.shows(level):
+            self.writer.write(_json_line(datetime.now(UTC), level, event, text, fields), keep=True)
+
+    def say_later(self, level: Level, event: str, line: LaterLine) -> None:
+        if self.shows(level):
+            now = datetime.now(UTC)
+            self.writer.write_later(lambda: _json_line(now, level, event, line.text(), line.fields()))
 
     def show_server_log(self, lines: list[bytes]) -> None:
         if self.writer.is_behind:
@@ -161,6 +185,16 @@ class JsonView(Struct):
 
     def tick(self) -> None:
         pass
+
+
+def _printable_lines(text: str) -> str:
+    """The text may contain a file name, whose control characters must not reach the terminal."""
+    return "".join(f"{printable(line)}\n" for line in text.splitlines())
+
+
+def _json_line(time: datetime, level: Level, event: str, text: str, fields: Mapping[str, Any]) -> str:
+    moment = time.isoformat(timespec="milliseconds")
+    return json_text({"time": moment, "level": level, "event": event, "message": text, **fields}) + "\n"
 
 
 # No live line for a shorter wait: it would only flicker.

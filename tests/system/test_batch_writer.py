@@ -1,0 +1,100 @@
+"""The thread that formats and writes lines in batches."""
+
+from __future__ import annotations
+
+import threading
+
+from llamasup.system.batch_writer import BATCH, BatchWriter
+from tests.patience import PATIENCE_S
+
+
+class Sink:
+    """Collects the batches. ``hold`` blocks the writer; ``ends`` makes it end."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.hold = threading.Event()
+        self.hold.set()
+        self.entered = threading.Event()
+        self.ends = False
+
+    def write(self, items: list[int]) -> bool:
+        self.entered.set()
+        assert self.hold.wait(PATIENCE_S)
+        self.batches.append(items)
+        return not self.ends
+
+    @property
+    def written(self) -> list[int]:
+        return [item for batch in self.batches for item in batch]
+
+
+def test_items_are_written_in_order_and_in_batches() -> None:
+    sink = Sink()
+    writer = BatchWriter(sink.write, name="w", linger_s=3600.0)
+    for number in range(3 * BATCH + 1):
+        writer.put(number)
+    assert writer.close(PATIENCE_S)
+    assert sink.written == list(range(3 * BATCH + 1))
+    assert max(map(len, sink.batches)) == BATCH
+    assert len(sink.batches) == 4
+
+
+def test_item_that_hurries_is_written_with_all_before_it() -> None:
+    sink = Sink()
+    writer = BatchWriter(sink.write, name="w", linger_s=3600.0)
+    writer.put(1)
+    assert not sink.entered.is_set()  # it lingers
+    writer.put(2, hurry=True)
+    assert sink.entered.wait(PATIENCE_S)
+    assert writer.close(PATIENCE_S)
+    assert sink.written == [1, 2]
+
+
+def test_put_never_waits_and_counts_what_waits() -> None:
+    sink = Sink()
+    sink.hold.clear()
+    writer = BatchWriter(sink.write, name="w", linger_s=0.0)
+    writer.put(0, hurry=True)
+    assert sink.entered.wait(PATIENCE_S)
+    for number in range(1, 1001):
+        writer.put(number)
+    assert len(writer) == 1000
+    assert not writer.close(0.01)  # returns although the writer is busy
+    sink.hold.set()
+    assert writer.close(PATIENCE_S)
+    assert sink.written == list(range(1001))
+
+
+def test_writer_that_cannot_write_drops_everything() -> None:
+    sink = Sink()
+    sink.ends = True
+    writer = BatchWriter(sink.write, name="w", linger_s=0.0)
+    writer.put(1, hurry=True)
+    assert writer.close(PATIENCE_S)
+    writer.put(2)
+    assert len(writer) == 0
+    assert sink.written == [1]
+
+
+def test_closed_without_an_item_starts_no_thread() -> None:
+    before = threading.active_count()
+    assert BatchWriter(Sink().write, name="w", linger_s=0.0).close(PATIENCE_S)
+    assert threading.active_count() == before
+
+
+def test_items_of_several_threads_are_all_written() -> None:
+    sink = Sink()
+    writer = BatchWriter(sink.write, name="w", linger_s=0.0)
+
+    def put_all() -> None:
+        for number in range(1000):
+            writer.put(number)
+
+    threads = [threading.Thread(target=put_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert writer.close(PATIENCE_S)
+    assert sorted(sink.written) == sorted(list(range(1000)) * 4)
