@@ -69,7 +69,7 @@ class FactCache(Generic[Value]):
     """Values of one type, one per file.
 
     ``kind`` names the fact and is part of the file name (letters and dashes). ``value_type`` is any type that
-    msgspec encodes, such as a frozen dataclass. ``revision`` names the code that read the fact: entries of
+    msgspec encodes, such as a frozen Struct. ``revision`` names the code that read the fact: entries of
     another revision are stale, so change it whenever the reader or the type changes.
     """
 
