@@ -1,4 +1,6 @@
-"""Writes the tables of keys into docs/configuration.md, from the Structs that decode a config.
+"""Writes the tables of keys into docs/configuration.md, and the keywords of the Python API.
+
+Both come from the declarations in ``llamasup/settings``.
 
 python scripts/config_tables.py            write them
 python scripts/config_tables.py --check    exit code 1 if they are outdated
@@ -14,26 +16,39 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llamasup.config.config_keys import Config, ModelEntry, ModelKeys  # noqa: E402
+from llamasup.config.config_keys import Config  # noqa: E402
 from llamasup.config.json_schema import Row, rows_of  # noqa: E402
-from llamasup.config.kinds import Section  # noqa: E402
-from llamasup.config.reading import keys_of  # noqa: E402
+from llamasup.settings.declaration import settings_of  # noqa: E402
+from llamasup.settings.kinds import (  # noqa: E402
+    Boolean,
+    FilePath,
+    Integer,
+    IntegerOr,
+    Kind,
+    Many,
+    OneOf,
+    Section,
+    Time,
+)
+from llamasup.settings.model import ModelEntry, ModelSettings  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"
 MARKS = "<!-- keys: scripts/config_tables.py -->", "<!-- end of keys -->"
+ARGUMENTS = ROOT / "llamasup" / "api" / "arguments.py"
+LOCATIONS = frozenset({"path", "repo", "url"})
+ARGUMENT_MARKS = "    # settings: scripts/config_tables.py", "    # end of settings"
 
 
 def tables() -> str:
     parts = [_table("At the top", "", rows_of(Config))]
-    for name, (_, key) in keys_of(Config).items():
+    for name, (_, setting) in settings_of(Config).items():
         if name == "models":
-            about = f"{key.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
-            parts.append(_table("`models`", about, rows_of(ModelEntry, but=ModelKeys)))
-        elif isinstance(key.kind, Section):
-            parts.append(
-                _table(f"`{name}`", (key.kind.keys.__doc__ or "").replace("``", "`"), rows_of(key.kind.keys))
-            )
+            about = f"{setting.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
+            parts.append(_table("`models`", about, rows_of(ModelEntry, but=ModelSettings)))
+        elif isinstance(setting.kind, Section):
+            group = setting.kind.keys
+            parts.append(_table(f"`{name}`", (group.__doc__ or "").replace("``", "`"), rows_of(group)))
     return "\n\n".join(parts)
 
 
@@ -56,12 +71,51 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_")
 
 
+def arguments() -> str:
+    """The fields of ``ModelArguments``: all settings of a model by name, except where its file is."""
+    fields = dict(settings_of(ModelEntry).values())
+    return "\n".join(
+        f"    {field}: {_python_type(setting.kind)} | None"
+        for field, setting in fields.items()
+        if field not in LOCATIONS
+    )
+
+
+def _python_type(kind: Kind) -> str:
+    match kind:
+        case Many(of):
+            return f"Sequence[{_python_type(of)}]"
+        case FilePath():
+            return "str | Path"
+        case Boolean():
+            return "bool"
+        case Time():
+            return "float"
+        case Integer():
+            return "int"
+        case IntegerOr(_, choices):
+            return f"int | {_literal(choices)}"
+        case OneOf(choices):
+            return _literal(choices)
+        case _:
+            return "str"
+
+
+def _literal(choices: Iterable[str]) -> str:
+    quoted = ", ".join(f'"{choice}"' for choice in choices)
+    return f"Literal[{quoted}]"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--doc", type=Path, default=DOC)
+    parser.add_argument("--arguments", type=Path, default=ARGUMENTS)
     options = parser.parse_args()
-    return keep_current(options.doc, MARKS, tables(), check=options.check)
+    return max(
+        keep_current(options.doc, MARKS, tables(), check=options.check),
+        keep_current(options.arguments, ARGUMENT_MARKS, arguments(), check=options.check),
+    )
 
 
 if __name__ == "__main__":

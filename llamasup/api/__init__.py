@@ -10,9 +10,9 @@ It serves like ``llamasup serve``, with the same proxy, supervision and eviction
 this process (``with``: in its own thread). Signal handlers are not changed. docs/python.md has examples.
 """
 
+from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer
 from llamasup.api.events import AsyncEvents, Events
-from llamasup.api.inputs import ModelArguments
 from llamasup.api.server import Server
 from llamasup.api.serving import Serving, serve
 

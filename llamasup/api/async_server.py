@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from llamasup.api.access import Access
+from llamasup.api.arguments import ModelArguments
 from llamasup.api.events import AsyncEvents, Feed, Reader
-from llamasup.api.inputs import ConfigInputs, ModelArguments, entry_of, successor
+from llamasup.api.inputs import ConfigInputs, entry_of, successor
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.http.httpx_import import httpx
 from llamasup.service.many_models import HostedModels

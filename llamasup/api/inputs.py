@@ -4,66 +4,26 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.config import Config, load
-from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.overrides import model_entry
 from llamasup.config.reading import read_text
 from llamasup.downloads.reference import is_reference
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile
 from llamasup.models.names import file_id
 from llamasup.planning.facts import DEMO
+from llamasup.settings.model import OF_NAME, ModelEntry
 from llamasup.system.storage.paths import expanded
 
-__all__ = ["ConfigInputs", "ModelArguments", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
-
-
-class ModelArguments(TypedDict, total=False):
-    """The settings of a model as in a config (docs/configuration.md); times in seconds. None: unset."""
-
-    ctx_size: int | None
-    parallel: int | None
-    gpu_layers: GpuLayers | None
-    threads: int | None
-    kv_type: str | None
-    flash_attn: FlashAttn | None
-    draft_model: str | Path | None
-    mmproj: str | Path | None
-    profile: Profile | None
-    loras: Sequence[str | Path] | None
-    devices: Sequence[str] | None
-    extra: Sequence[str] | None
-    check_memory: bool | None
-    warm_up: bool | None
-
-    ttl_s: float | None
-    pin: bool | None
-    preload: bool | None
-    replicas: int | None
-    keep_slots: bool | None
-
-    max_concurrent: int | None
-    max_queued: int | None
-    wait_timeout_s: float | None
-    drain_timeout_s: float | None
-
-    aliases: Sequence[str] | None
-
-
-# Settings of the name, not of the file that it refers to now.
-_NAME_SETTINGS: Final = (
-    *("aliases", "ttl_s", "pin", "preload", "replicas", "keep_slots"),
-    *("max_concurrent", "max_queued", "wait_timeout_s", "drain_timeout_s"),
-)
+__all__ = ["ConfigInputs", "absolute_of", "config_of", "entry_of", "name_of", "successor"]
 
 
 class ConfigInputs:
@@ -191,5 +151,5 @@ def successor(entry: ModelEntry, before: ModelEntry | None, options: Mapping[str
     """``entry`` with the settings of the name from ``before`` that ``options`` does not set."""
     if before is None:
         return entry
-    kept = {name: getattr(before, name) for name in _NAME_SETTINGS if options.get(name) is None}
+    kept = {name: getattr(before, name) for name in ("aliases", *OF_NAME) if options.get(name) is None}
     return structs.replace(entry, **kept)

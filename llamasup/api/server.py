@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 from weakref import WeakSet
 
+from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer, ended
 from llamasup.api.events import Events
-from llamasup.api.inputs import ModelArguments
 from llamasup.api.interruptible import await_event, result_of
 from llamasup.errors import NotRunning, UsageInvalid
 from llamasup.http.httpx_import import httpx

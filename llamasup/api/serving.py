@@ -12,8 +12,9 @@ from typing import Any, Unpack
 
 from msgspec.structs import replace
 
+from llamasup.api.arguments import ModelArguments
 from llamasup.api.async_server import AsyncServer, begin
-from llamasup.api.inputs import ConfigInputs, ModelArguments, absolute_of, config_of, entry_of, name_of
+from llamasup.api.inputs import ConfigInputs, absolute_of, config_of, entry_of, name_of
 from llamasup.api.server import LoopThread, Server
 from llamasup.auth.key_source import environment_keys
 from llamasup.config import Config

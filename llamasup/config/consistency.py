@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llamasup.config.config_keys import Config, ModelKeys
+from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
 from llamasup.http.address import TcpAddress, UnixAddress
-from llamasup.models.names import is_pattern, pattern
+from llamasup.models.names import pattern
 from llamasup.models.rules import wrong_rules
+from llamasup.settings.model import ModelSettings
+from llamasup.settings.names import is_pattern
 
 __all__ = ["inconsistencies"]
 
@@ -93,7 +95,7 @@ def _model_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
         yield ("max_loaded",), f"{what}; raise it, or pin fewer models"
 
 
-def _pin_issues(keys: ModelKeys, key: Place) -> _Found:
+def _pin_issues(keys: ModelSettings, key: Place) -> _Found:
     if keys.pin and keys.ttl_s is not None and keys.ttl_s != float("inf"):
         yield (*key, "ttl"), "a pinned model is never unloaded; remove ttl or pin"
 

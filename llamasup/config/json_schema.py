@@ -1,4 +1,4 @@
-"""The keys of ``config_keys.py`` as JSON Schema (draft 2020-12), and as rows of docs/configuration.md."""
+"""The settings of a config as JSON Schema (draft 2020-12), and as rows of docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.config.config_keys import Config
-from llamasup.config.kinds import FilePath, Key, Kind, Many, Name, Named, Section
-from llamasup.config.reading import keys_of
-from llamasup.config.units import Size, duration_text
+from llamasup.settings.declaration import Setting, default_text, settings_of
+from llamasup.settings.kinds import FilePath, Kind, Many, Name, Named, Section
 
 __all__ = ["Row", "json_schema", "rows_of"]
 
@@ -27,11 +26,16 @@ class Row(Struct, frozen=True):
 
 def rows_of(struct: type[msgspec.Struct], *, but: type[msgspec.Struct] | None = None) -> tuple[Row, ...]:
     """The keys of a section, without those of ``but``."""
-    shared = keys_of(but) if but is not None else {}
+    shared = settings_of(but) if but is not None else {}
     defaults = {field.name: field.default for field in msgspec.structs.fields(struct)}
     return tuple(
-        Row(name, _takes(key.kind), key.default or _default_text(defaults[field]), key.about)
-        for name, (field, key) in keys_of(struct).items()
+        Row(
+            name,
+            _takes(setting.kind),
+            default_text(defaults[field] if setting.default is None else setting.default),
+            setting.about,
+        )
+        for name, (field, setting) in settings_of(struct).items()
         if name not in shared
     )
 
@@ -46,18 +50,6 @@ def _takes(kind: Kind) -> str:
             return f"names; each has {_takes(of)}"
         case _:
             return kind.allowed
-
-
-def _default_text(value: object) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case float():
-            return duration_text(value)
-        case int() | Size():
-            return str(value)
-        case _:
-            return ""
 
 
 # --- JSON Schema -------------------------------------------------------------------------------------
@@ -89,14 +81,15 @@ def _section(struct: type[msgspec.Struct], definitions: dict[str, Any]) -> dict[
         "type": ["object", "null"],
         "additionalProperties": False,
         "properties": {
-            name: _described(key, _of_kind(key.kind, definitions))
-            for name, (_, key) in keys_of(struct).items()
+            name: _described(setting, _of_kind(setting.kind, definitions))
+            for name, (_, setting) in settings_of(struct).items()
         },
     }
 
 
-def _described(key: Key, schema: Mapping[str, Any]) -> dict[str, Any]:
-    about = f"{key.about} Default: {key.default}." if key.default else key.about
+def _described(setting: Setting, schema: Mapping[str, Any]) -> dict[str, Any]:
+    default = default_text(setting.default)
+    about = f"{setting.about} Default: {default}." if default else setting.about
     return {"description": about, **schema}
 
 
@@ -106,11 +99,12 @@ def _first_line(struct: type[msgspec.Struct]) -> str:
 
 def _of_kind(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
     match kind:
-        case Section(keys):
-            if keys.__name__ not in definitions:
-                definitions[keys.__name__] = {}  # keeps the order of the file
-                definitions[keys.__name__] |= _section(keys, definitions)
-            return {"$ref": f"#/$defs/{keys.__name__}"}
+        case Section(keys, name):
+            name = name or keys.__name__
+            if name not in definitions:
+                definitions[name] = {}  # keeps the order of the file
+                definitions[name] |= _section(keys, definitions)
+            return {"$ref": f"#/$defs/{name}"}
         case Named(of, pattern):
             names = dict(Name(pattern).schema())
             del names["type"]

@@ -10,11 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import shown
-from llamasup.config.kinds import Boolean, FilePath, Integer, IntegerOr, InvalidValue, Key, Many, Time
-from llamasup.config.reading import keys_of
 from llamasup.errors import UsageInvalid
+from llamasup.settings.declaration import Setting, settings_of
+from llamasup.settings.kinds import Boolean, FilePath, Integer, IntegerOr, InvalidValue, Many, Time
+from llamasup.settings.model import ModelEntry
 from llamasup.system.text import did_you_mean
 
 __all__ = ["Source", "model_entry"]
@@ -53,9 +53,9 @@ def model_entry(source: Source, location: str, options: Mapping[str, Any]) -> Mo
 
 
 @cache
-def _keys() -> Mapping[str, Key]:
+def _keys() -> Mapping[str, Setting]:
     """The options by field; the model's location is not an option."""
-    return {field: key for field, key in keys_of(ModelEntry).values() if field not in _SOURCES}
+    return {field: setting for field, setting in settings_of(ModelEntry).values() if field not in _SOURCES}
 
 
 def _similar(name: str, keys: Iterable[str]) -> str:

@@ -6,13 +6,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, cast
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.config_keys import Config
 from llamasup.config.consistency import inconsistencies
 from llamasup.config.issues import (
     MAX_LISTED,
@@ -24,10 +24,14 @@ from llamasup.config.issues import (
     place_text,
     shown,
 )
-from llamasup.config.kinds import (
+from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse
+from llamasup.config.sources import InvalidReference, expanded
+from llamasup.errors import ConfigInvalid
+from llamasup.http.address import UnixAddress
+from llamasup.settings.declaration import Setting, settings_of
+from llamasup.settings.kinds import (
     FilePath,
     InvalidValue,
-    Key,
     Kind,
     Many,
     Name,
@@ -36,15 +40,12 @@ from llamasup.config.kinds import (
     ScalarKind,
     Section,
 )
-from llamasup.config.nodes import MAX_BYTES, Entry, Items, Node, Scalar, Table, parse
-from llamasup.config.sources import InvalidReference, expanded
-from llamasup.errors import ConfigInvalid
-from llamasup.http.address import UnixAddress
-from llamasup.models.names import is_pattern
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.names import is_pattern
 from llamasup.system.storage.folders import read_bounded
 from llamasup.system.text import did_you_mean
 
-__all__ = ["Reading", "keys_of", "load", "read", "read_text"]
+__all__ = ["Reading", "load", "read", "read_text"]
 
 _INVALID: Any = object()
 _QUOTED = re.compile("'([^']*)'")
@@ -118,22 +119,11 @@ def read_text(
     reading = Reading(config, reader.written, reader.hidden)
     if all(issue.key for issue in issues):
         sections = {re.split(r"[.\[]", issue.key)[0] for issue in issues}
-        is_sure = "models" not in sections and sections <= keys_of(Config).keys()
+        is_sure = "models" not in sections and sections <= settings_of(Config).keys()
         models_are_known = is_sure and not more_models
         found = inconsistencies(config, models_are_known=models_are_known)
         issues += [replace(issue, what=reading.as_written(issue.what)) for issue in found]
     return reading, tuple(issues)
-
-
-def keys_of(struct: type[msgspec.Struct]) -> dict[str, tuple[str, Key]]:
-    """The YAML keys of a section: the field and the declaration of each."""
-    hints = get_type_hints(struct, include_extras=True)
-    return {
-        field.encode_name: (field.name, key)
-        for field in msgspec.structs.fields(struct)
-        for key in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(key, Key)
-    }
 
 
 class _Reader:
@@ -144,7 +134,7 @@ class _Reader:
         self._folder = folder
         self._environ = environ
         self._issues = issues
-        self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Key]]] = {}
+        self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Setting]]] = {}
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
         self.hidden: set[Place] = set()
@@ -166,7 +156,7 @@ class _Reader:
 
     def _section(self, node: Node, at: Place, struct: type[msgspec.Struct]) -> msgspec.Struct:
         if struct not in self._keys:
-            self._keys[struct] = keys_of(struct)
+            self._keys[struct] = settings_of(struct)
         known = self._keys[struct]
         fields: dict[str, Any] = {}
         for entry in self._entries(node, at, f"keys such as {', '.join(list(known)[:3])}"):
@@ -175,8 +165,8 @@ class _Reader:
                 self._refuse(entry.line, place, self._unknown(entry.key, known))
                 continue
             self.lines[place] = entry.line
-            field, key = known[entry.key]
-            value = self._value(entry.node, place, key.kind)
+            field, setting = known[entry.key]
+            value = self._value(entry.node, place, setting.kind)
             if value is not _INVALID:
                 fields[field] = value
         return struct(**fields)

@@ -23,8 +23,8 @@ from llamasup.doctor.runtime_checks import option_names
 from llamasup.errors import FolderUnusable, LlamasupError, PortInUse
 from llamasup.http.certificate import MAX_PEM_BYTES, validity_of
 from llamasup.llama_server.inspect import FoundRuntime, Runtime, survey_runtimes
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device, is_amd_card
 from llamasup.system.hardware.nvml import ask_nvml
 from llamasup.system.hardware.probe import hardware, system_text

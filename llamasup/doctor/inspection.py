@@ -13,11 +13,11 @@ from llamasup.gguf.facts import PURPOSES, ModelFacts, is_served
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities, parse_help
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.ladder import admit
 from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.projectors import pairings_of
 from llamasup.planning.sizes import PlanSizes, choose_sizes
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 
 __all__ = ["Fit", "KvGrowth", "broken_as_json", "fits_here", "kv_growths", "model_as_json", "projectors_of"]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.llama_server.argv_builder import ExtraArgs
-from llamasup.llama_server.settings import Settings
+from llamasup.settings.model import Settings
 
 __all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
 

@@ -20,7 +20,8 @@ from msgspec import Struct
 from llamasup.downloads.choose import quant_tag
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
-from llamasup.models.names import file_id, why_not_a_name
+from llamasup.models.names import file_id
+from llamasup.settings.names import why_not_a_name
 
 __all__ = ["FileState", "FoundModel", "HubFile", "current_files", "ids_of", "manifest_repo", "parse_hub_path"]
 

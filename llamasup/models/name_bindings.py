@@ -9,15 +9,14 @@ from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from functools import reduce
 
-from msgspec import Struct, field
-from msgspec.structs import fields, replace
+from msgspec import Struct, field, structs
 
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import PURPOSES, is_served
 from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem
-from llamasup.models.spec import ModelOptions
+from llamasup.settings.model import OF_NAME, ModelSettings
 
 __all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
 
@@ -31,7 +30,7 @@ class NameBinding(Struct, frozen=True):
     source: str
     key: object
     found: FoundModel | None
-    options: ModelOptions
+    options: ModelSettings
     problem: str = ""
 
 
@@ -148,7 +147,7 @@ class NameBinder(Struct):
         """The ids of these weights that are not names of the config."""
         return tuple(own for own in self.index.ids_of.get(key, ()) if own not in self._names)
 
-    def _options(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelOptions:
+    def _options(self, rule: ModelRule, key: object, patterns: Sequence[ModelRule]) -> ModelSettings:
         """The options of a file: of its rule, then of patterns for the rule's names and the file's own
         ids.
         """
@@ -213,9 +212,9 @@ def _sound_first(called: Sequence[FoundModel]) -> Sequence[FoundModel]:
     return [file for file in called if _is_sound(file)] or called
 
 
-def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelOptions:
+def _of_patterns(names: Sequence[str], patterns: Sequence[ModelRule]) -> ModelSettings:
     """The options of the patterns that match any of these names; later patterns take precedence."""
-    options = ModelOptions()
+    options = ModelSettings()
     for rule in patterns:
         if any(map(pattern(rule.name).fullmatch, names)):
             options = rule.options.over(options)
@@ -255,28 +254,26 @@ def _same_id(own: str, paths: Sequence[str]) -> Problem:
     )
 
 
-_STAY = ("ttl_s", "pin", "preload", "replicas", "keep_slots")
-_LIMITS = ("max_concurrent", "max_queued", "wait_timeout_s", "drain_timeout_s")
-_START = tuple(option.name for option in fields(ModelOptions) if option.name not in (*_STAY, *_LIMITS))
+_STARTING = tuple(field for field in ModelSettings.__struct_fields__ if field not in OF_NAME)
 
 
-def can_share(one: ModelOptions, other: ModelOptions) -> bool:
+def can_share(one: ModelSettings, other: ModelSettings) -> bool:
     """Whether one process can serve both: their start options do not contradict each other."""
     return all(
         mine is None or theirs is None or mine == theirs
-        for mine, theirs in ((getattr(one, name), getattr(other, name)) for name in _START)
+        for mine, theirs in ((getattr(one, name), getattr(other, name)) for name in _STARTING)
     )
 
 
-def shared_options(said: Sequence[ModelOptions], defaults: ModelOptions) -> ModelOptions:
+def shared_options(said: Sequence[ModelSettings], defaults: ModelSettings) -> ModelSettings:
     """The options of one process with several names, over the defaults: the union of the start options, and
     the most generous of the others.
     """
     started = reduce(lambda all_of_them, options: all_of_them.over(options), said)
     effective = [options.over(defaults) for options in said]
     most = {}
-    for name in (*_STAY, *_LIMITS):
+    for name in OF_NAME:
         values = [value for options in effective if (value := getattr(options, name)) is not None]
         # A name without a time to live keeps the model loaded for ever.
         most[name] = max(values) if values and (name != "ttl_s" or len(values) == len(said)) else None
-    return replace(started.over(defaults), **most)
+    return structs.replace(started.over(defaults), **most)

@@ -1,4 +1,4 @@
-"""Names of models: valid ones (X10), the id of a file, and the search for a client's name.
+"""Names of models: the id of a file, patterns, and the search for a client's name.
 
 Which model has a name: ``rules.py`` for names of the config, ``name_bindings.py`` for those of found files.
 """
@@ -12,33 +12,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property, lru_cache
 
-from llamasup.llama_server.settings import names_of
+from llamasup.settings.names import FORBIDDEN, MAX_LETTERS, names_of
 
-__all__ = ["NameIndex", "file_id", "folded", "is_pattern", "pattern", "why_not_a_name"]
+__all__ = ["NameIndex", "file_id", "folded", "pattern"]
 
-_MAX_LETTERS = 256  # of a name: longer ones are invalid, and expensive to compare
-_ALLOWED = re.compile(r"[A-Za-z0-9._/:@+-]+")
-_FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
 _ENDINGS = re.compile(r"(?::latest|\.gguf|-\d{5}-of-\d{5})$")
 _MAX_NEAR = 3
 _SHORT = 6
 _REMEMBERED = 64  # unknown names; the search for similar names takes a millisecond
 _COMPARED = 32  # candidates for difflib, some 20 µs per name
-
-
-def why_not_a_name(name: str) -> str:
-    """Why a name is invalid; empty if it is valid."""
-    if not name:
-        return "is empty"
-    if len(name) > _MAX_LETTERS:
-        return f"has {len(name)} characters, and {_MAX_LETTERS} are allowed"
-    if (bad := _FORBIDDEN.search(name)) is not None:
-        return f"contains {bad[0][:8]!r}; allowed are letters, digits and . _ / : @ + -"
-    if ".." in name:
-        return "contains '..', like a path that leads out of a folder"
-    if name.startswith("/"):
-        return "begins with '/', like an absolute path"
-    return ""
 
 
 def file_id(path: str) -> str:
@@ -50,8 +32,8 @@ def file_id(path: str) -> str:
     plain = "".join(
         letter for letter in unicodedata.normalize("NFKD", stem) if not unicodedata.combining(letter)
     )
-    cleaned = re.sub(r"\.{2,}", ".", _FORBIDDEN.sub("-", plain))
-    return cleaned.strip("-./")[:_MAX_LETTERS]
+    cleaned = re.sub(r"\.{2,}", ".", FORBIDDEN.sub("-", plain))
+    return cleaned.strip("-./")[:MAX_LETTERS]
 
 
 def folded(name: str) -> str:
@@ -60,10 +42,6 @@ def folded(name: str) -> str:
     while (ending := _ENDINGS.search(name)) is not None and ending.start():
         name = name[: ending.start()]
     return name
-
-
-def is_pattern(name: str) -> bool:
-    return "*" in name or "?" in name
 
 
 @lru_cache(maxsize=256)  # the limit of a config; each is matched with every model
@@ -101,7 +79,7 @@ class NameIndex:
         ids = self.resolve(name)
         if len(ids) == 1:
             return ids[0]
-        if len(name) > _MAX_LETTERS:
+        if len(name) > MAX_LETTERS:
             return ()
         return ids[:_MAX_NEAR] or self._near(name)
 
@@ -110,7 +88,7 @@ class NameIndex:
         exact = self._names.get(name)
         if exact is not None:
             return (exact,)
-        return () if len(name) > _MAX_LETTERS else self._spellings.get(folded(name), ())
+        return () if len(name) > MAX_LETTERS else self._spellings.get(folded(name), ())
 
     @cached_property
     def _spellings(self) -> Mapping[str, tuple[str, ...]]:

@@ -10,21 +10,22 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from llamasup.errors import LlamasupError
-from llamasup.llama_server.settings import Settings
 from llamasup.models.attachments import NO_SOURCES, Attachments
 from llamasup.models.found import FoundModel
 from llamasup.models.name_bindings import FoundIndex, NameBinder, NameBinding, can_share, shared_options
-from llamasup.models.names import NameIndex, is_pattern, pattern
+from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem, check_rules
-from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.models.spec import ModelSpec, Stay
+from llamasup.settings.model import OF_NAME, ModelSettings, Settings
+from llamasup.settings.names import is_pattern
 
 __all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
 
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
-_NO_DEFAULTS = ModelOptions()
+_NO_DEFAULTS = ModelSettings()
 
 
 class Unknown(Struct, frozen=True):
@@ -76,7 +77,7 @@ def build(
     *,
     sources: Mapping[str, FoundModel] = NO_SOURCES,
     groups: Mapping[str, Sequence[str]] = _NO_GROUPS,
-    defaults: ModelOptions = _NO_DEFAULTS,
+    defaults: ModelSettings = _NO_DEFAULTS,
     default_model: str | None = None,
 ) -> Registry:
     """Combine the rules of the config with the found files.
@@ -118,7 +119,7 @@ def build(
 def _specs(
     binder: NameBinder,
     attachments: Attachments,
-    defaults: ModelOptions,
+    defaults: ModelSettings,
     groups: Mapping[str, _Members],
 ) -> Iterator[ModelSpec]:
     by_key: dict[object, list[list[NameBinding]]] = defaultdict(list)
@@ -142,7 +143,7 @@ def _spec(
     names: tuple[str, ...],
     shared: Sequence[NameBinding],
     attachments: Attachments,
-    defaults: ModelOptions,
+    defaults: ModelSettings,
     groups: Mapping[str, _Members],
 ) -> ModelSpec:
     first, found = shared[0], shared[0].found
@@ -171,32 +172,25 @@ def _spec(
     )
 
 
-def _settings(own: str, options: ModelOptions, adapters: tuple[str, ...]) -> Settings:
+def _settings(own: str, options: ModelSettings, adapters: tuple[str, ...]) -> Settings:
     """For one process. Replicas get their devices when they are started."""
     extra = list(options.extra or ())
     if options.devices and (options.replicas or 1) == 1:
         extra += ["--device", ",".join(options.devices)]
     if options.loras and not _takes_found(options):
         extra += [word for path in options.loras for word in ("--lora", path)]
-    return Settings(
-        alias=own,
-        ctx_size=options.ctx_size,
-        parallel=options.parallel,
-        gpu_layers=options.gpu_layers,
-        threads=options.threads,
-        kv_type=options.kv_type,
-        flash_attn=options.flash_attn,
-        draft_model=options.draft_model,
-        mmproj=options.mmproj,
-        profile=options.profile,
-        check_memory=options.check_memory is not False,
-        adapters=adapters,
-        keep_slots=options.keep_slots is True,
-        extra=tuple(extra),
-    )
+    own_settings = {field: value for field, value in structs.asdict(options).items() if field not in OF_NAME}
+    own_settings |= {
+        "alias": own,
+        "check_memory": options.check_memory is not False,
+        "keep_slots": options.keep_slots,
+        "adapters": adapters,
+        "extra": tuple(extra),
+    }
+    return Settings(**own_settings)
 
 
-def _takes_found(options: ModelOptions) -> bool:
+def _takes_found(options: ModelSettings) -> bool:
     """Whether the model uses the adapters next to it: ``loras: [auto]``."""
     return options.loras == ("auto",)
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct, field
 
 from llamasup.errors import ConfigInvalid
-from llamasup.models.names import is_pattern, why_not_a_name
-from llamasup.models.spec import ModelOptions
+from llamasup.settings.model import ModelSettings
+from llamasup.settings.names import is_pattern, why_not_a_name
 
 __all__ = ["ModelRule", "Problem", "check_rules", "wrong_rules"]
 
@@ -23,7 +23,7 @@ class ModelRule(Struct, frozen=True):
     name: str
     source: str | None = None
     aliases: tuple[str, ...] = ()
-    options: ModelOptions = field(default_factory=ModelOptions)
+    options: ModelSettings = field(default_factory=ModelSettings)
     where: str = ""
 
     @property

@@ -1,64 +1,15 @@
-"""The options of one model among many, and the spec that the registry makes of them."""
+"""The spec of one model among many, which the registry makes of its settings."""
 
 from __future__ import annotations
 
-from typing import Self
-
-from msgspec import Struct, field
-from msgspec.structs import fields, replace
+from msgspec import Struct, field, structs
 
 from llamasup.gguf.facts import ModelFacts
-from llamasup.llama_server.settings import FlashAttn, GpuLayers, Profile, Settings
 from llamasup.models.redaction import redact_paths
 from llamasup.planning.projectors import Pairing
+from llamasup.settings.model import ModelSettings, Settings
 
-__all__ = ["ModelOptions", "ModelSpec", "Stay"]
-
-
-class ModelOptions(Struct, frozen=True, kw_only=True):
-    """The options of a model in a config. ``None``: not set.
-
-    Times are in seconds; ``ttl_s`` inf: loaded until its memory is needed. ``devices``: llama-server's names
-    (``--list-devices``); empty: all. ``loras``: paths, or ``auto`` alone: the adapters next to the model, for
-    requests that name them.
-    """
-
-    ctx_size: int | None = None
-    parallel: int | None = None
-    gpu_layers: GpuLayers | None = None
-    threads: int | None = None
-    kv_type: str | None = None
-    flash_attn: FlashAttn | None = None
-    draft_model: str | None = None
-    mmproj: str | None = None
-    profile: Profile | None = None
-    loras: tuple[str, ...] | None = None
-    devices: tuple[str, ...] | None = None
-    extra: tuple[str, ...] | None = None
-    check_memory: bool | None = None
-    warm_up: bool | None = None
-
-    ttl_s: float | None = None
-    pin: bool | None = None
-    preload: bool | None = None
-    replicas: int | None = None
-    keep_slots: bool | None = None
-
-    max_concurrent: int | None = None
-    max_queued: int | None = None
-    wait_timeout_s: float | None = None
-    drain_timeout_s: float | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The absolute paths of other files in these options."""
-        named = (self.mmproj, self.draft_model, *(self.loras or ()))
-        return tuple(path for path in named if path is not None and path.startswith("/"))
-
-    def over(self, base: ModelOptions) -> Self:
-        """These options, with those of ``base`` where they are not set."""
-        unset = [option.name for option in fields(self) if getattr(self, option.name) is None]
-        return replace(self, **{name: getattr(base, name) for name in unset})
+__all__ = ["ModelSpec", "Stay"]
 
 
 class Stay(Struct, frozen=True):
@@ -83,7 +34,7 @@ class ModelSpec(Struct, frozen=True):
     source: str
     aliases: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
-    options: ModelOptions = field(default_factory=ModelOptions)
+    options: ModelSettings = field(default_factory=ModelSettings)
     stay: Stay = field(default_factory=Stay)
     replicas: int = 1
     identity: tuple[tuple[str, int, int], ...] = ()
@@ -106,7 +57,7 @@ class ModelSpec(Struct, frozen=True):
         """The parts that decide how its processes start. Not its names: a rename restarts no process."""
         options = self.options
         own = (options.devices, options.loras, options.warm_up, options.keep_slots)
-        settings = replace(self.settings, alias=None)
+        settings = structs.replace(self.settings, alias=None)
         return (self.source, settings, self.replicas, self.identity, *own)
 
     def is_file_of(self, other: ModelSpec) -> bool:

@@ -22,7 +22,7 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.types import name_words
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import Settings
+from llamasup.settings.model import Settings
 
 __all__ = ["adapters_of", "give_adapters"]
 

@@ -23,7 +23,6 @@ from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.facts import Launch, with_name
@@ -51,6 +50,7 @@ from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.refusal import refusal
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.platform import free_loopback_port

@@ -13,9 +13,9 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.profiles import Preferences
+from llamasup.settings.model import Settings
 
 __all__ = ["Context", "decide_context", "give_context"]
 

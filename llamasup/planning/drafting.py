@@ -16,8 +16,8 @@ from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
+from llamasup.settings.model import Settings
 
 __all__ = [
     "Drafter",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.downloads.reference import is_reference, parse_ref
@@ -22,9 +22,10 @@ from llamasup.gguf.facts_from_header import ModelClass, ModelFacts
 from llamasup.gguf.files import read_model
 from llamasup.llama_server.argv_builder import read_extra, with_absolute_paths
 from llamasup.llama_server.inspect import Runtime, find_runtime
-from llamasup.llama_server.settings import Settings, names_of
 from llamasup.planning.drafting import extra_draft_path
 from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
+from llamasup.settings.model import Settings
+from llamasup.settings.names import names_of
 from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
 from llamasup.system.storage.paths import expanded
 
@@ -98,7 +99,7 @@ class Launch(Struct, frozen=True):
 
 def with_name(launch: Launch, model: str) -> Launch:
     """``launch`` under another model name."""
-    return replace(launch, model_id=model, settings=replace(launch.settings, alias=model))
+    return replace(launch, model_id=model, settings=structs.replace(launch.settings, alias=model))
 
 
 def prepare(
@@ -116,7 +117,7 @@ def prepare(
     """
     path, facts = read_given(model)
     search_folder = settings.mmproj is None
-    settings = replace(
+    settings = structs.replace(
         settings,
         draft_model=_absolute("--draft-model", settings.draft_model),
         mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
@@ -138,7 +139,7 @@ def prepare(
         draft=draft,
         mmproj=mmproj,
         runtime=found,
-        settings=replace(settings, extra=extra),
+        settings=structs.replace(settings, extra=extra),
         environ=environ,
         found=(pair or sibling_projector)(path, facts)
         if search_folder and not chosen_by_user(extra_args)

@@ -9,9 +9,9 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.help_text import Capabilities, Option
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, has_kv_cache
 from llamasup.planning.profiles import Preferences
+from llamasup.settings.model import Settings
 
 __all__ = ["KvCache", "decide_kv_cache", "give_kv_cache"]
 

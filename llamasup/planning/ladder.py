@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, Adjustment, Change, PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
+from llamasup.settings.model import Settings
 
 __all__ = [
     "MAX_STEPS",
@@ -97,21 +97,21 @@ def largest_that_fits(
     smallest one is returned.
     """
     plan, bounds = smallest, smallest.bounds
-    now = replace(settings, parallel=plan.parallel, ctx_size=plan.ctx_size_of_slot)
+    now = structs.replace(settings, parallel=plan.parallel, ctx_size=plan.ctx_size_of_slot)
     while not plan.memory.fits:
         parallel, ctx_size = now.parallel or 1, now.ctx_size or MIN_CTX_SIZE
         if plan.memory.lacks_device and now.gpu_layers is not None:
-            now = replace(now, gpu_layers=None)
+            now = structs.replace(now, gpu_layers=None)
         elif parallel > 1:
-            now = replace(now, parallel=parallel // 2)
+            now = structs.replace(now, parallel=parallel // 2)
         elif plan.smaller_kv_type is not None and bounds.kv_type is None:
             bounds = replace(bounds, kv_type=plan.smaller_kv_type)
         elif ctx_size > MIN_CTX_SIZE:
-            now = replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
+            now = structs.replace(now, ctx_size=max(MIN_CTX_SIZE, ctx_size // 2))
         elif now.kv_type is not None:
-            now = replace(now, kv_type=None)
+            now = structs.replace(now, kv_type=None)
         elif ctx_size > _MIN_CELLS:
-            now = replace(now, ctx_size=max(_MIN_CELLS, ctx_size // 2))
+            now = structs.replace(now, ctx_size=max(_MIN_CELLS, ctx_size // 2))
         else:
             break
         plan = candidate(now, bounds)

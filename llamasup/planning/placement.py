@@ -9,8 +9,8 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import FreeMemory
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 

@@ -19,7 +19,6 @@ from llamasup.llama_server.argv_builder import CommandLine, Reason, read_extra
 from llamasup.llama_server.help_text import Capabilities, names_commit
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings, names_of
 from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
@@ -46,6 +45,8 @@ from llamasup.planning.tuning import (
     why_no_priority,
     why_no_repack,
 )
+from llamasup.settings.model import Settings
+from llamasup.settings.names import names_of
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import WHY_SET, RuntimeKind, child_environment
 
@@ -81,6 +82,7 @@ class LaunchPlan(Struct, frozen=True):
     checked: bool  # against the free memory; then the build's own warning about memory counts too
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
+    nice: int | None = None  # None: that of llamasup
 
     @property
     def ctx_size_of_slot(self) -> int:
@@ -241,6 +243,7 @@ def plan(
         bounds=sizes.bounds,
         checked=settings.check_memory and not prefers.server_defaults,
         adjustable=sizes.adjustable,
+        nice=settings.nice,
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
         else None,

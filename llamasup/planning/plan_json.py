@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamasup.errors import DoesNotFit
-from llamasup.llama_server.settings import Profile
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
+from llamasup.settings.model import Profile
 from llamasup.system.process.environment import RuntimeKind
 
 __all__ = ["plan_as_json"]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec import Struct
 
-from llamasup.llama_server.settings import Profile
+from llamasup.settings.model import Profile
 
 __all__ = ["Preferences", "preferences"]
 

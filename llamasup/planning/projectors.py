@@ -19,8 +19,8 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.gguf.types import PREFERRED_TYPES, name_words
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.purpose import served_as
+from llamasup.settings.model import Settings
 
 __all__ = [
     "Candidate",

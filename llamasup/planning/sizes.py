@@ -11,7 +11,6 @@ from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import PlanLimits, adjustable_of
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.context import Context, decide_context
 from llamasup.planning.drafting import (
     Drafter,
@@ -27,6 +26,7 @@ from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.placement import RUNTIME_BYTES, decide_gpu_layers, free_memory
 from llamasup.planning.profiles import preferences
 from llamasup.planning.purpose import served_as
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.environment import RuntimeKind
 

@@ -13,9 +13,9 @@ from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, asked_with
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.profiles import Preferences
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 
 __all__ = [

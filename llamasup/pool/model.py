@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from msgspec.structs import replace
 
 from llamasup.downloads.manager import Progress
@@ -110,7 +110,7 @@ def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
     if spec.replicas == 1 or not spec.options.devices:
         return launch
     extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
-    return replace(launch, settings=replace(launch.settings, extra=extra))
+    return replace(launch, settings=structs.replace(launch.settings, extra=extra))
 
 
 def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:

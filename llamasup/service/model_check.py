@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
 
-from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.config_keys import Config
 from llamasup.config.issues import ConfigIssues, Issue, Place, issue_at, place_text
 from llamasup.errors import ConfigInvalid, LlamasupError, UsageInvalid
 from llamasup.llama_server.argv_builder import read_extra
@@ -19,6 +19,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.pool.cheapest_set import devices
 from llamasup.pool.model import SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
+from llamasup.settings.model import ModelEntry
 
 __all__ = ["RejectedModel", "rejected_flags", "rejected_models", "rejection"]
 

@@ -24,10 +24,10 @@ from llamasup.http.address import (
     is_local,
 )
 from llamasup.http.heads import HeadRules
-from llamasup.llama_server.slots.policy import MAX_BYTES
 from llamasup.proxy.listen import ListenerSet, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
+from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
@@ -102,7 +102,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
     """A start without progress for this long counts as hung."""
-    slots_disk_bytes: int = MAX_BYTES
+    slots_disk_bytes: int = SLOTS_BYTES
     """Disk space for the saved slots of stopped servers (``Settings.keep_slots``)."""
     slots_timeout_s: float = 10.0
     """Limit for saving slots before a server ends, and for restoring them before it serves."""

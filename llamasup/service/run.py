@@ -13,7 +13,6 @@ from llamasup.control.interface import ServiceOwner
 from llamasup.control.single_target import SingleModelTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
 from llamasup.pool.catalog.single import Supervisor
@@ -30,6 +29,7 @@ from llamasup.service.options import (
     proxy_config,
     wrap_spec,
 )
+from llamasup.settings.model import Settings
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of

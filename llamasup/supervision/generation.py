@@ -247,7 +247,7 @@ async def begin(
         _remove_socket(plan.address)
         oom_kills_before = oom_kills()
         cwd = context.cwd or context.work_folder
-        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder)
+        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder, nice=plan.nice)
     except LlamasupError as error:
         return _as_diagnosis(error, first=first)
     except OSError as error:

@@ -48,6 +48,11 @@ class ChildPlan(Protocol):
         ...
 
     @property
+    def nice(self) -> int | None:
+        """The nice value of the process; None: that of llamasup."""
+        ...
+
+    @property
     def device(self) -> str | None:
         """The device that it computes on, as in ``LaunchPlan.device``."""
         ...

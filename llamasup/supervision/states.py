@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.slots.policy import MAX_BYTES
+from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 
@@ -94,7 +94,7 @@ class Policy(Struct, frozen=True):
     """A killed process can stay in uninterruptible I/O; SIGKILL is sent again at this interval."""
     slots_timeout_s: float = 10.0
     """Time limit for saving slots before the server ends, and for restoring them before it serves."""
-    slots_disk_bytes: int = MAX_BYTES
+    slots_disk_bytes: int = SLOTS_BYTES
     """Limit for the saved slots of all models on the disk."""
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: LivenessPolicy = field(default_factory=LivenessPolicy)

@@ -17,8 +17,9 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Auth, Http, Memory, ModelEntry
-from llamasup.config.units import Size
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Auth, Http, Memory
+from llamasup.settings.units import Size
 from tests.api.in_loop import in_loop
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S

@@ -10,8 +10,8 @@ import pytest
 import llamasup
 from llamasup.api.inputs import ConfigInputs, config_of, entry_of, name_of, successor
 from llamasup.config import Config
-from llamasup.config.config_keys import ModelEntry
 from llamasup.config.issues import ConfigIssues
+from llamasup.settings.model import ModelEntry
 
 
 def entry_with(**options: Any) -> ModelEntry:
@@ -39,6 +39,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         "loras": [tmp_path / "a.gguf"],
         "devices": ("CUDA0",),
         "extra": ["--jinja", "--top-k", "3"],
+        "nice": 5,
         "check_memory": False,
         "warm_up": False,
         "ttl_s": 600,
@@ -67,6 +68,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         loras=(f"{tmp_path}/a.gguf",),
         devices=("CUDA0",),
         extra=("--jinja", "--top-k", "3"),
+        nice=5,
         check_memory=False,
         warm_up=False,
         ttl_s=600.0,

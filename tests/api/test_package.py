@@ -11,7 +11,7 @@ import pytest
 
 import llamasup
 from llamasup import errors
-from llamasup.config.config_keys import ModelEntry
+from llamasup.settings.model import ModelEntry
 
 NAMES = {
     "AccessDenied",

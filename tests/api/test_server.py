@@ -20,7 +20,7 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Http
+from llamasup.settings.sections import Http
 from tests.children import NewChildren
 from tests.patience import PATIENCE_S
 

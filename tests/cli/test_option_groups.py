@@ -17,8 +17,8 @@ from llamasup.cli.foreground import OutputOptions
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
-from llamasup.llama_server.settings import Settings
 from llamasup.service.run import RunOptions, WrapOptions
+from llamasup.settings.model import Settings
 
 _text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
     lambda text: not text.startswith("-")
@@ -132,8 +132,10 @@ def test_option_has_the_default_of_its_field(options: list[Option], kind: Any) -
 
 
 def test_every_setting_of_a_model_has_an_option() -> None:
-    config_only = {"adapters"}  # found next to models
-    assert {option.field for option in SETTINGS.options} == set(Settings.__struct_fields__) - config_only
+    of_many_models = {"devices", "loras", "ttl_s", "pin", "preload", "replicas"}
+    found_next_to_models = {"adapters"}
+    options = {option.field for option in (*SETTINGS.options, *o.SERVING.options)}
+    assert {*Settings.__struct_fields__} - options == of_many_models | found_next_to_models
 
 
 @pytest.mark.parametrize("command", [["run"], ["service", "print"], ["service", "install"], ["wrap"]])

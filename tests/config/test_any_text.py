@@ -13,13 +13,15 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.config_keys import Config
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.nodes import MAX_BYTES
-from llamasup.config.reading import keys_of, read_text
+from llamasup.config.reading import read_text
+from llamasup.settings.declaration import settings_of
+from llamasup.settings.model import ModelEntry
 from tests.config.reading import issues_of
 
-_KEYS = st.sampled_from([*keys_of(Config), *keys_of(ModelEntry), "ram", "keep", "api_key_file", "x"])
+_KEYS = st.sampled_from([*settings_of(Config), *settings_of(ModelEntry), "ram", "keep", "api_key_file", "x"])
 _TEXTS = st.sampled_from(
     [
         "80%",
@@ -50,8 +52,8 @@ _TREES = st.recursive(
 )
 _PIECES = st.lists(
     st.sampled_from(
-        [*keys_of(Config), ": ", "\n", "  ", "\t", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "!!x ", "|",
-         ">", "'", '"', "---", "...", "?", "#", "%", "\\u0000", "\ufeff", "${", "}", "\x85", "<<"]
+        [*settings_of(Config), ": ", "\n", "  ", "\t", "- ", "[", "]", "{", "}", ", ", "&a ", "*a", "!!x ",
+         "|", ">", "'", '"', "---", "...", "?", "#", "%", "\\u0000", "\ufeff", "${", "}", "\x85", "<<"]
     ),
     max_size=40,
 )  # fmt: skip

@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from llamasup.config import load
-from llamasup.config.config_keys import Config, ModelKeys
-from llamasup.config.units import Size, duration_text, read_duration, read_size
+from llamasup.config.config_keys import Config
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.rules import ModelRule
-from llamasup.models.spec import ModelOptions
+from llamasup.settings.model import ModelSettings
+from llamasup.settings.units import Size, duration_text, read_duration, read_size
 from tests.config.reading import config_of
 
 
@@ -41,7 +41,7 @@ auth: {api_key_file: ~/.config/llamasup/keys}
     assert config.runtime is None
     assert config.models_dir == (Path("/home/ann/models"),)
     assert (config.memory.ram, config.memory.vram) == (Size(percent=80), Size(percent=90))
-    assert config.default_options == ModelOptions(
+    assert config.default_options == ModelSettings(
         ctx_size=8192, parallel=4, kv_type="q8_0", flash_attn="auto", ttl_s=600.0
     )
     assert config.rules == (
@@ -49,15 +49,11 @@ auth: {api_key_file: ~/.config/llamasup/keys}
             "qwen",
             str(tmp_path / "qwen2.5-7b-q4_k_m.gguf"),
             ("gpt-4o-mini",),
-            ModelOptions(preload=True),
+            ModelSettings(preload=True),
             f"{path}:8",
         ),
     )
     assert config.auth.api_key_file == Path("/home/ann/.config/llamasup/keys")
-
-
-def test_every_key_of_a_model_is_an_option_of_the_same_name() -> None:
-    assert list(ModelKeys.__struct_fields__) == list(ModelOptions.__struct_fields__)
 
 
 def test_all_settings_of_a_model_reach_its_options() -> None:
@@ -94,7 +90,7 @@ def test_all_settings_of_a_model_reach_its_options() -> None:
 
     (rule,) = config.rules
     assert rule.source == "demo"
-    assert rule.options == ModelOptions(
+    assert rule.options == ModelSettings(
         ctx_size=1,
         parallel=2,
         gpu_layers="all",
@@ -368,7 +364,7 @@ def test_empty_config_has_defaults() -> None:
 
     assert config.hosts == ("127.0.0.1",)
     assert config.swap_after_s == 5.0
-    assert config.default_options == ModelOptions()
+    assert config.default_options == ModelSettings()
 
 
 def test_keep_slots_of_a_model_overrides_slots_keep() -> None:

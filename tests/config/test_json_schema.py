@@ -12,10 +12,11 @@ import jsonschema
 import pytest
 import yaml
 
-from llamasup.config.config_keys import Config, ModelEntry
+from llamasup.config.config_keys import Config
 from llamasup.config.json_schema import json_schema, rows_of
-from llamasup.config.kinds import Many, Named, Section
-from llamasup.config.reading import keys_of
+from llamasup.settings.declaration import settings_of
+from llamasup.settings.kinds import Many, Named, Section
+from llamasup.settings.model import ModelEntry
 from tests.config.reading import issues_of
 from tests.paths import ROOT
 
@@ -92,7 +93,7 @@ def test_schema_accepts_what_the_reader_accepts(text: str) -> None:
 def test_every_key_has_a_description() -> None:
     def descriptions(struct: Any) -> list[str]:
         found = []
-        for _, key in keys_of(struct).values():
+        for _, key in settings_of(struct).values():
             found.append(key.about)
             match key.kind:
                 case Section(keys) | Named(Section(keys)):
@@ -117,7 +118,7 @@ def test_rows_describe_values_and_defaults() -> None:
 
 def test_extra_needs_a_list() -> None:
     """``extra: --flag value`` would be a single argument."""
-    kind = keys_of(ModelEntry)["extra"][1].kind
+    kind = settings_of(ModelEntry)["extra"][1].kind
 
     assert isinstance(kind, Many)
     assert not kind.or_one

@@ -13,8 +13,8 @@ import pytest
 
 from llamasup.control.app import ControlServer
 from llamasup.llama_server import client as probe
-from llamasup.llama_server.settings import Settings
 from llamasup.service.run import RunOptions, Service
+from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, StateChanged, Stopped
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install

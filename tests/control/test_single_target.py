@@ -13,8 +13,8 @@ import pytest
 
 from llamasup.control.interface import shown
 from llamasup.errors import Conflict, ModelUnknown, ServerFailed, Stopping
-from llamasup.llama_server.settings import Settings
 from llamasup.models.diff import Changes
+from llamasup.settings.model import Settings
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install

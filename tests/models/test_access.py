@@ -7,7 +7,6 @@ import pytest
 from llamasup.auth.keys import ApiKey
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.http.routes import Work, route_of
-from llamasup.llama_server.settings import Settings
 from llamasup.models.access import (
     ResolvedModel,
     forbidden_model,
@@ -18,6 +17,7 @@ from llamasup.models.access import (
     unnamed_model,
 )
 from llamasup.models.spec import ModelSpec
+from llamasup.settings.model import Settings
 from tests.planning.plans import bert, model
 
 ALL = (Work.TEXT, Work.EMBEDDINGS, Work.RERANKING)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from llamasup.llama_server.settings import Settings
 from llamasup.models.diff import Changes, changes
-from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.models.spec import ModelSpec, Stay
+from llamasup.settings.model import ModelSettings, Settings
 
 SPEC = ModelSpec("a", "/models/a.gguf", settings=Settings(alias="a"), identity=(("/models/a.gguf", 9, 1),))
 
@@ -33,8 +33,8 @@ def test_models_come_and_go_in_the_order_of_the_registry() -> None:
         replace(SPEC, settings=Settings(alias="a", ctx_size=512)),
         replace(SPEC, replicas=2),
         replace(SPEC, identity=(("/models/a.gguf", 9, 2),)),
-        replace(SPEC, options=ModelOptions(devices=("CUDA1",))),
-        replace(SPEC, options=ModelOptions(warm_up=False)),
+        replace(SPEC, options=ModelSettings(devices=("CUDA1",))),
+        replace(SPEC, options=ModelSettings(warm_up=False)),
     ],
 )
 def test_start_options_need_new_processes(other: ModelSpec) -> None:
@@ -50,7 +50,7 @@ def test_start_options_need_new_processes(other: ModelSpec) -> None:
         replace(SPEC, aliases=("gpt",)),
         replace(SPEC, stay=Stay(ttl_s=60.0)),
         replace(SPEC, stay=Stay(pin=True, preload=True)),
-        replace(SPEC, options=ModelOptions(max_queued=7, wait_timeout_s=1.0)),
+        replace(SPEC, options=ModelSettings(max_queued=7, wait_timeout_s=1.0)),
         replace(SPEC, problem="it cannot be read"),
     ],
 )

@@ -10,10 +10,12 @@ from msgspec.structs import replace
 from llamasup.errors import ConfigInvalid, ModelInvalid, ModelMissing
 from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.models.found import FoundModel
-from llamasup.models.names import file_id, folded, why_not_a_name
+from llamasup.models.names import file_id, folded
 from llamasup.models.registry import ModelRule, Registry, Unknown, build
 from llamasup.models.rules import wrong_rules
-from llamasup.models.spec import ModelOptions, ModelSpec
+from llamasup.models.spec import ModelSpec
+from llamasup.settings.model import ModelSettings
+from llamasup.settings.names import why_not_a_name
 from llamasup.testing import models
 
 FOREVER = float("inf")
@@ -39,7 +41,7 @@ def missing(path: str) -> FoundModel:
     return FoundModel(path, ModelMissing(f"{path}: there is no such file", remedy="Check the path."))
 
 
-def options(spec: ModelSpec | Unknown) -> ModelOptions:
+def options(spec: ModelSpec | Unknown) -> ModelSettings:
     assert isinstance(spec, ModelSpec)
     return spec.options
 
@@ -193,7 +195,7 @@ def test_file_without_a_valid_name_is_a_problem() -> None:
 
 
 def test_rule_names_a_file_and_its_options() -> None:
-    said = ModelOptions(ctx_size=4096, kv_type="q8_0", check_memory=False, ttl_s=60, pin=True, preload=True)
+    said = ModelSettings(ctx_size=4096, kv_type="q8_0", check_memory=False, ttl_s=60, pin=True, preload=True)
     rule = ModelRule("qwen", "/m/x.gguf", ("gpt-4o-mini",), said)
     registry = build([rule], [], sources={"/m/x.gguf": found("/m/x.gguf")})
     spec = registry.find("gpt-4o-mini")
@@ -214,7 +216,7 @@ def test_own_id_of_a_file_is_an_alias_of_its_rule() -> None:
 
 
 def test_pattern_matches_any_name_of_a_model() -> None:
-    said = ModelOptions(ctx_size=512)
+    said = ModelSettings(ctx_size=512)
     file = found(
         "/m/bartowski/Qwen-GGUF/qwen-Q4_K_M.gguf", DECODER, "qwen-Q4_K_M", "bartowski/Qwen-GGUF:Q4_K_M"
     )
@@ -229,17 +231,17 @@ def test_pattern_matches_any_name_of_a_model() -> None:
 
 
 def test_repository_pattern_matches_before_and_after_a_download() -> None:
-    rules = [ModelRule("org/*", options=ModelOptions(ctx_size=512)), ModelRule("chat", "org/repo:Q8_0")]
+    rules = [ModelRule("org/*", options=ModelSettings(ctx_size=512)), ModelRule("chat", "org/repo:Q8_0")]
     file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
     assert options(build(rules).find("chat")) == options(build(rules, [file]).find("chat"))
     assert options(build(rules).find("chat")).ctx_size == 512
-    by_url = [ModelRule("http*", options=ModelOptions(ctx_size=512)), ModelRule("x", "https://h/x.gguf")]
+    by_url = [ModelRule("http*", options=ModelSettings(ctx_size=512)), ModelRule("x", "https://h/x.gguf")]
     assert options(build(by_url).find("x")).ctx_size is None
 
 
 def test_last_matching_pattern_takes_precedence() -> None:
     file = found("/m/org/repo/x.gguf", DECODER, "x", "org/repo:Q8_0")
-    one, other = ModelOptions(ctx_size=1, parallel=1), ModelOptions(ctx_size=2)
+    one, other = ModelSettings(ctx_size=1, parallel=1), ModelSettings(ctx_size=2)
     for first, last in (("x", "org/*"), ("org/*", "x")):
         rules = [ModelRule(f"{first}*", options=one), ModelRule(f"{last}*", options=other)]
         spec = options(build(rules, [file]).find("x"))
@@ -249,7 +251,7 @@ def test_last_matching_pattern_takes_precedence() -> None:
 def test_id_that_is_another_models_name_is_no_alias() -> None:
     file, other = found("/m/x.gguf"), found("/n/y.gguf")
     rules = [
-        ModelRule("x*", options=ModelOptions(ctx_size=512)),
+        ModelRule("x*", options=ModelSettings(ctx_size=512)),
         ModelRule("x", "/n/y.gguf"),
         ModelRule("chat", "/m/x.gguf"),
     ]
@@ -260,13 +262,13 @@ def test_id_that_is_another_models_name_is_no_alias() -> None:
 
 def test_rule_beats_pattern_and_pattern_beats_default() -> None:
     rules = [
-        ModelRule("*", options=ModelOptions(ctx_size=1, parallel=1)),
-        ModelRule("qwen*", options=ModelOptions(ctx_size=2)),
-        ModelRule("qwen-?", options=ModelOptions(kv_type="f16")),
-        ModelRule("Qwen-7B", options=ModelOptions(ctx_size=3)),
+        ModelRule("*", options=ModelSettings(ctx_size=1, parallel=1)),
+        ModelRule("qwen*", options=ModelSettings(ctx_size=2)),
+        ModelRule("qwen-?", options=ModelSettings(kv_type="f16")),
+        ModelRule("Qwen-7B", options=ModelSettings(ctx_size=3)),
     ]
     files = [found("/m/Qwen-7B.gguf"), found("/m/qwen-1.gguf"), found("/m/llama.gguf")]
-    registry = build(rules, files, defaults=ModelOptions(ctx_size=9, threads=9))
+    registry = build(rules, files, defaults=ModelSettings(ctx_size=9, threads=9))
     said = {name: options(registry.find(name)) for name in ("Qwen-7B", "qwen-1", "llama")}
     assert {name: settings.ctx_size for name, settings in said.items()} == {
         "Qwen-7B": 3,
@@ -342,7 +344,7 @@ def test_repository_stands_for_its_only_quantization() -> None:
 
 
 def test_devices_and_adapters_become_flags() -> None:
-    said = ModelOptions(devices=("CUDA0", "CUDA1"), loras=("/l/a.gguf", "/l/b.gguf"), extra=("--mlock",))
+    said = ModelSettings(devices=("CUDA0", "CUDA1"), loras=("/l/a.gguf", "/l/b.gguf"), extra=("--mlock",))
     rule = ModelRule("q", "/m/x.gguf", options=said)
     sources = {"/m/x.gguf": found("/m/x.gguf")}
     extra = build([rule], [], sources=sources).specs["q"].settings.extra
@@ -350,7 +352,7 @@ def test_devices_and_adapters_become_flags() -> None:
 
 
 def test_replicas_have_no_device_flag_in_their_settings() -> None:
-    rule = ModelRule("q", "/m/x.gguf", options=ModelOptions(devices=("CUDA0", "CUDA1"), replicas=2))
+    rule = ModelRule("q", "/m/x.gguf", options=ModelSettings(devices=("CUDA0", "CUDA1"), replicas=2))
     spec = build([rule], [], sources={"/m/x.gguf": found("/m/x.gguf")}).specs["q"]
     assert spec.replicas == 2
     assert spec.settings.extra == ()
@@ -360,28 +362,28 @@ def test_replicas_have_no_device_flag_in_their_settings() -> None:
 # --- one process under several names -------------------------------------------------------------
 
 
-def sharing(*said: ModelOptions, defaults: ModelOptions = ModelOptions()) -> Registry:  # noqa: B008 - frozen
+def sharing(*said: ModelSettings, defaults: ModelSettings = ModelSettings()) -> Registry:  # noqa: B008 - frozen
     file = found("/m/x.gguf")
     rules = [ModelRule(f"name-{number}", file.path, options=options) for number, options in enumerate(said)]
     return build(rules, [file], sources={file.path: file}, defaults=defaults)
 
 
 def test_names_with_equal_start_options_share_a_process() -> None:
-    registry = sharing(ModelOptions(ctx_size=4096), ModelOptions())
+    registry = sharing(ModelSettings(ctx_size=4096), ModelSettings())
     assert by_id(registry) == {"name-0": ("name-1", "x")}
     assert registry.specs["name-0"].settings.ctx_size == 4096
 
 
 def test_names_with_different_start_options_are_two_models() -> None:
-    registry = sharing(ModelOptions(ctx_size=4096), ModelOptions(ctx_size=8192), ModelOptions())
+    registry = sharing(ModelSettings(ctx_size=4096), ModelSettings(ctx_size=8192), ModelSettings())
     assert by_id(registry) == {"name-0": ("name-2",), "name-1": ()}
 
 
 def test_shared_process_has_the_most_generous_limits() -> None:
     registry = sharing(
-        ModelOptions(ttl_s=60, max_queued=5, replicas=2),
-        ModelOptions(ttl_s=600, pin=True, wait_timeout_s=9, keep_slots=True),
-        defaults=ModelOptions(max_queued=50, wait_timeout_s=3, ttl_s=1),
+        ModelSettings(ttl_s=60, max_queued=5, replicas=2),
+        ModelSettings(ttl_s=600, pin=True, wait_timeout_s=9, keep_slots=True),
+        defaults=ModelSettings(max_queued=50, wait_timeout_s=3, ttl_s=1),
     )
     spec = registry.specs["name-0"]
     assert (spec.stay.ttl_s, spec.stay.pin, spec.replicas) == (600, True, 2)
@@ -389,7 +391,7 @@ def test_shared_process_has_the_most_generous_limits() -> None:
 
 
 def test_name_without_a_ttl_stays_loaded() -> None:
-    assert sharing(ModelOptions(ttl_s=60), ModelOptions()).specs["name-0"].stay.ttl_s == FOREVER
+    assert sharing(ModelSettings(ttl_s=60), ModelSettings()).specs["name-0"].stay.ttl_s == FOREVER
 
 
 # --- duplicate names -----------------------------------------------------------------------------
@@ -474,7 +476,7 @@ RULES = st.lists(
         NAMES,
         st.sampled_from([None, "/p", "o/r", "o/r:Q8_0"]),
         st.lists(NAMES, max_size=2).map(tuple),
-        st.builds(ModelOptions, ctx_size=st.sampled_from([None, 1, 2])),
+        st.builds(ModelSettings, ctx_size=st.sampled_from([None, 1, 2])),
     ),
     max_size=4,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from llamasup.models.names import pattern
 from llamasup.models.registry import Unknown, build
 from llamasup.models.rules import ModelRule, wrong_rules
-from llamasup.models.spec import ModelOptions
+from llamasup.settings.model import ModelSettings
 
 
 @given(st.text("ab*?.", max_size=8), st.text("ab.", max_size=8))
@@ -35,12 +35,12 @@ def test_later_options_and_own_options_take_precedence(
     ctx_sizes: tuple[int | None, ...], own: int | None, counts: int
 ) -> None:
     rules = [
-        ModelRule(name, options=ModelOptions(ctx_size=ctx_size))
+        ModelRule(name, options=ModelSettings(ctx_size=ctx_size))
         for name, ctx_size in zip(("q*", "qw*"), ctx_sizes, strict=True)
     ]
-    model = ModelRule("qwen", "org/repo:Q4_K_M", options=ModelOptions(ctx_size=own))
+    model = ModelRule("qwen", "org/repo:Q4_K_M", options=ModelSettings(ctx_size=own))
 
-    found = build([model, *rules], defaults=ModelOptions(ctx_size=9)).find("qwen")
+    found = build([model, *rules], defaults=ModelSettings(ctx_size=9)).find("qwen")
 
     assert not isinstance(found, Unknown)
     assert found.options.ctx_size == counts

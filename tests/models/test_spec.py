@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from llamasup.llama_server.settings import Settings
-from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.models.spec import ModelSpec, Stay
+from llamasup.settings.model import ModelSettings, Settings
 
 SPEC = ModelSpec("tiny", "/models/tiny.gguf")
 
@@ -28,7 +28,7 @@ def test_names_and_stay_do_not_change_started_as() -> None:
     for same in (
         replace(SPEC, aliases=("small",)),
         replace(SPEC, stay=Stay(ttl_s=60.0, pin=True)),
-        replace(SPEC, options=ModelOptions(max_queued=3)),
+        replace(SPEC, options=ModelSettings(max_queued=3)),
     ):
         assert same.started_as == SPEC.started_as
 
@@ -38,14 +38,14 @@ def test_another_file_or_setting_needs_another_process() -> None:
         replace(SPEC, identity=(("/models/tiny.gguf", 7, 8),)),
         replace(SPEC, settings=Settings(ctx_size=512)),
         replace(SPEC, replicas=2),
-        replace(SPEC, options=ModelOptions(devices=("CUDA0",))),
+        replace(SPEC, options=ModelSettings(devices=("CUDA0",))),
     ):
         assert other.started_as != SPEC.started_as
 
 
 def test_over_fills_unset_options() -> None:
-    own, base = ModelOptions(ctx_size=512, pin=False), ModelOptions(ctx_size=4096, pin=True, parallel=2)
-    assert own.over(base) == ModelOptions(ctx_size=512, pin=False, parallel=2)
+    own, base = ModelSettings(ctx_size=512, pin=False), ModelSettings(ctx_size=4096, pin=True, parallel=2)
+    assert own.over(base) == ModelSettings(ctx_size=512, pin=False, parallel=2)
 
 
 def test_redacted_shows_names_without_folders() -> None:
@@ -54,7 +54,7 @@ def test_redacted_shows_names_without_folders() -> None:
     beside = replace(
         SPEC,
         identity=(("/blobs/77ab", 1, 1),),
-        options=ModelOptions(mmproj="/far/p.gguf", loras=("/far/l.gguf",), draft_model="/far/d.gguf"),
+        options=ModelSettings(mmproj="/far/p.gguf", loras=("/far/l.gguf",), draft_model="/far/d.gguf"),
     )
     for path in ("/blobs/77ab", "/far/p.gguf", "/far/l.gguf", "/far/d.gguf"):
         assert beside.redacted(f"{path}: is cut off") == f"{path.rpartition('/')[2]}: is cut off"

@@ -10,9 +10,9 @@ from llamasup.gguf.facts import ChatTemplate, ModelClass, ModelFacts
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.help_text import Capabilities, Option, parse_help
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.child_address import child_address_kind
 from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from tests.paths import FIXTURES

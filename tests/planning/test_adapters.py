@@ -10,9 +10,9 @@ from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.models.found import FoundModel
 from llamasup.models.registry import ModelRule, build
-from llamasup.models.spec import ModelOptions
 from llamasup.planning.adapters import adapters_of
 from llamasup.planning.plan import LaunchPlan
+from llamasup.settings.model import ModelSettings
 from llamasup.testing import models
 from tests.planning.plans import NEW, OLD, from_help, planned
 
@@ -94,7 +94,7 @@ def found(path: str, outcome: ModelFacts | ModelInvalid) -> FoundModel:
     return FoundModel(path, outcome, ((path, 1, 1),), (path.split("/")[-1].removesuffix(".gguf"),))
 
 
-AUTO = ModelRule("*", options=ModelOptions(loras=("auto",)))
+AUTO = ModelRule("*", options=ModelSettings(loras=("auto",)))
 
 
 def test_adapters_of_a_model_are_loaded_if_the_config_says_auto() -> None:
@@ -110,7 +110,7 @@ def test_adapters_of_a_model_are_loaded_if_the_config_says_auto() -> None:
 def test_adapters_of_the_config_replace_found_ones() -> None:
     files = [found("/m/x.gguf", MODEL), found("/m/a.gguf", LORA)]
     for loras, extra in (((), ()), (("/l/z.gguf",), ("--lora", "/l/z.gguf"))):
-        spec = build([AUTO, ModelRule("x", options=ModelOptions(loras=loras))], files).specs["x"]
+        spec = build([AUTO, ModelRule("x", options=ModelSettings(loras=loras))], files).specs["x"]
         assert (spec.settings.adapters, spec.settings.extra) == ((), extra)
         assert spec.identity == (("/m/x.gguf", 1, 1),)
 
@@ -128,7 +128,7 @@ def test_found_projector_is_part_of_the_model_unless_another_is_named() -> None:
     projector = facts(models.tiny_projector())
     files = [found("/m/x.gguf", MODEL), found("/m/mmproj-x.gguf", projector)]
     assert build((), files).specs["x"].identity == (("/m/x.gguf", 1, 1), ("/m/mmproj-x.gguf", 1, 1))
-    none = ModelRule("x", options=ModelOptions(mmproj="none"))
+    none = ModelRule("x", options=ModelSettings(mmproj="none"))
     assert build([none], files).specs["x"].identity == (("/m/x.gguf", 1, 1),)
 
 

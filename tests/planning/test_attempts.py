@@ -11,12 +11,12 @@ import pytest
 from llamasup.errors import DoesNotFit
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
-from llamasup.llama_server.settings import Settings
 from llamasup.planning import attempts as module
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
 from llamasup.planning.load_history_store import load
 from llamasup.planning.plan import LaunchPlan
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.process.exit import Exit
 from tests.paths import FIXTURES

@@ -11,13 +11,13 @@ import pytest
 
 from llamasup.errors import FolderUnusable, ModelInvalid, ModelMissing, UsageInvalid
 from llamasup.gguf.demo import demo_model
-from llamasup.llama_server.settings import Settings
 from llamasup.models.registry import build
 from llamasup.models.search import search_models
 from llamasup.planning import facts
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare, sibling_projectors
 from llamasup.pool.model import prepare_listed
+from llamasup.settings.model import Settings
 from llamasup.testing import models, vision
 from llamasup.testing.models import big_endian_decoder, tiny_encoder
 from llamasup.testing.vision import vision_projector

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.llama_server.plan_limits import Change, PlanLimits
-from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.start_log import StartupFailure, read_line
 from llamasup.planning.ladder import (
     MAX_STEPS,
@@ -25,6 +24,7 @@ from llamasup.planning.ladder import (
 )
 from llamasup.planning.memory.kv_cache import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
+from llamasup.settings.model import Settings
 from llamasup.system.process.exit import Exit
 from tests.planning.plans import (
     GIB,

@@ -14,12 +14,12 @@ from llamasup.errors import LlamasupError, ModelInvalid, RuntimeMissing, UsageIn
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.memory.kv_cache import CACHE_TYPES
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.refusal import refusal
+from llamasup.settings.model import Settings
 from tests.planning.plans import (
     BUILDS,
     GIB,

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.diagnosis import diagnose
 from llamasup.llama_server.plan_limits import PlanLimits
-from llamasup.llama_server.settings import Profile
 from llamasup.planning.ladder import admit, step_down
 from llamasup.planning.projectors import Candidate, Pairing
+from llamasup.settings.model import Profile
 from llamasup.system.process.exit import Exit
 from tests.planning.plans import (
     BUILDS,

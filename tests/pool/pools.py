@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
-from llamasup.llama_server.settings import Settings
 from llamasup.models.names import NameIndex
 from llamasup.models.registry import Registry
-from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool import sizing
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.eviction_policy import Phase, ResidencyPolicy
@@ -30,6 +30,7 @@ from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.settings.model import ModelSettings, Settings
 from llamasup.supervision.events import Bus, ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
@@ -103,7 +104,7 @@ def spec_of(path: Path, *, stay: Stay | None = None, ctx_size: int = 512, **opti
         name,
         str(path),
         settings=Settings(alias=name, ctx_size=ctx_size, parallel=1),
-        options=ModelOptions(**options),  # type: ignore[arg-type]
+        options=ModelSettings(**options),  # type: ignore[arg-type]
         stay=Stay() if stay is None else stay,
         replicas=int(options.get("replicas") or 1),  # type: ignore[call-overload]
         identity=((str(path), status.st_size, status.st_mtime_ns),),
@@ -282,4 +283,4 @@ async def pooled(
 
 def with_context(spec: ModelSpec, ctx_size: int) -> ModelSpec:
     """The same model with another context, which needs another process."""
-    return replace(spec, settings=replace(spec.settings, ctx_size=ctx_size))
+    return replace(spec, settings=structs.replace(spec.settings, ctx_size=ctx_size))

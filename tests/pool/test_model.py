@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import ModelMissing
-from llamasup.llama_server.settings import Settings
-from llamasup.models.spec import ModelOptions, ModelSpec
+from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import RAM
 from llamasup.pool.model import as_unavailable, estimate_model
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.settings.model import ModelSettings, Settings
 from tests.paths import FIXTURES
 from tests.planning.plans import GIB
 
@@ -42,7 +42,7 @@ def needs_of(
         "tiny",
         str(model),
         settings=Settings(parallel=1, ctx_size=ctx_size, extra=extra),
-        options=ModelOptions(devices=devices),
+        options=ModelSettings(devices=devices),
         replicas=len(devices),
     )
     return estimate_model(spec, BUDGET, runtime, {}).needs

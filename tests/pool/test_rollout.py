@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit, LlamasupError
-from llamasup.models.spec import ModelOptions, ModelSpec, Stay
+from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import policy_for
+from llamasup.settings.model import ModelSettings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
@@ -94,7 +95,7 @@ async def test_later_change_replaces_an_impossible_one(tmp_path: Path, specs: Sp
 @async_test
 async def test_changed_model_is_swapped_side_by_side_if_both_fit(tmp_path: Path, specs: Specs) -> None:
     """No request waits or fails, and the old process finishes its requests in flight."""
-    specs["a"] = replace(specs["a"], options=ModelOptions(max_concurrent=4))
+    specs["a"] = replace(specs["a"], options=ModelSettings(max_concurrent=4))
     async with pooled(tmp_path, *specs.values()) as models:
         await models.load("b")
         in_flight = models.ask("a")
@@ -553,7 +554,7 @@ async def test_failed_change_restores_the_number_of_replicas(tmp_path: Path, spe
     policy = Policy(restart=SOON)
     async with pooled(tmp_path, specs["a"], runtime=runtime, policy=policy, capacity=2.5) as models:
         await models.load("a")
-        models.apply(replace(larger(specs["a"]), replicas=2, options=ModelOptions(replicas=2)))
+        models.apply(replace(larger(specs["a"]), replicas=2, options=ModelSettings(replicas=2)))
         assert await rollout_error(models, "a") is not None
 
         (runner,) = models["a"].runners

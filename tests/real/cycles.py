@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.llama_server.settings import Settings
 from llamasup.proxy.bind import bind
 from llamasup.service.run import RunOptions, Service
+from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import Bus
 from llamasup.supervision.states import State

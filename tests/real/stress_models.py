@@ -17,9 +17,9 @@ import httpx
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import ModelEntry
 from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
+from llamasup.settings.model import ModelEntry
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]
 

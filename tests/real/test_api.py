@@ -12,9 +12,10 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Memory, ModelEntry
-from llamasup.config.units import Size
 from llamasup.gguf.demo import demo_model
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Memory
+from llamasup.settings.units import Size
 from llamasup.testing.models import truncated_decoder
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from llamasup.http.context_end import ContextWindow
-from llamasup.llama_server.settings import Settings
 from llamasup.observability.counters import RequestRecord
 from llamasup.queueing.endpoint import Endpoint
+from llamasup.settings.model import Settings
 from llamasup.supervision.states import State
 from tests.e2e.service import PATIENCE_S, Serving, serving
 

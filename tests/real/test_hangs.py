@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.llama_server.settings import Settings
+from llamasup.settings.model import Settings
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
 from llamasup.testing.models import write_large_decoder

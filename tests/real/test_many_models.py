@@ -21,10 +21,11 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Memory, ModelEntry
-from llamasup.config.units import Size
 from llamasup.gguf.demo import demo_model
 from llamasup.pool.eviction_policy import ResidencyPolicy
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Memory
+from llamasup.settings.units import Size
 from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay

@@ -13,8 +13,9 @@ from msgspec import structs
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Downloads, ModelEntry
 from llamasup.gguf.demo import demo_model
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Downloads
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 

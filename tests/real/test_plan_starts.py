@@ -22,9 +22,9 @@ from llamasup.gguf.files import read_model
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.inspect import find_runtime
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.memory.kv_cache import ContextShape, kv_bytes
 from llamasup.planning.plan import LaunchPlan, plan
+from llamasup.settings.model import Settings
 from llamasup.system.hardware.probe import hardware
 
 pytestmark = [

@@ -21,13 +21,13 @@ import psutil
 import pytest
 
 from llamasup.http.address import TcpAddress
-from llamasup.llama_server.settings import Settings
 from llamasup.observability.counters import RequestRecord
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
 from llamasup.pool.catalog.single import Supervisor
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.proxy import Proxy, ProxyConfig, bind
+from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, Policy, StartRequested, State, StopRequested

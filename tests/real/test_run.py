@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import openai
+import psutil
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
@@ -189,3 +191,12 @@ def test_errors_of_llama_server_keep_their_shape(client: openai.OpenAI) -> None:
     error = json.loads(caught.value.response.text)["error"]
     assert error["type"] == "exceed_context_size_error"
     assert error["n_prompt_tokens"] > error["n_ctx"] > 0
+
+
+def test_server_runs_with_the_nice_value(runtime: str, tiny_model: Path) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, "--nice", "7") as running:
+        running.wait_for("ready")
+        (server,) = running.children()
+        threads = [thread.id for thread in server.threads()]
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {7}
+        assert psutil.Process(running.pid).nice() == 0

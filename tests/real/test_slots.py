@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.store import sweep_slots
+from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, ServerWarned
 from llamasup.supervision.states import KillRequested, State, StopRequested
 from llamasup.testing.architectures import tiny_model

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.config.config_keys import Config, ModelEntry, ModelKeys
+from llamasup.config.config_keys import Config
 from llamasup.models.diff import changes
 from llamasup.models.spec import ModelSpec
 from llamasup.service.inventory import read_inventory, search_paths
+from llamasup.settings.model import ModelEntry, ModelSettings
 from llamasup.testing.models import tiny_decoder, tiny_encoder, tiny_lora, tiny_projector
 
 
@@ -151,7 +152,7 @@ def test_attachments_in_the_config_are_watched_with_their_model(
     config = {
         "models": Config(models_dir=folders, models={"a": ModelEntry(**said)}),
         "rule": Config(models_dir=folders, models={"*": ModelEntry(**said)}),
-        "defaults": Config(models_dir=folders, defaults=ModelKeys(**said)),
+        "defaults": Config(models_dir=folders, defaults=ModelSettings(**said)),
     }[where]
     assert search_paths(config).paths == (str(beside),)
     before = specs(config)

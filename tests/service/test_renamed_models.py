@@ -8,16 +8,18 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 from msgspec.structs import replace
 
 import llamasup
 from llamasup.config import Config
-from llamasup.config.config_keys import Downloads, ModelEntry
 from llamasup.downloads.manager import Listener
 from llamasup.gguf.demo import demo_model
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.eviction_policy import Phase
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Downloads
 from llamasup.supervision.events import StateChanged
 from tests.hub import running_hub
 from tests.pool.pools import (
@@ -47,7 +49,7 @@ def other(tmp_path: Path, tiny_model: Path) -> ModelSpec:
 
 def called(spec: ModelSpec, id_: str, *aliases: str) -> ModelSpec:
     """As the registry makes it where the config gives it this name."""
-    return replace(spec, id=id_, aliases=aliases, settings=replace(spec.settings, alias=id_))
+    return replace(spec, id=id_, aliases=aliases, settings=structs.replace(spec.settings, alias=id_))
 
 
 def far(spec: ModelSpec, name: str) -> ModelSpec:
@@ -142,7 +144,7 @@ async def test_new_name_with_new_settings_swaps_the_process_without_errors(
         old = it.pids("x")["x"]
         waiting = it.ask("x")
         named = called(spec, "chat", "x")
-        it.apply(replace(named, settings=replace(named.settings, ctx_size=600)))
+        it.apply(replace(named, settings=structs.replace(named.settings, ctx_size=600)))
 
         assert await waiting.served_by() == 1
         assert waiting.lease is not None

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.settings import Settings
 from llamasup.llama_server.slots.policy import SavedSet
 from llamasup.llama_server.slots.store import SlotStore
+from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, ServerWarned
 from llamasup.supervision.states import State, StopRequested
 from llamasup.testing.fake_server import install

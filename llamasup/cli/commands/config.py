@@ -17,7 +17,7 @@ from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, plural
 from llamasup.errors import ConfigInvalid, LlamasupError, OutputFailed, UsageInvalid
-from llamasup.models.names import is_pattern
+from llamasup.settings.names import is_pattern
 from llamasup.system.storage.folders import atomic_write, device_and_inode, models_folder
 from llamasup.system.storage.paths import expanded
 from llamasup.system.text import path_text, printable

@@ -10,14 +10,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile, environment_keys
-from llamasup.config.config_keys import Config, ModelKeys
+from llamasup.config.config_keys import Config
 from llamasup.config.issues import NOT_SHOWN, Issue, Place, issue_at, place_text, shown
-from llamasup.config.kinds import FilePath, Many
-from llamasup.config.reading import Reading, keys_of
+from llamasup.config.reading import Reading
 from llamasup.errors import ConfigInvalid, LlamasupError, RuntimeMissing
 from llamasup.http.address import is_local
 from llamasup.models.registry import Registry
 from llamasup.models.rules import Problem
+from llamasup.settings.declaration import settings_of
+from llamasup.settings.kinds import FilePath, Many
+from llamasup.settings.model import ModelSettings
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import printable
 
@@ -169,7 +171,7 @@ def _paths(reading: Reading) -> _Found:
             yield ("listen", number), problem
 
 
-def _model_keys(config: Config) -> list[tuple[Place, ModelKeys]]:
+def _model_keys(config: Config) -> list[tuple[Place, ModelSettings]]:
     """The defaults and each model's own values, by their place in the config."""
     models = [(("models", name), keys) for name, keys in config.models.items()]
     return [(("defaults",), config.defaults), *models]
@@ -178,7 +180,7 @@ def _model_keys(config: Config) -> list[tuple[Place, ModelKeys]]:
 def _model_files(reading: Reading) -> _Found:
     config = reading.config
     for at, keys in _model_keys(config):
-        for key, (field, declared) in keys_of(type(keys)).items():
+        for key, (field, declared) in settings_of(type(keys)).items():
             value, kind = getattr(keys, field), declared.kind
             files: list[tuple[Place, str]] = []
             if isinstance(kind, Many) and value:

@@ -20,9 +20,9 @@ from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import ServiceManagerFailed, UsageInvalid
-from llamasup.llama_server.settings import Settings
 from llamasup.service.systemd.systemctl import Units
 from llamasup.service.systemd.unit_file import Unit, checked_name, name_for, own_folders, unit_text
+from llamasup.settings.model import Settings
 
 if TYPE_CHECKING:
     from llamasup.config import Config

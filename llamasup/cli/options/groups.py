@@ -20,7 +20,6 @@ from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
 __all__ = [
     "Group",
     "Option",
-    "count",
     "duration",
     "format_arguments",
     "many",
@@ -30,6 +29,7 @@ __all__ = [
     "takes_groups",
     "text",
     "time_limit",
+    "value_option",
 ]
 
 Convert = Callable[[typer.Context, Any], Any]
@@ -118,29 +118,24 @@ def text(
     read: Callable[[str], Any] | None = None,
 ) -> Option:
     """``read`` converts the text, and returns a converted value unchanged."""
-    return _option(_field(flag), flag, metavar, help, default, str, read=read)
+    return value_option(_field(flag), flag, metavar, help, default, str, read=read)
 
 
 def number(flag: str, metavar: str, help: str, default: int | None = None) -> Option:
-    return _option(_field(flag), flag, metavar, help, default, int, read=whole_number)
-
-
-def count(flag: str, metavar: str, help: str, default: int | None = None, *, minimum: int = 0) -> Option:
-    read = functools.partial(whole_number, minimum=minimum)
-    return _option(_field(flag), flag, metavar, help, default, int, read=read)
+    return value_option(_field(flag), flag, metavar, help, default, int, read=whole_number)
 
 
 def duration(flag: str, help: str, default: float) -> Option:
-    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, default, float, read=seconds)
+    return value_option(f"{_field(flag)}_s", flag, "SECONDS", help, default, float, read=seconds)
 
 
 def time_limit(flag: str, help: str) -> Option:
     """Seconds; None (no limit) for 0 and without the option."""
-    return _option(f"{_field(flag)}_s", flag, "SECONDS", help, None, float, read=seconds_or_never)
+    return value_option(f"{_field(flag)}_s", flag, "SECONDS", help, None, float, read=seconds_or_never)
 
 
 def path(flag: str, help: str, metavar: str = "PATH") -> Option:
-    return _option(_field(flag), flag, metavar, help, None, Path)
+    return value_option(_field(flag), flag, metavar, help, None, Path)
 
 
 def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, on: Any = True) -> Option:
@@ -170,7 +165,7 @@ def many(
     )
 
 
-def _option(
+def value_option(
     field: str,
     flag: str,
     metavar: str,
@@ -180,6 +175,7 @@ def _option(
     *,
     read: Callable[[Any], Any] | None = None,
 ) -> Option:
+    """An option with a value of the type ``kind``."""
     return Option(
         field,
         default=default,

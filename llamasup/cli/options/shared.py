@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from llamasup.cli.options.from_settings import setting_option
 from llamasup.cli.options.groups import (
     Group,
-    count,
     duration,
     format_arguments,
     many,
@@ -23,7 +23,7 @@ from llamasup.cli.options.groups import (
 from llamasup.cli.options.model import SETTINGS
 from llamasup.cli.options.parsers import checked, one_of
 from llamasup.http.address import allowed_host, allowed_media_host, allowed_origin
-from llamasup.llama_server.settings import Settings
+from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import HALF_OPEN_S, RestartPolicy
 
 __all__ = [
@@ -127,23 +127,15 @@ SERVING = Group(
             "Let llama-server fetch media from this host for URLs in requests; `any`: from every host.",
             read=checked(allowed_media_host),
         ),
-        count(
-            "--max-concurrent", "N", "Limit of concurrent requests. Default: the number of slots.", minimum=1
-        ),
-        count("--max-queued", "N", "Limit of queued requests. Further requests are refused.", 256),
-        duration(
-            "--wait-timeout",
-            "How long a request may wait for a busy or loading model; 0: do not wait.",
-            120.0,
-        ),
+        setting_option("max_concurrent"),
+        setting_option("max_queued"),
+        setting_option("wait_timeout_s"),
         time_limit("--request-timeout", "How long a request may take; 0: no limit."),
         switch(
             "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
         ),
-        switch(
-            "--no-warmup", "Do not generate a test token after a start.", field="warm_up", off=True, on=False
-        ),
-        duration("--drain-timeout", "How long a stop waits for requests in flight to finish.", 30.0),
+        setting_option("warm_up"),
+        setting_option("drain_timeout_s"),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
         time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),

@@ -18,10 +18,9 @@ from msgspec import Struct
 
 from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.argv_builder import CommandLine, Reason
-from llamasup.llama_server.settings import Settings
+from llamasup.settings.model import Settings
 
 __all__ = [
-    "MAX_BYTES",
     "MIN_TOKENS",
     "STRAY_AFTER_S",
     "FileState",
@@ -42,10 +41,6 @@ __all__ = [
 FileState = tuple[str, int, int]
 """Path, size in bytes, time of modification in nanoseconds."""
 
-MAX_BYTES: Final = 10 << 30
-"""The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
-parameters (128 KiB per token in f16).
-"""
 # Each save reads the lists of all sets, so their number is limited, too.
 _MAX_SETS = 256
 MIN_TOKENS: Final = 32

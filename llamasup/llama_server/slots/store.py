@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from llamasup.errors import FolderUnusable
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.llama_server.slots.policy import (
-    MAX_BYTES,
     STRAY_AFTER_S,
     FileState,
     KeptSlots,
@@ -35,6 +34,7 @@ from llamasup.llama_server.slots.policy import (
     list_name,
     sets_to_remove,
 )
+from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write, cache_folder, open_private, private_folder
 from llamasup.system.text import INVALID_JSON
@@ -104,7 +104,7 @@ class Taken(Struct, frozen=True):
 class SlotStore:
     """``most_bytes``: the limit for all sets. Files that are being written may exceed it."""
 
-    def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = SLOTS_BYTES) -> None:
         self._folder = folder
         self.most_bytes = most_bytes
 

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.gguf.files import split_name, split_paths
 from llamasup.http.address import addresses
 from llamasup.llama_server.argv_builder import with_absolute_paths
-from llamasup.llama_server.settings import Settings
 from llamasup.planning.facts import DEMO, Launch, prepare
 from llamasup.service.systemd.installation import (
     CREDENTIALS,
@@ -28,6 +27,7 @@ from llamasup.service.systemd.installation import (
     written_folders,
 )
 from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, name_for
+from llamasup.settings.model import Settings
 from llamasup.system.storage.paths import expanded
 
 __all__ = ["ServiceRequest", "model_paths", "unit_for"]
@@ -94,7 +94,7 @@ def unit_for(request: ServiceRequest, environ: Mapping[str, str]) -> Unit:
 def _keep_none(launch: Launch, given: Settings) -> Settings:
     """The settings with absolute paths, and with the user's "none"."""
     found = launch.settings
-    return found if found.mmproj is not None else replace(found, mmproj=given.mmproj)
+    return found if found.mmproj is not None else structs.replace(found, mmproj=given.mmproj)
 
 
 def model_paths(launch: Launch, *, is_demo: bool = False) -> tuple[Launch, list[Path]]:
@@ -108,7 +108,7 @@ def model_paths(launch: Launch, *, is_demo: bool = False) -> tuple[Launch, list[
         return str(path)
 
     settings = launch.settings
-    settings = replace(
+    settings = structs.replace(
         settings,
         draft_model=None if settings.draft_model is None else plain(settings.draft_model),
         mmproj=None if settings.mmproj is None else plain(settings.mmproj),

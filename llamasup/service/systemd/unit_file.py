@@ -15,7 +15,7 @@ from pathlib import PurePath
 from msgspec import Struct
 
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.settings import names_of
+from llamasup.settings.names import names_of
 
 __all__ = [
     "MARKER",

@@ -17,7 +17,6 @@ from llamasup.errors import UsageInvalid
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.help_text import Capabilities
-from llamasup.llama_server.settings import names_of
 from llamasup.llama_server.user_options import (
     ParsedOption,
     ParsedOptions,
@@ -25,6 +24,7 @@ from llamasup.llama_server.user_options import (
     options_in_environ,
     parse_options,
 )
+from llamasup.settings.names import names_of
 
 __all__ = [
     "Tls",

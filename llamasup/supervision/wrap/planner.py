@@ -107,6 +107,7 @@ class WrappedPlan(Struct, frozen=True):
     parallel: int | None = None
     ctx_size: int | None = None
     slots: KeptSlots | None = None
+    nice: int | None = None
     device: str | None = None
 
 

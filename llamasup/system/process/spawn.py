@@ -32,6 +32,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,18 @@ _EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 _PIPE_BYTES = 1 << 20
 
 
-def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder: Path | None = None) -> Child:
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    run_folder: Path | None = None,
+    nice: int | None = None,
+) -> Child:
     """Start ``argv`` with exactly this environment and working folder; the caller owns the result.
 
-    With ``run_folder`` the environment gets one more entry, the tag that identifies descendants.
+    With ``run_folder`` the environment gets one more entry, the tag that identifies descendants. ``nice`` is
+    ignored where there are no nice values (Windows).
 
     A relative ``argv[0]`` starts at the supervisor's working folder, a bare name is searched in ``env``'s
     PATH. Raises BrokenRuntime if it cannot be executed. On Linux an executable of another machine's format
@@ -93,10 +102,23 @@ def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, run_folder:
     finally:
         os.close(write_fd)
     restore_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
+    if nice is not None:
+        _set_niceness(popen.pid, nice)
     child = Child(popen, read_fd, _job(popen))
     if run_folder is not None:
         child.record(run_folder, path, env)
     return child
+
+
+def _set_niceness(pid: int, nice: int) -> None:
+    if sys.platform == "win32":
+        return
+    with suppress(OSError):  # below that of llamasup, which is not permitted; or it has already ended
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+    # With autogroup, as on desktops, Linux compares nice values only within a session. The child has its own
+    # session, which gets this nice value, too.
+    with suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class Child:

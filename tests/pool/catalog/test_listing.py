@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.settings import Settings
 from llamasup.models.access import ResolvedModel, resolved
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
+from llamasup.settings.model import Settings
 from tests.planning.plans import GIB, bert, model
 
 HERE = ModelSpec(

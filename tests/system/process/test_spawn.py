@@ -83,6 +83,30 @@ def is_gone(pid: int) -> bool:
     return True
 
 
+def autogroup_of(pid: int) -> int | None:
+    """The nice value of the session; None if the kernel has no autogroup."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except FileNotFoundError:
+        return None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no nice values")
+@pytest.mark.parametrize("nice", [None, 0, 7])
+def test_child_has_the_nice_value_in_its_own_session(run: Run, tmp_path: Path, nice: int | None) -> None:
+    async def test() -> None:
+        child = spawn(["sleep", "60"], env=ENV, cwd=tmp_path, nice=nice)
+        try:
+            assert os.getpriority(os.PRIO_PROCESS, child.pid) == (nice or 0)
+            assert autogroup_of(child.pid) in (None, nice or 0)
+        finally:
+            child.kill_group()
+            await child.wait()
+            os.close(child.output_fd)
+
+    run(test())
+
+
 # --- the end ---------------------------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llamasup.errors import UsageInvalid
-from llamasup.llama_server.settings import Names, names_of
+from llamasup.settings.names import Names, names_of
 
 
 @pytest.mark.parametrize(

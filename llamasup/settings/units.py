@@ -12,8 +12,7 @@ _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _NUMBER = r"\d{1,9}(?:\.\d{1,6})?"
 # Larger units first, each once: 1h30m, not 30m1h.
 DURATION = f"(?=\\d){''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)}"
-_DURATION = re.compile("(?=\\d)" + "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS_S), re.ASCII)
-_SECONDS = re.compile(_NUMBER, re.ASCII)
+_DURATION = "(?=\\d)" + "".join(f"(?:({_NUMBER}){unit})?" for unit in _UNITS_S)
 _MAX_S = 10 * 365 * 86_400.0  # ten years: longer is a typing error, and timers overflow after some centuries
 
 _BYTES = {
@@ -22,7 +21,7 @@ _BYTES = {
 }  # fmt: skip
 SIZE = f"{_NUMBER} ?(?:{'|'.join(_BYTES)})"
 PERCENT = f"{_NUMBER}%"
-_SIZE = re.compile(f"(-?)({_NUMBER}) ?([A-Za-z%]*)", re.ASCII)
+_SIZE = f"(-?)({_NUMBER}) ?([A-Za-z%]*)"
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -47,10 +46,10 @@ class Size(msgspec.Struct, frozen=True):
 
 def read_duration(text: str) -> float | None:
     """Seconds; a bare number is seconds. None: not a time."""
-    if _SECONDS.fullmatch(text):
+    if re.fullmatch(_NUMBER, text, re.ASCII):
         seconds = float(text)
     else:
-        parts = _DURATION.fullmatch(text)
+        parts = re.fullmatch(_DURATION, text, re.ASCII)
         if parts is None:
             return None
         seconds = sum(
@@ -66,19 +65,17 @@ def duration_text(seconds: float) -> str:
     if seconds == float("inf"):
         return "never"
     parts: list[str] = []
-    for unit, unit_s in _UNITS_S.items():
-        if unit == "s":
-            break
-        count = int(seconds // unit_s)
+    for unit in ("d", "h", "m"):
+        count = int(seconds // _UNITS_S[unit])
         if count:
             parts.append(f"{count}{unit}")
-            seconds -= count * unit_s
+            seconds -= count * _UNITS_S[unit]
     return "".join(parts) + (f"{seconds:g}s" if seconds or not parts else "")
 
 
 def read_size(text: str) -> tuple[Size | None, str]:
     """The size, or the reason why the text is not one ("": it does not look like a size)."""
-    parts = _SIZE.fullmatch(text)
+    parts = re.fullmatch(_SIZE, text, re.ASCII)
     if parts is None:
         return None, ""
     minus, number, unit = parts.groups()

@@ -1,7 +1,7 @@
-"""The declaration of a config key, and the kinds of values: parsing, and description in JSON Schema.
+"""The kinds of values of settings: parsing, and description in words and in JSON Schema.
 
-A kind gets the raw text. The key decides the type, not the look of the value, so YAML's own guesses (``no``,
-``080``, ``1:30``, ``2026-01-01``) do not apply.
+A kind gets the raw text. The setting decides the type, not the look of the value, so YAML's own guesses
+(``no``, ``080``, ``1:30``, ``2026-01-01``) do not apply.
 """
 
 from __future__ import annotations
@@ -11,40 +11,22 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Struct
 
-from llamasup.config.units import Size, read_duration, read_size
-from llamasup.errors import UsageInvalid
-from llamasup.http.address import (
-    ANY_HOST,
-    Address,
-    TcpAddress,
-    UnixAddress,
-    allowed_host,
-    allowed_media_host,
-    allowed_origin,
-    invalid_host_remedy,
-)
-from llamasup.models.names import is_pattern, why_not_a_name
+from llamasup.settings.names import MAX_LETTERS, NAME, is_pattern, why_not_a_name
+from llamasup.settings.units import DURATION, PERCENT, SIZE, Size, read_duration, read_size
 
 __all__ = [
-    "NAME",
     "Boolean",
     "Endpoint",
     "FilePath",
-    "HostName",
     "Integer",
     "IntegerOr",
     "InvalidValue",
-    "Key",
     "Kind",
-    "Listen",
     "Many",
-    "MediaHost",
     "Name",
     "Named",
     "OneOf",
-    "Origin",
     "Repo",
     "RuntimeName",
     "ScalarKind",
@@ -53,14 +35,12 @@ __all__ = [
     "Text",
     "Time",
     "Url",
+    "ValueKind",
 ]
 
-NAME = r"[A-Za-z0-9._/:@+-]+"
 _PATTERN = r"[A-Za-z0-9._/:@+*?-]+"
-_MAX_NAME = 256
-_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)")
+_WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _MAX_DIGITS = 18  # fits 64 bits, and int() of a million digits takes minutes
-_HOST_PORT = re.compile(r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})")
 _REPO = r"[A-Za-z0-9_-][A-Za-z0-9._-]*/[A-Za-z0-9_-][A-Za-z0-9._-]*(?::[A-Za-z0-9._-]+)?"
 
 
@@ -91,7 +71,9 @@ class ScalarKind(Protocol):
     def schema(self) -> Mapping[str, Any]: ...
 
 
-class _Kind(Struct, frozen=True):
+class ValueKind(msgspec.Struct, frozen=True):
+    """The usual answers of a ``ScalarKind``."""
+
     @property
     def needs_plain(self) -> bool:
         return False
@@ -101,7 +83,7 @@ class _Kind(Struct, frozen=True):
         return False
 
 
-class Text(_Kind, frozen=True):
+class Text(ValueKind, frozen=True):
     allowed: str = "text"
     pattern: str = ""
 
@@ -116,7 +98,7 @@ class Text(_Kind, frozen=True):
         return {"type": ["string", "number", "boolean"]}  # a flag's value: 42 need not be in quotes
 
 
-class Boolean(_Kind, frozen=True):
+class Boolean(ValueKind, frozen=True):
     @property
     def allowed(self) -> str:
         return "true or false"
@@ -134,7 +116,7 @@ class Boolean(_Kind, frozen=True):
         return {"type": "boolean"}
 
 
-class Integer(_Kind, frozen=True):
+class Integer(ValueKind, frozen=True):
     minimum: int = 0
     maximum: int = 1 << 31  # llama-server's own numbers have 32 bits
 
@@ -149,7 +131,7 @@ class Integer(_Kind, frozen=True):
         return True
 
     def parse(self, text: str) -> int:
-        if not _WHOLE.fullmatch(text):
+        if not re.fullmatch(_WHOLE, text):
             if text.isascii() and text.isdigit():
                 raise InvalidValue("YAML reads a number with a leading 0 as octal")
             raise InvalidValue
@@ -163,7 +145,7 @@ class Integer(_Kind, frozen=True):
         )
 
 
-class OneOf(_Kind, frozen=True):
+class OneOf(ValueKind, frozen=True):
     choices: tuple[str, ...]
 
     @property
@@ -182,7 +164,7 @@ class OneOf(_Kind, frozen=True):
         return {"enum": [*self.choices, *booleans]}
 
 
-class IntegerOr(_Kind, frozen=True):
+class IntegerOr(ValueKind, frozen=True):
     minimum: int
     choices: tuple[str, ...]
 
@@ -197,7 +179,7 @@ class IntegerOr(_Kind, frozen=True):
         return {"anyOf": [Integer(self.minimum).schema(), {"enum": list(self.choices)}]}
 
 
-class Time(_Kind, frozen=True):
+class Time(ValueKind, frozen=True):
     """Seconds. ``never``: the word is allowed, for infinity; ``zero_is_none``: 0 means no limit."""
 
     never: bool = False
@@ -217,13 +199,11 @@ class Time(_Kind, frozen=True):
         return None if self.zero_is_none and not seconds else seconds
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.units import DURATION
-
         pattern = f"^(?:{DURATION}{'|never' if self.never else ''})$"
         return {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": pattern}]}
 
 
-class SizeText(_Kind, frozen=True):
+class SizeText(ValueKind, frozen=True):
     percent: bool = True
 
     @property
@@ -237,15 +217,13 @@ class SizeText(_Kind, frozen=True):
         return size
 
     def schema(self) -> Mapping[str, Any]:
-        from llamasup.config.units import PERCENT, SIZE
-
         return {"type": "string", "pattern": f"^(?:{SIZE}{f'|{PERCENT}' if self.percent else ''})$"}
 
 
 # --- names -------------------------------------------------------------------------------------------
 
 
-class Name(_Kind, frozen=True):
+class Name(ValueKind, frozen=True):
     """A model's name; ``pattern``: wildcards are allowed."""
 
     pattern: bool = False
@@ -264,10 +242,10 @@ class Name(_Kind, frozen=True):
 
     def schema(self) -> Mapping[str, Any]:
         letters = _PATTERN if self.pattern else NAME
-        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": _MAX_NAME}
+        return {"type": "string", "pattern": rf"^(?!/)(?!.*\.\.){letters}$", "maxLength": MAX_LETTERS}
 
 
-class Repo(_Kind, frozen=True):
+class Repo(ValueKind, frozen=True):
     @property
     def allowed(self) -> str:
         return "org/repo or org/repo:quant"
@@ -281,7 +259,7 @@ class Repo(_Kind, frozen=True):
         return {"type": "string", "pattern": f"^{_REPO}$"}
 
 
-class Url(_Kind, frozen=True):
+class Url(ValueKind, frozen=True):
     """``http`` is accepted here; ``consistency`` refuses it unless another key allows it."""
 
     allowed: str = "an https URL of a .gguf file"
@@ -308,7 +286,7 @@ class Endpoint(Url, frozen=True):
         return Url.parse(self, text).rstrip("/")
 
 
-class RuntimeName(_Kind, frozen=True):
+class RuntimeName(ValueKind, frozen=True):
     """None for ``auto``. The reader makes a path absolute."""
 
     @property
@@ -324,94 +302,10 @@ class RuntimeName(_Kind, frozen=True):
         return {"type": "string", "minLength": 1}
 
 
-# --- addresses ---------------------------------------------------------------------------------------
+# --- paths, lists and sections ------------------------------------------------------------------------
 
 
-class Listen(_Kind, frozen=True):
-    """An address to listen on. The reader makes the path of a socket absolute."""
-
-    @property
-    def allowed(self) -> str:
-        return "HOST:PORT such as 127.0.0.1:8080 or [::1]:8080, or a path that ends in .sock"
-
-    def parse(self, text: str) -> Address:
-        if text.endswith(".sock"):
-            return UnixAddress(text)
-        parts = _HOST_PORT.fullmatch(text)
-        if parts is None:
-            raise InvalidValue(_why_not_an_address(text))
-        host, port = parts["host"], int(parts["port"])
-        if not host:
-            raise InvalidValue("the host is missing; use 0.0.0.0 or [::] for all addresses of this machine")
-        host = host.removeprefix("[").removesuffix("]")
-        if not host or any(letter.isspace() for letter in host) or "/" in host or "," in host:
-            raise InvalidValue
-        if port > 65535:
-            raise InvalidValue("the port is above 65535")
-        return TcpAddress(host, port)
-
-    def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "pattern": r"^(?:.+\.sock|(?:\[[^\[\]]+\]|[^:\[\]/\s,]+):[0-9]{1,5})$"}
-
-
-def _why_not_an_address(text: str) -> str:
-    if text.count(":") > 1 and "[" not in text and "/" not in text:
-        return "an IPv6 address needs brackets"
-    bare = text.removeprefix("[").removesuffix("]")
-    return "" if not bare or bare.isdigit() or invalid_host_remedy(bare) else "the port is missing"
-
-
-class HostName(_Kind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "a host name without a port, such as llm.example.net"
-
-    def parse(self, text: str) -> str:
-        return _checked(allowed_host, text)
-
-    def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "minLength": 1}
-
-
-class Origin(_Kind, frozen=True):
-    @property
-    def allowed(self) -> str:
-        return "an origin such as https://chat.example.net"
-
-    def parse(self, text: str) -> str:
-        return _checked(allowed_origin, text)
-
-    def schema(self) -> Mapping[str, Any]:
-        return {"type": "string", "pattern": "^[a-zA-Z][a-zA-Z0-9+.-]*://[^/*]+$"}
-
-
-class MediaHost(_Kind, frozen=True):
-    """``true``: every host. ``false``: no host, as an empty string that ``serve_options`` drops."""
-
-    @property
-    def allowed(self) -> str:
-        return "false, true for any host, or a host such as cdn.example.net or 10.0.0.5:8000"
-
-    def parse(self, text: str) -> str:
-        if text.lower() in ("true", "false"):
-            return ANY_HOST if text.lower() == "true" else ""
-        return _checked(allowed_media_host, text)
-
-    def schema(self) -> Mapping[str, Any]:
-        return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
-
-
-def _checked(check: Any, text: str) -> str:
-    try:
-        return str(check(text))
-    except UsageInvalid as error:
-        raise InvalidValue(f"it {error.message.removeprefix(f'{text!r} ').rstrip('.')}") from None
-
-
-# --- paths, lists, sections, and the declaration of a key --------------------------------------------
-
-
-class FilePath(Struct, frozen=True):
+class FilePath(msgspec.Struct, frozen=True):
     """A path, absolute once it is read; relative paths start at the config's folder.
 
     ``literal``: words that are not paths. ``hidden``: errors do not show the value, which may be a key pasted
@@ -424,7 +318,7 @@ class FilePath(Struct, frozen=True):
     as_text: bool = False
 
 
-class Many(Struct, frozen=True):
+class Many(msgspec.Struct, frozen=True):
     """A list of one kind. ``or_one``: a single value is a list of one."""
 
     kind: ScalarKind | FilePath
@@ -435,13 +329,14 @@ class Many(Struct, frozen=True):
         return f"a list, each {self.kind.allowed}"
 
 
-class Section(Struct, frozen=True):
-    """A mapping with the keys of a Struct."""
+class Section(msgspec.Struct, frozen=True):
+    """A mapping with the keys of a Struct. ``name``: in the JSON Schema, if it is not that of the Struct."""
 
     keys: type[msgspec.Struct]
+    name: str = ""
 
 
-class Named(Struct, frozen=True):
+class Named(msgspec.Struct, frozen=True):
     """A mapping with names that the file chooses. ``pattern``: the names may have wildcards."""
 
     of: Section | Many
@@ -449,11 +344,3 @@ class Named(Struct, frozen=True):
 
 
 Kind = ScalarKind | FilePath | Many | Section | Named
-
-
-class Key(Struct, frozen=True):
-    """The kind of a key's value, and its help text. ``default``: text for a default that is not a value."""
-
-    kind: Kind
-    about: str
-    default: str = ""

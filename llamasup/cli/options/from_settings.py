@@ -1,0 +1,73 @@
+"""Makes the options of the command line from the declarations of settings (``settings/model.py``)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+import typer
+from msgspec import structs
+
+from llamasup.cli.options.groups import Option, switch, value_option
+from llamasup.cli.options.parsers import one_of, seconds, whole_number
+from llamasup.settings.declaration import Flag, Setting, settings_of
+from llamasup.settings.kinds import Boolean, Integer, IntegerOr, Kind, OneOf, Time
+from llamasup.settings.model import ModelSettings, Settings
+
+__all__ = ["options_of_a_plan", "setting_option"]
+
+_DECLARED: Final = dict(settings_of(ModelSettings).values())
+_UNSET: Final = {field.name: field.default for field in structs.fields(Settings)}
+
+
+def options_of_a_plan() -> tuple[tuple[Option, ...], tuple[Option, ...]]:
+    """The options of the settings that decide a plan, in two parts: those to show first, and the others."""
+    flags = {field: setting.flag for field, setting in _DECLARED.items() if setting.flag is not None}
+    of_plan = {field: flag for field, flag in flags.items() if not flag.of_service}
+    first = tuple(setting_option(field) for field, flag in of_plan.items() if flag.first)
+    return first, tuple(setting_option(field) for field, flag in of_plan.items() if not flag.first)
+
+
+def setting_option(field: str) -> Option:
+    """The option of a setting that has a flag."""
+    setting = _DECLARED[field]
+    flag = setting.flag
+    assert flag is not None
+    name = f"--{flag.name or field.removesuffix('_s').replace('_', '-')}"
+    text = flag.help or setting.about
+    default = _default(field, setting, flag)
+    kind = setting.kind
+    if isinstance(kind, Boolean):
+        return switch(name, text, field=field, off=default, on=flag.on)
+    metavar, python_type, read = _reading(kind, flag)
+    return value_option(field, name, flag.metavar or metavar, text, default, python_type, read=read)
+
+
+def _default(field: str, setting: Setting, flag: Flag) -> Any:
+    """The value without the option. The service decides its own settings; a plan decides what is not set."""
+    if not flag.of_service:
+        return _UNSET[field]
+    return None if isinstance(setting.default, str) else setting.default
+
+
+def _reading(kind: Kind, flag: Flag) -> tuple[str, type, Any]:
+    """The usual metavar, the type for Typer, and the function that reads the text; None: no check."""
+    match kind:
+        case OneOf(choices):
+            return "|".join(choices), str, one_of(*choices)
+        case IntegerOr(_, choices):
+            return "|".join(("N", *choices)), str, partial(_integer_or, choices=choices, noun=flag.noun)
+        case Integer(minimum):
+            return "N", int, partial(whole_number, minimum=minimum) if flag.checked else whole_number
+        case Time():
+            return "SECONDS", float, seconds
+        case _:
+            return "PATH", str, None
+
+
+def _integer_or(text: str | int, *, choices: tuple[str, ...], noun: str) -> str | int:
+    if isinstance(text, int) or text in choices:
+        return text
+    if not text.isdecimal():
+        raise typer.BadParameter(f"{text!r} is not {', '.join((noun, *choices[:-1]))} or {choices[-1]}.")
+    return int(text)

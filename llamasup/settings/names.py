@@ -1,0 +1,63 @@
+"""Valid names of models, patterns of names, and the names of ``--alias``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+
+import msgspec
+
+from llamasup.errors import UsageInvalid
+
+__all__ = ["FORBIDDEN", "MAX_LETTERS", "NAME", "Names", "is_pattern", "names_of", "why_not_a_name"]
+
+MAX_LETTERS = 256
+"""Longer names are invalid, and expensive to compare."""
+
+NAME = r"[A-Za-z0-9._/:@+-]+"
+FORBIDDEN = re.compile(r"[^A-Za-z0-9._/:@+-]+")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")  # llama_split_path of llama.cpp
+
+
+def why_not_a_name(name: str) -> str:
+    """Why a name is invalid (X10); empty if it is valid."""
+    if not name:
+        return "is empty"
+    if len(name) > MAX_LETTERS:
+        return f"has {len(name)} characters, and {MAX_LETTERS} are allowed"
+    if (bad := FORBIDDEN.search(name)) is not None:
+        return f"contains {bad[0][:8]!r}; allowed are letters, digits and . _ / : @ + -"
+    if ".." in name:
+        return "contains '..', like a path that leads out of a folder"
+    if name.startswith("/"):
+        return "begins with '/', like an absolute path"
+    return ""
+
+
+def is_pattern(name: str) -> bool:
+    return "*" in name or "?" in name
+
+
+class Names(msgspec.Struct, frozen=True):
+    """``name`` is the one in answers; ``aliases`` are other names of the same model."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+
+
+def names_of(model_path: str, alias: str | None) -> Names:
+    """From ``--alias``, with commas between several names; else the file's name without its part number.
+
+    Raises UsageInvalid for an empty name.
+    """
+    if alias is None:
+        stem = _PART.sub("", PurePath(model_path).stem)
+        # For llama-server a comma ends the name.
+        return Names(stem.replace(",", "_").strip() or "model")
+    names = [name.strip() for name in alias.split(",")]
+    if not all(names):
+        raise UsageInvalid(
+            f"--alias {alias!r} has an empty name", remedy="give one name, or several with a comma between"
+        )
+    first, *others = dict.fromkeys(names)
+    return Names(first, tuple(others))

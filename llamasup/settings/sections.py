@@ -1,0 +1,144 @@
+"""The settings of the sections of a config, each declared once. Paths are absolute, times in seconds."""
+
+# The annotations are values, not strings: the command line reads them at each start.
+from pathlib import Path
+from typing import Annotated, Final
+
+from llamasup.settings.address_kinds import HostName, MediaHost, Origin
+from llamasup.settings.declaration import Setting, SettingGroup
+from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, SizeText, Time
+from llamasup.settings.units import Size
+
+__all__ = ["SLOTS_BYTES", "Auth", "Downloads", "Http", "Memory", "Slots"]
+
+SLOTS_BYTES: Final = 10 << 30
+"""The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
+parameters (128 KiB per token in f16).
+"""
+
+
+class Memory(SettingGroup, frozen=True, kw_only=True):
+    """The most memory that all models together may use. They never get memory that other programs use."""
+
+    ram: Annotated[
+        Size | None,
+        Setting(SizeText(), "Main memory for models, of this machine or its container.", "all free memory"),
+    ] = None
+    vram: Annotated[
+        Size | None, Setting(SizeText(), "GPU memory for models, on each GPU.", "all free memory")
+    ] = None
+
+
+class Auth(SettingGroup, frozen=True, kw_only=True):
+    """API keys. ``$LLAMASUP_API_KEY`` is a valid key too."""
+
+    api_key_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a key file", hidden=True),
+            "The file of API keys, written by llamasup key.",
+            "none",
+        ),
+    ] = None
+    insecure_no_auth: Annotated[
+        bool, Setting(Boolean(), "Allow listening on addresses that other machines can reach, without a key.")
+    ] = False
+
+
+class Http(SettingGroup, frozen=True, kw_only=True):
+    """Connections of clients, and logs of requests."""
+
+    allow_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            Many(HostName()),
+            "Further names that the Host header may have. localhost and the address are always allowed.",
+            "none",
+        ),
+    ] = ()
+    allow_origins: Annotated[
+        tuple[str, ...], Setting(Many(Origin()), "Origins of web pages that may send requests.", "none")
+    ] = ()
+    remote_media: Annotated[
+        tuple[str, ...],
+        Setting(
+            Many(MediaHost()), "Hosts from which llama-server may fetch the media URLs of requests.", "false"
+        ),
+    ] = ()
+    tls_cert: Annotated[
+        Path | None,
+        Setting(FilePath("the path of a PEM file"), "The certificate and its chain, to serve https.", "none"),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        Setting(FilePath("the path of a PEM file"), "The private key of the certificate.", "none"),
+    ] = None
+    stream_keepalive: Annotated[
+        bool,
+        Setting(Boolean(), "Send SSE comments while a stream waits, so that no proxy on the way closes it."),
+    ] = False
+    request_timeout_s: Annotated[
+        float | None, Setting(Time(zero_is_none=True), "The longest time for a request.", "no limit")
+    ] = None
+    access_log: Annotated[
+        Path | None,
+        Setting(
+            FilePath("a path, or - for standard error", literal=("-",)),
+            "The log file with one line of JSON for each request.",
+            "none",
+        ),
+    ] = None
+    slow_request_s: Annotated[
+        float | None,
+        Setting(
+            Time(zero_is_none=True),
+            "Log requests whose response takes longer than this to begin.",
+            "no requests are logged",
+        ),
+    ] = None
+
+
+class Downloads(SettingGroup, frozen=True, kw_only=True):
+    """Downloads of models."""
+
+    on_demand: Annotated[bool, Setting(Boolean(), "Download each org/repo[:quant] that a request names.")] = (
+        False
+    )
+    folder: Annotated[
+        Path | None,
+        Setting(
+            FilePath("a folder"),
+            "The folder for downloaded files.",
+            "the first of models_dir, else the folder of llamasup pull",
+        ),
+    ] = None
+    endpoint: Annotated[
+        str | None,
+        Setting(
+            Endpoint(), "The URL of the hub or of a mirror.", "$HF_ENDPOINT, else https://huggingface.co"
+        ),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a file with a token", hidden=True),
+            "The file with the token for the hub.",
+            "$HF_TOKEN, if set",
+        ),
+    ] = None
+    private_addresses: Annotated[
+        bool, Setting(Boolean(), "Allow downloads from private addresses, and over http.")
+    ] = False
+    parallel: Annotated[int, Setting(Integer(1, 16), "The number of connections for one file.")] = 4
+
+
+class Slots(SettingGroup, frozen=True, kw_only=True):
+    """Conversation caches of unloaded models."""
+
+    keep: Annotated[
+        bool,
+        Setting(Boolean(), "Save the caches when a model is unloaded, and restore them when it is loaded."),
+    ] = False
+    disk: Annotated[Size, Setting(SizeText(percent=False), "The disk space for all caches together.")] = Size(
+        bytes=SLOTS_BYTES
+    )

@@ -1,0 +1,109 @@
+"""A setting needs one declaration, and something that reads it: shown by adding one to a copy of llamasup."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llamasup.settings.model import ModelSettings
+from tests.paths import ROOT
+
+# The rooms that declare, read and show settings. What only these read has no effect.
+_ABOUT_SETTINGS = ("settings", "config", "cli", "api")
+_ENTRY = """    warmth: Annotated[
+        int | None,
+        Setting(Integer(0, 9), "How warm it is.", "lukewarm", flag=Flag(help="Warmth of the model.")),
+    ] = None
+"""
+_BEFORE = "    check_memory: Annotated["
+
+
+def unread(package: Path, fields: set[str]) -> set[str]:
+    """The ``fields`` that no module of the package reads as an attribute."""
+    seen: set[str] = set()
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in _ABOUT_SETTINGS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                seen.add(node.attr)
+    return fields - seen
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """llamasup with one more setting, and nothing that reads it."""
+    root = tmp_path_factory.mktemp("copy")
+    for folder in ("llamasup", "scripts", "docs"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    declarations = root / "llamasup" / "settings" / "model.py"
+    text = declarations.read_text()
+    assert text.count(_BEFORE) == 1
+    declarations.write_text(text.replace(_BEFORE, _ENTRY + _BEFORE))
+    assert python(root, "scripts/config_tables.py").returncode == 0
+    return root
+
+
+def python(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "100"}
+    return subprocess.run([sys.executable, *words], cwd=root, env=env, capture_output=True, text=True)
+
+
+def test_every_setting_is_read() -> None:
+    assert unread(ROOT / "llamasup", set(ModelSettings.__struct_fields__)) == set()
+
+
+def test_setting_that_nothing_reads_is_found(copy: Path) -> None:
+    fields = {*ModelSettings.__struct_fields__, "warmth"}
+    assert unread(copy / "llamasup", fields) == {"warmth"}
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_new_setting_is_an_option(copy: Path, command: str) -> None:
+    shown = python(copy, "-m", "llamasup", command, "--help").stdout
+    assert "--warmth N" in shown
+    assert "Warmth of the model." in shown
+
+
+def test_new_setting_is_a_key_of_a_config_with_its_limits(copy: Path) -> None:
+    config = copy / "config.yaml"
+    config.write_text("models_dir: .\ndefaults: {warmth: 10}\nmodels: {demo: {path: demo, warmth: 3}}\n")
+    checked = python(copy, "-m", "llamasup", "config", "check", str(config))
+    assert checked.returncode == 78
+    assert "defaults.warmth" in checked.stderr
+    assert "10" in checked.stderr
+    assert "models" not in checked.stderr
+
+
+def test_new_setting_is_in_the_json_schema(copy: Path) -> None:
+    schema = json.loads(python(copy, "-m", "llamasup", "config", "schema").stdout)
+    found = schema["$defs"]["ModelKeys"]["properties"]["warmth"]
+    assert "How warm it is." in json.dumps(found)
+    assert "9" in json.dumps(found)
+
+
+def test_new_setting_is_an_argument_in_python(copy: Path) -> None:
+    code = (
+        "import llamasup\n"
+        "from typing import get_type_hints\n"
+        "from llamasup.api.inputs import entry_of\n"
+        "assert entry_of('demo', {'warmth': 3}).warmth == 3\n"
+        "assert get_type_hints(llamasup.ModelArguments)['warmth'] == int | None\n"
+        "try: entry_of('demo', {'warmth': 10})\n"
+        "except llamasup.UsageInvalid as error: print(error.message)\n"
+    )
+    assert "warmth: invalid value 10" in python(copy, "-c", code).stdout
+
+
+def test_new_setting_is_in_the_documentation(copy: Path) -> None:
+    table = (copy / "docs" / "configuration.md").read_text()
+    (row,) = [line for line in table.splitlines() if line.startswith("| `warmth` |")]
+    assert "How warm it is." in row
+    assert "lukewarm" in row
