@@ -8,7 +8,7 @@ Context, level 1) and ``tracestate`` are forwarded unchanged and never created.
 from __future__ import annotations
 
 import re
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 from http import HTTPStatus
 
 import msgspec
@@ -98,8 +98,27 @@ class Head(msgspec.Struct):
 
 METHODS = frozenset({b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
 
-_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING = range(6)
-_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = range(6, 12)
+
+class _Header(Enum):
+    """What llamasup does with a header of a request."""
+
+    HOST = auto()
+    ORIGIN = auto()
+    BEARER = auto()
+    KEY = auto()
+    CONNECTION = auto()
+    CODING = auto()
+    EXPECT = auto()
+    ID = auto()
+    TRACE = auto()
+    UPGRADE = auto()
+    PRIORITY = auto()
+    DROP = auto()
+
+
+# Looking up a member of an Enum is a call of a Python function in Python 3.11.
+_HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, *_MORE = _Header
+_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = _MORE
 
 _KINDS = {
     b"host": _HOST,
@@ -112,7 +131,7 @@ _KINDS = {
     b"x-request-id": _ID,
     b"x-llamasup-priority": _PRIORITY,
     b"traceparent": _TRACE,
-    b"content-length": _DROP,  # llamasup frames the upstream request itself
+    b"content-length": _DROP,  # llamasup frames the upstream request itself (RFC 9112 §6)
     # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
     b"keep-alive": _DROP,
     b"proxy-authenticate": _DROP,
@@ -167,37 +186,38 @@ def read_head(
             continue
         if (rules.transparent and name in _TRANSPARENT) or (rules.credentials and kind in _CREDENTIALS):
             lines.append(name + b": " + value + b"\r\n")
-        if kind == _HOST:
+        if kind is _HOST:
             hosts += 1
             head.authority = value.strip(b" \t")
-        elif kind == _BEARER:
+        elif kind is _BEARER:
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 head.credentials += (token.strip(),)
-        elif kind == _KEY:
+        elif kind is _KEY:
             head.credentials += (value.strip(),)
-        elif kind == _CONNECTION:
+        elif kind is _CONNECTION:
             for token in value.lower().split(b","):
                 if (token := token.strip(b" \t")) not in _NOMINATE_NOTHING:
                     nominated.add(token)
-        elif kind == _ORIGIN:
+        elif kind is _ORIGIN:
             if head.origin is not None:
                 return HttpError(400, "more than one Origin header", close=True)
             head.origin = value.strip()
-        elif kind == _ID:
+        elif kind is _ID:
             head.request_id = value if _VALID_ID(value) else b""
-        elif kind == _TRACE:
+        elif kind is _TRACE:
             head.traceparent = b"" if traces else value
             traces += 1
             lines.append(name + b": " + value + b"\r\n")
-        elif kind == _CODING:
+        elif kind is _CODING:
+            # RFC 9112 §6.1: chunked has to be the last coding, and HTTP/1.0 knows none.
             if version == "1.0" or value.strip(b" \t").lower() != b"chunked":
                 # Without the header, llama-server would misread a body in another coding.
                 return HttpError(
                     400, "the only Transfer-Encoding served here is chunked, in HTTP/1.1", close=True
                 )
             head.chunked = True
-        elif kind == _PRIORITY:
+        elif kind is _PRIORITY:
             head.priority = _PRIORITIES.get(value.strip().lower())
             if head.priority is None and not rules.transparent:
                 return HttpError(
@@ -206,12 +226,13 @@ def read_head(
                     cause="bad_priority",
                     remedy="send high, normal or low, or leave the header out",
                 )
-        elif kind == _UPGRADE:
+        elif kind is _UPGRADE:
             head.upgrades = True
-        elif kind == _EXPECT:
+        elif kind is _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)
-            head.expects_continue = version == "1.1"
+            head.expects_continue = version == "1.1"  # RFC 9110 §10.1.1: ignored in HTTP/1.0
+    # RFC 9112 §3.2: exactly one Host in HTTP/1.1.
     if hosts > 1 or (hosts == 0 and version == "1.1" and not rules.transparent):
         return HttpError(
             400, f"a request must have exactly one Host header; this one has {hosts}", close=True

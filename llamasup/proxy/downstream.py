@@ -15,6 +15,7 @@ from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.interfaces import ProxyContext
+from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, PHASES, longest_s
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import answer_to, lease_for
@@ -26,8 +27,6 @@ from llamasup.queueing.unavailable import Unavailable
 __all__ = ["Downstream"]
 
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
-NEVER: Final = float("inf")
-_IDLE, _HEAD, _BODY, _BUSY = range(4)
 _FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
 _log = logging.getLogger("llamasup.proxy")
 _INTERNAL_ERROR = HttpError(
@@ -46,13 +45,13 @@ class Downstream(asyncio.Protocol):
         "_body_base",
         "_body_since",
         "_closing",
-        "_deadline",
         "_exchange",
         "_idle",
         "_idle_of_client",
         "_phase",
         "_reader",
         "_reading",
+        "_since",
         "_unauthenticated",
         "_unparsed",
         "_unsent",
@@ -77,8 +76,8 @@ class Downstream(asyncio.Protocol):
         self._unauthenticated = access.needs_key  # until the client sends a valid key
         self._reading = True
         self._closing = False
-        self._phase = _IDLE
-        self._deadline = NEVER
+        self._phase = NEW
+        self._since = 0.0  # when the phase began; of a body: when its last piece came, or should have come
         self._body_since = 0.0  # when the current body began, plus the time of pauses; 0: no body
         self._body_base = 0  # the bytes of the body that had arrived by then
         self._unsent = 0
@@ -96,7 +95,7 @@ class Downstream(asyncio.Protocol):
         peer = host_of(transport.get_extra_info("peername"))
         self._reader = RequestReader(proxy.limits, self._access, local_host, proxy.next_id, peer)
         self.transport.set_write_buffer_limits(high=proxy.limits.write_buffer_bytes)
-        self._deadline = monotonic() + proxy.limits.head_s
+        self._since = monotonic()
         try:
             refusal = proxy.on_connect(self, peer, unauthenticated=self._unauthenticated)
         except ConnectionAbortedError:
@@ -181,9 +180,9 @@ class Downstream(asyncio.Protocol):
 
     def _wait_for_more(self) -> None:
         """No request is complete: act on the part that has arrived, and set the deadline for the rest."""
-        reader, limits = self._reader, self.proxy.limits
+        reader = self._reader
         request = reader.partial
-        if self._phase == _IDLE and reader.begun:
+        if reader.begun and self._phase in (IDLE, NEW):
             self._idle.pop(self, None)
             self._idle_of_client.pop(self, None)
         if request is not None and request.key is not None and self._unauthenticated:
@@ -199,14 +198,14 @@ class Downstream(asyncio.Protocol):
                 request.expects_continue = False
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif reader.begun:
-            if self._phase != _HEAD:  # the deadline counts from the first byte of the head
-                self._phase = _HEAD
-                self._deadline = monotonic() + limits.head_s
-        elif self._phase != _IDLE:
+            if self._phase is not HEAD:  # the time counts from the first byte of the head
+                self._phase = HEAD
+                self._since = monotonic()
+        elif self._phase not in (IDLE, NEW):
             if not self._unauthenticated:
                 self._idle[self] = self._idle_of_client[self] = None
-            self._phase = _IDLE
-            self._deadline = monotonic() + limits.keepalive_s
+            self._phase = IDLE
+            self._since = monotonic()
 
     # --- a body that is buffered
 
@@ -231,9 +230,9 @@ class Downstream(asyncio.Protocol):
         if not self._body_since:
             self._body_since = now
             self._body_base = request.body_bytes
-        self._phase = _BODY
+        self._phase = BODY
         earned_s = (request.body_bytes - self._body_base) / limits.body_rate_bytes
-        self._deadline = min(now, self._body_since + earned_s) + limits.body_idle_s
+        self._since = min(now, self._body_since + earned_s)
 
     # --- a body that is forwarded while it arrives
 
@@ -258,14 +257,12 @@ class Downstream(asyncio.Protocol):
         exchange.start()
 
     def pause_upload(self) -> None:
-        self._phase = _BODY
-        self._deadline = NEVER  # the wait is not the client's fault
+        self._phase = PAUSED
         self._pause_reading()
 
     def upload_over(self) -> None:
         self._upload = None
-        self._phase = _BUSY
-        self._deadline = NEVER
+        self._phase = BUSY
         self._body_since = 0.0
         self._resume_reading()  # so that a disconnect is noticed
 
@@ -281,13 +278,12 @@ class Downstream(asyncio.Protocol):
         return request.keep_alive and not self.proxy.draining
 
     def _serve(self, request: Request) -> None:
-        if self._phase == _IDLE:
+        if self._phase in (IDLE, NEW):
             self._idle.pop(self, None)
             self._idle_of_client.pop(self, None)
         if self._unauthenticated and request.key is not None:
             self._mark_authenticated()
-        self._phase = _BUSY
-        self._deadline = NEVER
+        self._phase = BUSY
         self._body_since = 0.0
         if request.refusal is not None:
             self._refuse(request, request.refusal)
@@ -408,7 +404,8 @@ class Downstream(asyncio.Protocol):
             return
         self._closing = True
         self._unparsed.clear()
-        self._deadline = monotonic() + self.proxy.limits.linger_s
+        self._phase = CLOSING
+        self._since = monotonic()
         if not linger:
             self.transport.close()
             return
@@ -426,7 +423,7 @@ class Downstream(asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """Close the connection if no request runs: for a drain, or to make room for a new connection."""
-        if self._phase == _IDLE and not self._closing:
+        if self._phase in (IDLE, NEW) and not self._closing:
             self.close()
 
     def sweep(self, now: float) -> None:
@@ -440,17 +437,16 @@ class Downstream(asyncio.Protocol):
                 self._unsent_since = now
             elif now - self._unsent_since >= self.proxy.limits.send_stall_s:
                 self.transport.abort()
-        elif now < self._deadline:
+        elif now - self._since < longest_s(self._phase, self.proxy.limits):
             return
         elif self._closing:
             if self.transport.is_closing():
                 self.transport.abort()
             else:
                 self.transport.close()  # the linger time is over
-        elif self._phase == _IDLE:
+        elif not (part := PHASES[self._phase].part):
             self.close()
         else:
-            part = "head" if self._phase == _HEAD else "body"
             self._reader.refuse(
                 HttpError(408, f"the request's {part} took too long", cause="slow_request", close=True)
             )

@@ -223,7 +223,7 @@ class Exchange:
             is_chunked = framing is not None and framing.startswith(b"Transfer")
             rechunk = is_chunked and not request.http_1_0
             self._redacted = _RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
-        if framing is None:
+        if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
             framing = None

@@ -287,7 +287,7 @@ class RequestReader:
             return  # the parser ignores the body after an offered upgrade
         request, self.partial = self.partial, None
         self.length = None
-        if self._headers:  # trailers are ignored
+        if self._headers:  # trailers are ignored (RFC 9112 §7.1.2)
             self._headers = []
         self.begun = False
         self._progress = True

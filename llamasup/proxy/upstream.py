@@ -12,6 +12,7 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Final, Protocol, cast
 
 import httptools
@@ -28,10 +29,24 @@ LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more tha
 MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20; the parser accepts any number of zeros before them
 WITHOUT_BODY: Final = (b"204", b"304")  # whatever their Content-Length or Transfer-Encoding announces
 
-# _HEAD_HELD: only the head of a stream has arrived. llama-server sends it once a slot takes the request, and
-# then nothing until the prompt is done (b11434: 7.6 s of 8 s in a measured request). The head is held
-# back, because the request can be sent again until the client has received a byte (S10).
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HEAD_HELD = range(5)
+
+class Framing(Enum):
+    """What is read next: a head, or a body of this framing (RFC 9112 §6.3).
+
+    ``HEAD_HELD``: only the head of a stream has arrived. llama-server sends it once a slot takes the request,
+    and then nothing until the prompt is done (b11434: 7.6 s of 8 s in a measured request). The head is held
+    back, because the request can be sent again until the client has received a byte (S10).
+    """
+
+    HEAD = auto()
+    LENGTH = auto()
+    CHUNKED = auto()
+    UNTIL_CLOSE = auto()
+    HEAD_HELD = auto()
+
+
+# Looking up a member of an Enum is a call of a Python function in Python 3.11.
+_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HEAD_HELD = Framing
 
 
 class ResponseReceiver(Protocol):
@@ -247,7 +262,7 @@ class Upstream(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:  # bytes without a request: this connection cannot be trusted
             self.transport.abort()
-        elif self._mode == _CHUNKED:
+        elif self._mode is _CHUNKED:
             try:
                 self._feed(data)
             except httptools.HttpParserError:
@@ -260,7 +275,7 @@ class Upstream(asyncio.Protocol):
                 self._finish(exchange)
             else:
                 self._broken(exchange, "sent more than its response")
-        elif self._mode == _HEAD:
+        elif self._mode is _HEAD:
             known = self.pool.known_head
             if (
                 known is not None
@@ -271,7 +286,7 @@ class Upstream(asyncio.Protocol):
                 self._known_received(exchange, digits, data[known.bytes_beside_digits + len(digits) :])
             else:
                 self._head_received(exchange, data)
-        elif self._mode == _LENGTH:
+        elif self._mode is _LENGTH:
             self._remaining -= len(data)
             if self._remaining < 0:
                 self._broken(exchange, "sent more than its Content-Length")
@@ -281,7 +296,7 @@ class Upstream(asyncio.Protocol):
                 if self._headers_complete:
                     self._renew_parser()  # the rest of the body has bypassed the old one
                 self._finish(exchange)
-        elif self._mode == _HEAD_HELD:
+        elif self._mode is _HEAD_HELD:
             self._release_head(exchange, data)
         else:
             exchange.relay(data)
@@ -290,7 +305,7 @@ class Upstream(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
-        if self._mode == _UNTIL_CLOSE:
+        if self._mode is _UNTIL_CLOSE:
             self._keep_alive = False
             self._finish(exchange)
         else:
@@ -332,7 +347,7 @@ class Upstream(asyncio.Protocol):
         self._headers_complete = True
         parser = self._parser
         self.status = parser.get_status_code()
-        # By its semantics a 205 has no body, by its framing it may have one: servers differ.
+        # RFC 9112 §9.3. By its semantics a 205 has no body, by its framing it may have one: servers differ.
         self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
@@ -345,7 +360,7 @@ class Upstream(asyncio.Protocol):
         if self._partial_head:
             data, self._partial_head = self._partial_head + data, b""
         end = data.find(b"\r\n\r\n")
-        while data.startswith(b"HTTP/1.1 1") and end >= 0:  # 100, 102 and 103 are ignored
+        while data.startswith(b"HTTP/1.1 1") and end >= 0:  # 100, 102 and 103 are ignored (RFC 9110 §15.2)
             if data.startswith(b"HTTP/1.1 101"):
                 self._broken(exchange, "switched protocols without a request for it")
                 return
@@ -396,13 +411,13 @@ class Upstream(asyncio.Protocol):
         self.streams_events = pool.known_streams_events
 
     def _begin(self, exchange: ResponseReceiver, body: bytes) -> None:
-        """Choose the framing, and forward the head with the first bytes of the body."""
+        """Choose the framing (RFC 9112 §6.3), and forward the head with the first bytes of the body."""
         length = self._content_length
         if not self._headers_complete or self._untrusted or self.status < 200:
             self._broken(exchange, "sent a malformed response")
-        elif exchange.is_head or self.status in (204, 304):
+        elif exchange.is_head or self.status in (204, 304):  # rule 1
             self._begin_without_body(exchange, body)
-        elif self._transfer_coding is not None:
+        elif self._transfer_coding is not None:  # rules 3 and 4: it overrules a Content-Length
             if self._transfer_coding.strip(b" ").lower() != b"chunked":
                 self._broken(
                     exchange, f"used the transfer coding {self._transfer_coding.decode('latin-1')!r}"
@@ -411,11 +426,11 @@ class Upstream(asyncio.Protocol):
                 self._mode = _HEAD_HELD
             else:
                 self._begin_chunked(exchange, body)
-        elif length is not None and len(length) > MAX_LENGTH_DIGITS:
+        elif length is not None and len(length) > MAX_LENGTH_DIGITS:  # rule 5
             self._broken(exchange, "sent a Content-Length with too many digits")
-        elif length is not None:
+        elif length is not None:  # rule 6
             self._begin_with_length(exchange, length, body)
-        else:
+        else:  # rule 8
             self._mode = _UNTIL_CLOSE
             exchange.begin(self, None, body)
 
@@ -491,7 +506,7 @@ class Upstream(asyncio.Protocol):
                 self.data_received(rest)
 
     def _ends_cleanly(self, exchange: ResponseReceiver, data: bytes) -> bool:
-        """Whether a chunked body that the parser found complete ends where ``data`` ends.
+        """Whether a chunked body that the parser found complete ends where ``data`` ends (RFC 9112 §7.1).
 
         A last chunk or trailer ends with one empty line. After it the parser would skip stray line ends, and
         begin a next response.

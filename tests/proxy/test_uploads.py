@@ -9,6 +9,7 @@ import pytest
 
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.phases import PAUSED
 from llamasup.queueing.endpoint import Endpoint
 from tests.patience import PATIENCE_S
 from tests.proxy.conftest import MakeRig
@@ -179,12 +180,12 @@ def fills(rig: Rig, client: Wire) -> int:
     assert isinstance(connection, Downstream)
     client.sock.setblocking(False)
     sent, full = len(PART), 0
-    while full < 3:  # three attempts in a row find every buffer full, and no deadline set
+    while full < 3:  # three attempts in a row find every buffer full, and the client paused
         try:
             sent += client.sock.send(b"x" * (64 * KIB))
             full = 0
         except BlockingIOError:
-            full = full + 1 if rig.call(lambda: connection._deadline) == float("inf") else 0
+            full = full + 1 if rig.call(lambda: connection._phase) is PAUSED else 0
         assert sent < 31 * MIB
     client.sock.settimeout(PATIENCE_S)
     return sent

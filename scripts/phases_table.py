@@ -1,0 +1,42 @@
+"""Writes the phases of a client connection into docs/proxy.md.
+
+python scripts/phases_table.py            write it
+python scripts/phases_table.py --check    exit code 1 if it is outdated
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from llamasup.proxy.phases import PHASES, longest_s  # noqa: E402
+from llamasup.proxy.settings import Limits  # noqa: E402
+from scripts.pages import keep_current  # noqa: E402
+
+DOC = ROOT / "docs" / "proxy.md"
+MARKS = "<!-- phases: scripts/phases_table.py -->", "<!-- end of phases -->"
+
+
+def table() -> str:
+    rows = ["| phase | of the connection | at most | and then |", "|---|---|---|---|"]
+    for phase, rule in PHASES.items():
+        limit = f"`{rule.limit}`, {longest_s(phase, Limits()):g} s" if rule.limit else "–"
+        end = "" if not rule.limit else f"408: the {rule.part} took too long" if rule.part else "closed"
+        rows.append(f"| {phase.value} | {rule.meaning} | {limit} | {end} |")
+    return "\n".join(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--doc", type=Path, default=DOC)
+    options = parser.parse_args()
+    return keep_current(options.doc, MARKS, table(), check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
