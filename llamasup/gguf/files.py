@@ -32,6 +32,7 @@ from llamasup.gguf.facts_from_header import (
 )
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 from llamasup.system.storage.paths import PathKind, path_kind
+from llamasup.system.text import one_of_these
 
 __all__ = [
     "REVISION",
@@ -283,7 +284,7 @@ def _is_missing(path: Path) -> ModelMissing:
     names = _model_names(folder)
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     if near:
-        remedy = f"Did you mean {' or '.join(shlex.quote(str(folder / name)) for name in near)}?"
+        remedy = one_of_these(shlex.quote(str(folder / name)) for name in near)
     elif names:
         remedy = f"The models in that folder are {_listed(names)}."
     else:

@@ -1,4 +1,4 @@
-"""The chunked transfer coding (RFC 9112 §7.1): decoded for HTTP/1.0 clients, and written for llamasup's own streams."""
+"""The chunked transfer coding (RFC 9112 §7.1): decoded for HTTP/1.0 clients, written for own streams."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from llamasup.models.found import FoundModel
 from llamasup.models.names import NameIndex, pattern
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.settings.model import OF_NAME, ModelSettings
+from llamasup.system.text import one_of_these
 
 __all__ = ["FoundIndex", "NameBinder", "NameBinding", "can_share", "shared_options"]
 
@@ -162,7 +163,7 @@ class NameBinder(Struct):
         near = self.index.near(rule.name)
         problem = refused or Problem(
             f"no model {rule.name!r} was found",
-            remedy=f"Did you mean {' or '.join(near)}?" if near else "Add path, repo or url to its entry.",
+            remedy=one_of_these(near) or "Add path, repo or url to its entry.",
             cause="model_missing",
             names=(rule.name,),
             where=rule.where,

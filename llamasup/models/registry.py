@@ -21,6 +21,7 @@ from llamasup.models.rules import ModelRule, Problem, check_rules
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.settings.model import OF_NAME, ModelSettings, Settings
 from llamasup.settings.names import is_pattern
+from llamasup.system.text import one_of_these
 
 __all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
 
@@ -241,11 +242,10 @@ def _default(
     found = index.find(wanted)
     if isinstance(found, str):
         return found, ()
-    near = f"Did you mean {' or '.join(found)}?" if found else "Set it to a model that is served."
     return None, (
         Problem(
             f"the default model {wanted!r} does not exist",
-            remedy=near,
+            remedy=one_of_these(found) or "Set it to a model that is served.",
             cause="model_not_found",
             names=(wanted,),
         ),

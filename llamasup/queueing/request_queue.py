@@ -6,7 +6,6 @@ leave at any time. Nothing here touches a connection: the listeners of the proxy
 
 from __future__ import annotations
 
-import asyncio
 from bisect import insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -19,6 +18,7 @@ from llamasup.queueing.queue_order import FairQueue, Queued
 from llamasup.queueing.rejections import busy_queue_full, load_queue_full, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.system.timers import CallLater, DeadlineTimer, call_later
 
 __all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
 
@@ -92,14 +92,6 @@ class QueueEntry(Queued):
         self.deadline_s = now_s + timeout_s
 
 
-class _Timer(Protocol):
-    def cancel(self) -> None: ...
-
-
-def _call_later(delay_s: float, callback: Callable[[], None]) -> _Timer:
-    return asyncio.get_running_loop().call_later(delay_s, callback)
-
-
 def _least_busy(entry: QueueEntry, endpoints: Sequence[Endpoint]) -> Endpoint:
     return min(endpoints, key=lambda endpoint: endpoint.busy)
 
@@ -116,7 +108,6 @@ class RequestQueue:
     __slots__ = (
         "_budget",
         "_bytes",
-        "_call_later",
         "_choose",
         "_clock",
         "_clock_read_s",
@@ -132,7 +123,6 @@ class RequestQueue:
         "_successor",
         "_timeout_s",
         "_timer",
-        "_timer_at_s",
         "_unlimited",
         "_unserved_s",
     )
@@ -148,7 +138,7 @@ class RequestQueue:
         on_unserved: Callable[[Unavailable | None], None] | None = None,
         policy: RetryPolicy | None = None,
         clock: Callable[[], float] = monotonic,
-        call_later: Callable[[float, Callable[[], None]], _Timer] = _call_later,
+        call_later: CallLater = call_later,
     ) -> None:
         self._get_serving = get_serving
         self._timeout_s = timeout_s
@@ -158,7 +148,6 @@ class RequestQueue:
         self._on_unserved = on_unserved
         self._policy = RetryPolicy() if policy is None else policy
         self._clock = clock
-        self._call_later = call_later
         self._budget = RetryBudget(self._policy.floor, clock())
         self._queue: FairQueue[QueueEntry] = FairQueue()
         self._unlimited: list[QueueEntry] = []  # they need no permit: the next generation serves them all
@@ -166,8 +155,7 @@ class RequestQueue:
         self._in_serve = False  # inside _serve: a served request may end at once and free its permit
         self._successor: RequestQueue | None = None  # the queue of the model that replaces this one
         self._entering = False  # inside ``on_wanted`` of a new entry: no listener is called
-        self._timer: _Timer | None = None
-        self._timer_at_s = 0.0
+        self._timer = DeadlineTimer(self._on_timer, call_later=call_later, clock=clock)
         # The unserved clock runs while no generation serves.
         self._unserved_s = 0.0
         self._clock_read_s = clock()
@@ -274,7 +262,7 @@ class RequestQueue:
             return
         now_s = self._clock()
         if self._entering:
-            self._wake_at(now_s, now_s)
+            self._timer.schedule(now_s)
         else:
             self._reconcile(now_s)
 
@@ -307,7 +295,7 @@ class RequestQueue:
             position = 1
         entry.position = entry.position or position
         at_once = _with_free_permit(eligible) if entry.needs_permit else eligible
-        self._wake_at(now_s if at_once else min(entry.deadline_s, _next_readmission_s(state, now_s)), now_s)
+        self._timer.schedule(now_s if at_once else min(entry.deadline_s, _next_readmission_s(state, now_s)))
         if isinstance(state, Unavailable) and self._on_wanted is not None:
             self._entering = True
             try:
@@ -328,9 +316,8 @@ class RequestQueue:
         self._bytes -= entry.body_bytes
         entry.waits = False
         entry.waited_s += self._unserved_s - entry.unserved_s
-        if self._timer is not None and not len(self):
-            self._timer.cancel()
-            self._timer = None
+        if not len(self):
+            self._timer.stop()
 
     def _update_unserved_clock(self, now_s: float, *, serves: bool) -> None:
         """Advance the unserved clock, and let it run from now on unless a generation ``serves``."""
@@ -352,7 +339,7 @@ class RequestQueue:
             self._reject(late, wait_timed_out(state, len(self._queue), self._timeout_s, reachable=reachable))
         if len(self):
             earliest_s = min(entry.deadline_s for entry in self._entries())
-            self._wake_at(min(earliest_s, _next_readmission_s(state, now_s)), now_s)
+            self._timer.schedule(min(earliest_s, _next_readmission_s(state, now_s)))
 
     def _entries(self) -> Iterator[QueueEntry]:
         return chain(self._unlimited, self._queue)
@@ -389,16 +376,7 @@ class RequestQueue:
 
     # --- the timer
 
-    def _wake_at(self, at_s: float, now_s: float) -> None:
-        if self._timer is not None:
-            if self._timer_at_s <= at_s:
-                return
-            self._timer.cancel()
-        self._timer_at_s = at_s
-        self._timer = self._call_later(max(0.0, at_s - now_s), self._on_timer)
-
     def _on_timer(self) -> None:
-        self._timer = None
         self._reconcile(self._clock())
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "display_width",
     "json_text",
     "memory_text",
+    "one_of_these",
     "path_text",
     "printable",
 ]
@@ -87,6 +88,12 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
 
     similar = difflib.get_close_matches(name[:64], list(known), n=1, cutoff=cutoff)
     return f"did you mean {similar[0]}?" if similar else ""
+
+
+def one_of_these(near: Iterable[str]) -> str:
+    """The remedy ``Did you mean a or b?``; empty if there is no similar name."""
+    names = " or ".join(near)
+    return f"Did you mean {names}?" if names else ""
 
 
 def memory_text(count_bytes: int) -> str:

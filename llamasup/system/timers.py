@@ -6,20 +6,41 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import Protocol
 
-__all__ = ["DeadlineTimer", "DelayQueue"]
+__all__ = ["CallLater", "DeadlineTimer", "DelayQueue", "call_later"]
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+CallLater = Callable[[float, Callable[[], None]], Timer]
+
+
+def call_later(delay_s: float, callback: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class DeadlineTimer:
-    """Fires at the earliest deadline, in the event loop that it was made in.
+    """Fires at the earliest deadline. The callback schedules it again for deadlines to come.
 
-    The callback schedules it again for deadlines to come.
+    ``call_later`` and ``clock``: those of the event loop, except in tests.
     """
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    __slots__ = ("_at_s", "_call_later", "_callback", "_clock", "_timer")
+
+    def __init__(
+        self,
+        callback: Callable[[], None],
+        *,
+        call_later: CallLater = call_later,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._callback = callback
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._call_later = call_later
+        self._clock = clock
+        self._timer: Timer | None = None
         self._at_s = 0.0
 
     def schedule(self, at_s: float) -> None:
@@ -29,7 +50,7 @@ class DeadlineTimer:
                 return
             self._timer.cancel()
         self._at_s = at_s
-        self._timer = self._loop.call_later(max(0.0, at_s - monotonic()), self._fire)
+        self._timer = self._call_later(max(0.0, at_s - self._clock()), self._fire)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -42,7 +63,7 @@ class DeadlineTimer:
 
 
 class DelayQueue:
-    """Calls each callback after the same delay, in order, in the event loop that it was made in."""
+    """Calls each callback after the same delay, in order."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s

@@ -33,6 +33,7 @@ from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View
 from llamasup.errors import UsageInvalid
 from llamasup.system.storage.paths import expanded
+from llamasup.system.text import one_of_these
 
 __all__ = ["commands", "list_", "new", "revoke"]
 
@@ -261,7 +262,7 @@ def _salt(lines: Sequence[KeyLine]) -> str:
 def _unknown(name: str, known: Sequence[str], path: Path) -> UsageInvalid:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
-        remedy = f"Did you mean {near[0]!r}?"
+        remedy = one_of_these(map(repr, near))
     elif known:
         remedy = "List the keys with `llamasup key list`."
     else:
