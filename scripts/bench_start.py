@@ -17,10 +17,14 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -60,7 +64,8 @@ def main() -> None:
         measured[title] = rounds
         shares[title] = statistics.median(each["llamasup's share"] for each in rounds)
         texts.append(f"`run` with {title}:\n\n{_table(rounds)}")
-    measured["commands"] = rounds = _measure_commands(checkouts, options.runs)
+    with _serving(options.model):  # for ps
+        measured["commands"] = rounds = _measure_commands(checkouts, options.runs)
     texts.append(f"Commands, from exec to the end:\n\n{_table(rounds)}")
     text = "\n\n".join(texts)
     print(text, "\n")
@@ -117,6 +122,26 @@ def _measure_commands(checkouts: dict[str, Path], runs: int) -> Rounds:
             }
         )
     return rounds
+
+
+@contextmanager
+def _serving(model: str) -> Iterator[None]:
+    """The only llamasup of this user, as far as the commands can see."""
+    command = [*_command(ROOT), "run", model, "--port", "0", "--events", "jsonl"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}),
+        subprocess.Popen(
+            command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert any(json.loads(line)["event"] == "ready" for line in process.stdout)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
 
 
 def _start(command: list[str], folder: Path) -> dict[str, float]:

@@ -19,6 +19,7 @@ from tests.e2e.driver import run_to_end
 COMMAND_MODULES = "llamasup.cli.commands."
 HEAVY = (
     "asyncio",
+    "msgspec",
     "httpx",
     "uvloop",
     "rich",
