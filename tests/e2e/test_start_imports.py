@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# What only serving, another command, or a failure needs. httpx takes 50 ms, which the server loads its model in.
+# What only serving, another command, or a failure needs. While httpx is imported, the server loads its model.
 LATER = {
     "httpx",
     "tenacity",
