@@ -134,7 +134,7 @@ class _Reader:
         self._folder = folder
         self._environ = environ
         self._issues = issues
-        self._keys: dict[type[msgspec.Struct], dict[str, tuple[str, Setting]]] = {}
+        self._keys: dict[type[msgspec.Struct], Mapping[str, tuple[str, Setting]]] = {}
         self.lines: dict[Place, int] = {}
         self.written: dict[str, str] = {}
         self.hidden: set[Place] = set()

@@ -6,6 +6,8 @@ A group of settings is a Struct. Each field is one setting, ``Annotated[type, Se
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, get_type_hints
 
 import msgspec
@@ -59,7 +61,8 @@ class SettingGroup(msgspec.Struct, frozen=True, kw_only=True, rename=_yaml_key):
     """The settings of a section of the config, or of a model."""
 
 
-def settings_of(group: type[msgspec.Struct]) -> dict[str, tuple[str, Setting]]:
+@cache
+def settings_of(group: type[msgspec.Struct]) -> Mapping[str, tuple[str, Setting]]:
     """The YAML keys of a group: the field and the declaration of each."""
     hints = get_type_hints(group, include_extras=True)
     return {

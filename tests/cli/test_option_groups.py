@@ -19,6 +19,7 @@ from llamasup.cli.options.groups import Option, takes_groups
 from llamasup.cli.options.model import SETTINGS, WithExtra
 from llamasup.service.run import RunOptions, WrapOptions
 from llamasup.settings.model import Settings
+from tests.e2e.driver import run_to_end
 
 _text = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1).filter(
     lambda text: not text.startswith("-")
@@ -210,3 +211,9 @@ def test_formatted_arguments_of_serve_are_parsed_to_the_same_values() -> None:
         result = CliRunner().invoke(reader, arguments[1:])
         assert result.exit_code == 0, result.output
         assert seen.pop() == (config, values, "embedded")
+
+
+def test_number_above_the_limit_of_its_setting_is_refused() -> None:
+    done = run_to_end("plan", "demo", "--nice", "20")
+    assert done.returncode == 2
+    assert "20 is more than 19." in done.stderr

@@ -12,9 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.config.config_keys import Config
+from llamasup.settings.declaration import SettingGroup, settings_of
 from llamasup.settings.model import ModelSettings
+from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots
 from tests.paths import ROOT
 
+# What settings are called where they are read.
+_OF_MODELS = {"settings", "options"}
 # The rooms that declare, read and show settings. What only these read has no effect.
 _ABOUT_SETTINGS = ("settings", "config", "cli", "api")
 _ENTRY = """    warmth: Annotated[
@@ -25,16 +30,39 @@ _ENTRY = """    warmth: Annotated[
 _BEFORE = "    check_memory: Annotated["
 
 
-def unread(package: Path, fields: set[str]) -> set[str]:
-    """The ``fields`` that no module of the package reads as an attribute."""
+def unread(package: Path, fields: set[str], receivers: set[str]) -> set[str]:
+    """The ``fields`` that no module reads from a variable or an attribute with the name of a receiver.
+
+    ``getattr(options, name) for name in NAMES`` reads the fields that the constant ``NAMES`` lists.
+    """
     seen: set[str] = set()
     for path in package.rglob("*.py"):
         if path.relative_to(package).parts[0] in _ABOUT_SETTINGS:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                seen.add(node.attr)
+                if _name(node.value) in receivers:
+                    seen.add(node.attr)
+            elif isinstance(node, ast.DictComp) and isinstance(node.value, ast.Call):
+                call = node.value
+                if _name(call.func) == "getattr" and _name(call.args[0]) in receivers:
+                    seen |= _constant(tree, _name(node.generators[0].iter))
     return fields - seen
+
+
+def _name(node: ast.expr) -> str:
+    """The last name of ``a.b.c``."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _constant(tree: ast.Module, name: str) -> set[str]:
+    values = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and any(_name(target) == name for target in node.targets)
+    )
+    return {text for value in values for text in ast.literal_eval(value)}
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +84,45 @@ def python(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=root, env=env, capture_output=True, text=True)
 
 
-def test_every_setting_is_read() -> None:
-    assert unread(ROOT / "llamasup", set(ModelSettings.__struct_fields__)) == set()
+def test_every_setting_of_a_model_is_read() -> None:
+    assert unread(ROOT / "llamasup", set(ModelSettings.__struct_fields__), _OF_MODELS) == set()
+
+
+# Config itself reads these, for others.
+_READ_BY_CONFIG = {"listen", "keep"}
+
+
+@pytest.mark.parametrize(
+    ("group", "receiver"),
+    [
+        (Config, "config"),
+        (Memory, "memory"),
+        (Auth, "auth"),
+        (Http, "http"),
+        (Downloads, "downloads"),
+        (Slots, "slots"),
+    ],
+)
+def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receiver: str) -> None:
+    fields = {field for field, _ in settings_of(group).values()}
+    assert unread(ROOT / "llamasup", fields - _READ_BY_CONFIG, {receiver}) == set()
 
 
 def test_setting_that_nothing_reads_is_found(copy: Path) -> None:
     fields = {*ModelSettings.__struct_fields__, "warmth"}
-    assert unread(copy / "llamasup", fields) == {"warmth"}
+    assert unread(copy / "llamasup", fields, _OF_MODELS) == {"warmth"}
+
+
+def test_setting_whose_use_was_removed_is_found(copy: Path) -> None:
+    """The plan still has a field of the same name."""
+    plan = copy / "llamasup" / "planning" / "plan.py"
+    text = plan.read_text()
+    assert text.count("nice=settings.nice,") == 1
+    plan.write_text(text.replace("nice=settings.nice,", ""))
+    try:
+        assert unread(copy / "llamasup", set(ModelSettings.__struct_fields__), _OF_MODELS) == {"nice"}
+    finally:
+        plan.write_text(text)
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])

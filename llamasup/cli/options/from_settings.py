@@ -57,8 +57,10 @@ def _reading(kind: Kind, flag: Flag) -> tuple[str, type, Any]:
             return "|".join(choices), str, one_of(*choices)
         case IntegerOr(_, choices):
             return "|".join(("N", *choices)), str, partial(_integer_or, choices=choices, noun=flag.noun)
-        case Integer(minimum):
-            return "N", int, partial(whole_number, minimum=minimum) if flag.checked else whole_number
+        case Integer(minimum, maximum) if flag.checked:
+            return "N", int, partial(whole_number, minimum=minimum, maximum=maximum)
+        case Integer():
+            return "N", int, whole_number
         case Time():
             return "SECONDS", float, seconds
         case _:
