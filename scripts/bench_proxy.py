@@ -430,8 +430,8 @@ def main() -> None:
     args = arguments()
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cores = Cores(allowed[0], allowed[1]) if len(allowed) > 1 else Cores(None, None)
-    # Slots for all connections, as nginx has no limit either.
-    slots = ("--parallel", str(max(CONNECTIONS, args.many_streams)))
+    # Permits for all connections, as nginx has no limit either.
+    permits = ("--max-concurrent", str(max(CONNECTIONS, args.many_streams)))
     quiet = ("--log-level", "warning")
     with tempfile.TemporaryDirectory(prefix="bench-proxy-") as folder, ExitStack() as running:
         starter = Starter(running, Path(folder), cores, args)
@@ -440,14 +440,14 @@ def main() -> None:
             "direct": lambda: direct,
             "nginx": starter.nginx,
             "bare relay": starter.bare_relay,
-            RUN: lambda: starter.llamasup(RUN, ROOT, *slots),
-            QUIET: lambda: starter.llamasup(QUIET, ROOT, *slots, *quiet),
+            RUN: lambda: starter.llamasup(RUN, ROOT, *permits),
+            QUIET: lambda: starter.llamasup(QUIET, ROOT, *permits, *quiet),
             "llama-swap": starter.llama_swap,
         }
         if args.before is not None:
             tree = args.before.resolve()
-            starts[BEFORE_RUN] = lambda: starter.llamasup(BEFORE_RUN, tree, *slots)
-            starts[BEFORE_QUIET] = lambda: starter.llamasup(BEFORE_QUIET, tree, *slots, *quiet)
+            starts[BEFORE_RUN] = lambda: starter.llamasup(BEFORE_RUN, tree, *permits)
+            starts[BEFORE_QUIET] = lambda: starter.llamasup(BEFORE_QUIET, tree, *permits, *quiet)
         made = (start() for name, start in starts.items() if not args.only or name in args.only)
         targets = [target for target in made if target is not None]
         results = measure(args, targets, cores.others)

@@ -60,7 +60,7 @@ class Senders:
         phase[sender] = None
         if not self._ticks:
             self._ticks = True
-            self._tick(0, self._loop.time())
+            self._loop.call_soon(self._tick, 0, self._loop.time())  # the head of the response comes first
         return phase
 
     def _tick(self, number: int, began: float) -> None:

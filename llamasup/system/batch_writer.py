@@ -73,7 +73,8 @@ class BatchWriter(Generic[T]):
         items = self._items
         while True:
             self._wake.wait()
-            self._hurry.wait(self._linger_s)
+            if not self._hurry.is_set():  # a wait may take 5 ms longer, while another thread computes
+                self._hurry.wait(self._linger_s)
             # Before the items are taken: later ones wake the thread again.
             self._wake.clear()
             self._hurry.clear()
