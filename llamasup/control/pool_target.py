@@ -15,9 +15,10 @@ from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
+from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
-from llamasup.pool.unload import is_ready_or_settled
+from llamasup.pool.model_states import ModelState
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
@@ -89,6 +90,8 @@ class PoolTarget:
             await self._catalog.pool.load(managed)
             return
         for runner in tuple(managed.runners):
+            if not _can_restart_in_place(managed):
+                raise _unloaded(managed.spec.id)
             await self._restart(runner)
 
     async def reload(self) -> Mapping[str, Any]:
@@ -106,10 +109,7 @@ class PoolTarget:
             raise failure_of(after)
         if after.state is State.STOPPED:
             refuse_if_stopping(self._owner)
-            raise Conflict(
-                f"{runner.model!r} was unloaded while it restarted.",
-                remedy=f"Run `llamasup load {runner.model}` to serve it again.",
-            )
+            raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
         managed = self._catalog.known(model, create=what == "load")
@@ -118,9 +118,16 @@ class PoolTarget:
         return managed
 
 
+def _unloaded(model: str) -> Conflict:
+    return Conflict(
+        f"{model!r} was unloaded while it restarted.",
+        remedy=f"Run `llamasup load {model}` to serve it again.",
+    )
+
+
 def _can_restart_in_place(managed: ManagedModel) -> bool:
     """Whether the model has a server, or will have one, that keeps its memory."""
-    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not managed.swapping
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and managed.state is not ModelState.ROLLING_OUT
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
 

@@ -1,122 +1,42 @@
-"""One model of a pool: its spec, its processes, and its phase."""
+"""One model of a pool: its state (``model_states.py``), its queue, its processes and its use."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.downloads.manager import Progress
 from llamasup.errors import LlamasupError
 from llamasup.gguf.facts import ModelFacts
-from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
-from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import Launch, prepare, sibling_projector
-from llamasup.planning.memory.shares import MemoryBudget, needs_of
 from llamasup.pool.cheapest_set import UNUSED
+from llamasup.pool.driver import ProcessDriver
+from llamasup.pool.estimate import SizedModel
 from llamasup.pool.eviction_policy import ModelSnapshot, Phase
+from llamasup.pool.model_states import (
+    Model,
+    ModelState,
+    Sizing,
+    is_outdated,
+    needs_of,
+    old_needs_of,
+    phase_of,
+)
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.unavailable import Unavailable
-from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.backoff import HALF_OPEN_S
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import LIVE, Policy, State
-from llamasup.system.text import memory_text
+from llamasup.supervision.states import Policy
 
-__all__ = [
-    "ManagedModel",
-    "PendingDemand",
-    "SizedModel",
-    "as_unavailable",
-    "being_unloaded",
-    "estimate_model",
-    "not_loaded",
-    "policy_for",
-    "prepare_listed",
-    "share_of",
-    "with_devices",
-]
+__all__ = ["ManagedModel", "PendingDemand", "policy_for"]
 
 _OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "drain_timeout_s")
 
-_NOWHERE = Path("/nonexistent")
 # Until a load was measured: weights come from a disk at about 1 GB/s, and a server needs a moment for itself.
 _BYTES_PER_S = 1e9
 _MIN_LOAD_S = 0.5
-
-
-class SizedModel(Struct, frozen=True):
-    """The facts about ``spec`` before its first start. ``needs``: bytes by device, of all its replicas.
-    ``found``: ``spec`` with the identity of its downloaded file.
-    """
-
-    spec: ModelSpec
-    launch: Launch
-    needs: Mapping[str, int]
-    found: ModelSpec
-
-    def is_of(self, spec: ModelSpec) -> bool:
-        """Whether processes started from this match ``spec``."""
-        return spec.started_as in (self.spec.started_as, self.found.started_as)
-
-
-def estimate_model(
-    spec: ModelSpec, budget: Mapping[str, int], runtime: str | None, environ: Mapping[str, str]
-) -> SizedModel:
-    """Read the model's header and plan it alone in ``budget``. Blocks for some milliseconds.
-
-    Raises the errors of ``prepare`` and ``Planner.check``, such as DoesNotFit.
-    """
-    launch = prepare_listed(spec, runtime=runtime, environ=environ)
-    devices = launch.runtime.capabilities.devices
-    share = share_of(spec, budget, alone=True)
-    of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # the needs of one replica by its devices
-    needs: Counter[str] = Counter()
-    for number in range(spec.replicas):
-        own = devices_of(spec, number)
-        if own not in of_one:
-            planner = Planner(with_devices(launch, spec, number), _NOWHERE, budget=lambda: share)
-            admission = planner.admission()
-            if (refused := planner.refused(admission)) is not None:
-                raise refused
-            of_one[own] = needs_of(admission.plan.memory, devices)
-        needs.update(of_one[own])
-    return SizedModel(spec, launch, dict(needs), _as_found(spec, launch))
-
-
-def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
-    """The spec as a registry would make it now that its file is downloaded."""
-    if spec.identity:
-        return spec
-    projector = None if launch.found is None else launch.found.projector
-    paired = () if projector is None else (projector.path,)
-    paths = (str(launch.model_path), *paired, *spec.options.files)
-    states = (state for path in paths for state in look_at(Path(path)).files)
-    return replace(spec, identity=tuple(dict.fromkeys(states)))
-
-
-def share_of(spec: ModelSpec, budget: Mapping[str, int], *, alone: bool = False) -> MemoryBudget:
-    """The part of ``budget`` (for all replicas) that one process may use."""
-    return MemoryBudget(budget, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
-
-
-def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
-    """The launch of one replica."""
-    if spec.replicas == 1 or not spec.options.devices:
-        return launch
-    extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
-    return replace(launch, settings=structs.replace(launch.settings, extra=extra))
-
-
-def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
-    """The devices of one replica: each of several replicas uses one device."""
-    devices = spec.options.devices or ()
-    return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
 
 
 def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) -> Policy:
@@ -147,74 +67,78 @@ class ManagedModel:
 
     __slots__ = (
         "answered",
-        "cordoned",
-        "error",
+        "driver",
         "load_waiters",
         "load_waiters_since_s",
-        "old_needs",
-        "old_replicas",
+        "model",
+        "pause",
         "pending_demand",
-        "reload_after",
-        "removed",
+        "reason",
         "resident_since_s",
         "retry_at_s",
-        "rolling_out",
         "rollout",
-        "runners",
         "served",
-        "sized",
-        "sizing",
-        "spec",
-        "starting",
-        "swapping",
+        "unload_waiters",
         "unloaded",
-        "unloading",
         "use",
     )
 
-    def __init__(self, spec: ModelSpec, served: ReplicaSet) -> None:
-        self.spec = spec
+    def __init__(self, spec: ModelSpec, served: ReplicaSet, driver: ProcessDriver) -> None:
+        self.model = Model(spec)
         self.served = served
-        self.sized: SizedModel | None = None
-        self.sizing: asyncio.Task[SizedModel | LlamasupError] | None = None  # with its download
-        self.runners: list[InstanceRunner] = []  # one for each replica, made at the first load
-        self.rolling_out = False  # the new spec is sized, waits for its turn, or is swapped in
-        self.swapping = False  # the new spec replaces the old one
-        self.rollout: asyncio.Task[LlamasupError | None] | None = None  # the last one, with its error
-        self.reload_after = False  # the old processes stopped for the rollout; load the new ones
-        self.removed = False  # no longer served; its processes are stopping
+        self.driver = driver
+        self.pause: Unavailable | None = None  # as ``served`` has it
+        self.reason: tuple[Unavailable, float] | None = None  # as ``served`` has it, with the time of a retry
+        self.rollout: asyncio.Future[LlamasupError | None] | None = None  # the last one, with its error
         self.unloaded = False  # by a command, and not requested since: a reload does not preload it
-        self.old_replicas: list[InstanceRunner] = []  # of the old spec; they finish their requests
-        self.old_needs: Mapping[str, int] = {}
-        self.starting = False  # a start was requested, and no state change has come yet
-        self.cordoned = False
-        self.unloading: asyncio.Task[None] | None = None
-        self.error: LlamasupError | None = None  # why it cannot be loaded for now
         self.retry_at_s = 0.0  # after an error
         self.resident_since_s = 0.0
         self.answered = 0  # requests until it was last idle
         self.use = UNUSED  # kept while it is not loaded
         self.load_waiters: list[asyncio.Future[None]] = []  # of ``load`` commands
         self.load_waiters_since_s = 0.0
+        self.unload_waiters: list[asyncio.Future[None]] = []
         self.pending_demand: PendingDemand | None = None
 
     def __repr__(self) -> str:
-        return f"<ManagedModel {self.spec.id!r}: {self.phase.value}, {self.runners!r}>"
+        return f"<ManagedModel {self.model!r}, {self.all_runners!r}>"
+
+    # --- its state
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self.model.spec
+
+    @property
+    def state(self) -> ModelState:
+        return self.model.state
 
     @property
     def phase(self) -> Phase:
-        if self.unloading is not None or self.removed:
-            return Phase.UNLOADING
-        if self.swapping:
-            return Phase.LOADING  # also while the old processes serve: it must not be evicted during a swap
-        if self.cordoned:
-            return Phase.CORDONED
-        states = {runner.instance.state for runner in self.runners}
-        if State.READY in states:
-            return Phase.RESIDENT
-        if self.starting or states & LIVE or State.BACKOFF in states:
-            return Phase.LOADING
-        return Phase.FAILED if self.error is not None or State.FAILED in states else Phase.ABSENT
+        return phase_of(self.model)
+
+    @property
+    def error(self) -> LlamasupError | None:
+        """Why it cannot be loaded for now."""
+        return self.model.error
+
+    @property
+    def sized(self) -> SizedModel | None:
+        sized = self.model.sized
+        assert sized is None or isinstance(sized, SizedModel)
+        return sized
+
+    @property
+    def sizing(self) -> Sizing | None:
+        return self.model.sizing
+
+    @property
+    def rolling_out(self) -> bool:
+        return self.model.rollout is not None
+
+    @property
+    def removed(self) -> bool:
+        return self.state is ModelState.REMOVED and not self.model.stopping
 
     @property
     def key(self) -> str:
@@ -230,7 +154,7 @@ class ManagedModel:
     @property
     def is_outdated(self) -> bool:
         """Whether its spec changed after its processes were started."""
-        return self.sized is not None and not self.sized.is_of(self.spec)
+        return is_outdated(self.model)
 
     @property
     def found(self) -> ModelSpec:
@@ -253,15 +177,29 @@ class ManagedModel:
         return self.phase not in {Phase.ABSENT, Phase.FAILED}
 
     @property
-    def all_runners(self) -> tuple[InstanceRunner, ...]:
-        return (*self.runners, *self.old_replicas)
-
-    @property
     def needs(self) -> Mapping[str, int]:
         """Bytes by device that it holds, or would hold. A rollout holds those of both specs."""
-        needs = {} if self.sized is None else self.sized.needs
-        old = self.old_needs
-        return {device: needs.get(device, 0) + old.get(device, 0) for device in {*needs, *old}}
+        return needs_of(self.model)
+
+    @property
+    def old_needs(self) -> Mapping[str, int]:
+        return old_needs_of(self.model)
+
+    # --- its processes
+
+    @property
+    def runners(self) -> list[InstanceRunner]:
+        """One for each replica, made at the first load."""
+        return [] if self.model.current is None else self.driver.runners_of(self.model.current.id)
+
+    @property
+    def old_replicas(self) -> list[InstanceRunner]:
+        """Of the old spec; they finish their requests."""
+        return [] if self.model.old is None else self.driver.runners_of(self.model.old.id)
+
+    @property
+    def all_runners(self) -> tuple[InstanceRunner, ...]:
+        return self.driver.all_runners
 
     @property
     def load_s(self) -> float:
@@ -295,23 +233,18 @@ class ManagedModel:
             old_replicas=self.old_needs,
         )
 
-    def stop_sizing(self) -> None:
-        """Cancel the sizing and its download: the result is not needed any more."""
-        if self.sizing is not None:
-            self.sizing.cancel()
-
-    def downloading(self, progress: Progress | None) -> None:
-        """Show the progress to waiting requests; None: the download has ended. An error is not replaced."""
-        if self.error is None:
-            self.served.unavailable_reason = (
-                not_loaded(self.spec) if progress is None else _downloading(self.spec, progress)
-            )
-
     def count_use(self) -> None:
         """Add the requests since it was last idle. A new generation counts from 0 again."""
         answered = self.served.answered
         requests = max(1, answered - self.answered)
         self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
+
+    def resolve_unload_waiters(self) -> None:
+        """End the pending ``unload`` commands."""
+        unload_waiters, self.unload_waiters = self.unload_waiters, []
+        for waiter in unload_waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def resolve_load_waiters(self, error: LlamasupError | None = None) -> None:
         """End the pending ``load`` commands."""
@@ -322,55 +255,3 @@ class ManagedModel:
                     waiter.set_result(None)
                 else:
                     waiter.set_exception(error)
-
-
-def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
-    """The response for a model that cannot be loaded; ``why``: the error of its server, if any."""
-    why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
-    return replace(why, message=spec.public_problem(why.message), remedy=spec.redacted(why.remedy))
-
-
-def not_loaded(spec: ModelSpec) -> Unavailable:
-    """The response to a request that may not wait for the load."""
-    return Unavailable(
-        503,
-        f"The model {spec.id!r} is not loaded",
-        cause="loading",
-        remedy="try again: the first request that may wait loads it",
-        retry_after_s=1.0,
-        queueable=True,
-    )
-
-
-def _downloading(spec: ModelSpec, progress: Progress) -> Unavailable:
-    done, total = progress.done_bytes, progress.total_bytes
-    of = "" if total is None else f" of {memory_text(total)}"
-    remaining_s = 1.0
-    if total is not None and progress.bytes_per_s:
-        remaining_s = max(remaining_s, (total - done) / progress.bytes_per_s)
-    return Unavailable(
-        503,
-        f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
-        cause="downloading",
-        retry_after_s=retry_after_s(remaining_s),
-        queueable=True,
-    )
-
-
-def being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
-    purpose = f" to make room for {for_id!r}" if for_id else ""
-    return Unavailable(
-        503,
-        f"The model {spec.id!r} is being unloaded{purpose}",
-        cause="unloading",
-        retry_after_s=1.0,
-        queueable=True,
-    )
-
-
-def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
-    """``prepare`` with the projector that the registry chose, which lies in an allowed folder (X10). A model
-    that was just downloaded has no registry entry yet.
-    """
-    pair = sibling_projector if spec.listed is None else lambda *_: spec.pairing
-    return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)

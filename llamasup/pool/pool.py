@@ -1,21 +1,29 @@
 """Loads and unloads many models in the available memory, as ``eviction_policy.decide`` orders.
 
-The pool owns all models, their processes and the only timer. After each event it passes a snapshot to the
-policy and carries out the actions (``reconcile``).
+The pool owns all models, and the only timer. Each model is a table (``model_table.py``): the pool passes it
+events, one after the other, and carries out the effects. After each event it passes a snapshot of all models
+to the policy, whose actions are events again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
-from typing import Any, TypeVar, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
+from llamasup.models.access import unknown_model
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
+from llamasup.pool import model_states as states
+from llamasup.pool.answers import pause_of, reason_of
+from llamasup.pool.driver import DriverContext, ProcessDriver, carry_out, is_settled
+from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, share_of
 from llamasup.pool.eviction_policy import (
     Action,
     Cordon,
@@ -28,33 +36,22 @@ from llamasup.pool.eviction_policy import (
     WakeAt,
     decide,
 )
-from llamasup.pool.model import (
-    ManagedModel,
-    PendingDemand,
-    SizedModel,
-    as_unavailable,
-    being_unloaded,
-    not_loaded,
-    policy_for,
-    share_of,
-)
+from llamasup.pool.model import ManagedModel, PendingDemand, policy_for
+from llamasup.pool.model_states import Effect, Event, ModelState, RolloutStep, charged
+from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.pool.sizing import Fetch, ModelSizer
-from llamasup.pool.unload import is_settled, memory_released, stop_all
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
-from llamasup.supervision.events import Bus, LoadFailed, ModelUnloading, PublishedEvent, StateChanged
-from llamasup.supervision.failure import failure_of, lacks_memory
-from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import KillRequested, Policy, StartRequested, State, StopRequested
+from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
+from llamasup.supervision.failure import lacks_memory
+from llamasup.supervision.states import Policy, State
 from llamasup.system.timers import DeadlineTimer
 
-__all__ = ["DEMAND_TTL_S", "Pool", "reconcile"]
+__all__ = ["DEMAND_TTL_S", "Pool"]
 
-
-T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 # A model that failed is loaded again for the first request after this time. Memory that another program uses
 # may soon be free; a broken file is replaced by a user, who can run `llamasup load` then.
@@ -69,23 +66,23 @@ class Pool:
 
     def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
         """``fetch`` downloads a model; None: downloads are off."""
-        self._sizer = ModelSizer(fetch, bus, lambda: self.options)
         self.options = options
         self.bus = bus
-        self.runners = runners
+        self._context = DriverContext(ModelSizer(fetch, lambda: self.options), runners, bus, self._running)
         self.stopping = False
         self.running = asyncio.Event()
-        self.swapping = asyncio.Lock()
-        """Rollouts swap one model at a time: then two generations fit in the memory more often."""
         self.managed_models: dict[str, ManagedModel] = {}
         self.on_sized: Callable[[ManagedModel], None] | None = None
-        """Called after each successful sizing."""
+        """Called after each successful sizing for a load."""
         # The models that the policy sees: requested, with processes, or removed and still stopping.
         self.active: dict[ManagedModel, None] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._reconcile_scheduled = False
-        self.timer = DeadlineTimer(self.reconcile_soon)
+        # An effect may raise an event: events queue, so that each model changes only between two of them.
+        self._events: deque[tuple[ManagedModel, Event]] = deque()
+        self._is_dispatching = False
+        self._timer = DeadlineTimer(self.reconcile_soon)
         bus.listen(self._on_event)
 
     def __repr__(self) -> str:
@@ -103,24 +100,24 @@ class Pool:
                 await self._loop.create_future()
         finally:
             self.stopping = True
-            self.timer.stop()
+            self._timer.stop()
             for managed in self._all():
                 managed.served.pause(STOPPING)
+
+    def _running(self) -> asyncio.TaskGroup:
+        assert self._tasks is not None
+        return self._tasks
 
     def ask_stop(self, *, now: bool = False) -> None:
         """Stop all servers after their requests, or ``now``. No model is started any more."""
         self.stopping = True
-        self.timer.stop()
-        for managed in self._all():
-            managed.served.pause(STOPPING)
-            managed.resolve_load_waiters(_stopping())
-            managed.stop_sizing()
-            for runner in managed.all_runners:
-                runner.post(KillRequested() if now else StopRequested())
+        self._timer.stop()
+        for managed in tuple(self._all()):
+            self._post(managed, states.StopRequested(STOPPING, _stopping(), now))
 
     async def ended(self) -> None:
         """Wait until all servers have stopped and none will restart."""
-        for managed in self._all():
+        for managed in tuple(self._all()):
             for runner in managed.all_runners:
                 await runner.until(is_settled)
 
@@ -130,13 +127,10 @@ class Pool:
     def apply_options(self, options: PoolOptions) -> None:
         """Use these options from now on. Models over a smaller budget are evicted when they are idle."""
         before, self.options = self.options, options
-        if options.budget != before.budget:
-            for managed in self.managed_models.values():
-                self.clear_failure(managed)
-                if managed.phase is Phase.ABSENT:
-                    managed.sized = None  # another plan may fit the new budget
-        if options.policy != before.policy:
-            for managed in self._all():
+        for managed in tuple(self._all()):
+            if options.budget != before.budget:
+                self._post(managed, states.BudgetChanged())
+            if options.policy != before.policy:
                 managed.served.apply_policy(self._policy_for(managed, managed.sized))
         self.reconcile_soon()
 
@@ -150,15 +144,49 @@ class Pool:
             on_unserved=lambda why: self._on_unserved(managed, why),
             on_idle=lambda: self._on_idle(managed),
         )
-        managed = ManagedModel(spec, served)
-        served.unavailable_reason = not_loaded(spec)
+        driver = ProcessDriver(
+            self._context,
+            served,
+            spec=lambda: managed.spec,
+            policy=lambda sized: self._policy_for(managed, sized),
+            share=lambda sized: share_of(sized.spec, self.remaining_for(managed)),
+            post=lambda event: self._post(managed, event),
+        )
+        managed = ManagedModel(spec, served, driver)
+        self._answer(managed)
         self.managed_models[spec.id] = managed
         return managed
 
-    def forget(self, managed: ManagedModel) -> None:
+    def remove(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
+        """Requests in flight may finish; queued ones move to ``successor``, or are rejected."""
+        if successor is not None:
+            self._transfer(managed, successor)
+        error = unknown_model(managed.spec.id)
+        answer = Unavailable(error.status, error.message, error.type, error.cause, error.remedy)
+        unknown = ModelUnknown(f"{error.message}.", remedy=error.remedy)
+        self._post(managed, states.RemoveRequested(answer, unknown))
+
+    def _transfer(self, managed: ManagedModel, successor: ManagedModel) -> None:
+        def over(waiter: asyncio.Future[None]) -> None:
+            """A caller that gives up removes its waiter from the old model only."""
+            if waiter in successor.load_waiters:
+                successor.load_waiters.remove(waiter)
+                self.reconcile_soon()
+
+        is_wanted = managed.wanted
+        load_waiters, managed.load_waiters = managed.load_waiters, []
+        for waiter in load_waiters:
+            self._add_load_waiter(successor, waiter)
+            waiter.add_done_callback(over)
+        successor.pending_demand = successor.pending_demand or managed.pending_demand
+        managed.pending_demand = None
+        managed.served.queue.transfer_to(successor.served.queue)
+        if is_wanted:
+            self._want(successor)
+
+    def _forget(self, managed: ManagedModel) -> None:
         """Drop a removed model whose processes have ended."""
-        self.runners.drop(managed, managed.all_runners)
-        managed.runners = []
+        managed.driver.drop_all()
         self.active.pop(managed, None)
         if self.managed_models.get(managed.spec.id) is managed:
             del self.managed_models[managed.spec.id]
@@ -167,17 +195,24 @@ class Pool:
     def rename(self, managed: ManagedModel, id_: str) -> None:
         """Give the model an unused id. It keeps its processes and its queue."""
         del self.managed_models[managed.spec.id]
-        managed.spec = replace(managed.spec, id=id_)
+        self._post(managed, states.SpecUpdated(replace(managed.spec, id=id_)))
         self.managed_models[id_] = managed
-        self.runners.rename(managed.all_runners, id_)
-        if managed.error is None:
-            managed.served.unavailable_reason = not_loaded(managed.spec)
+        managed.driver.rename(id_)
 
     def update_spec(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Change the spec of a model without a change to its processes."""
-        managed.spec = spec
-        managed.served.apply_policy(self._policy_for(managed, managed.sized))
-        self.reconcile_soon()
+        self._change_spec(managed, states.SpecUpdated(spec))
+
+    def roll_out(self, managed: ManagedModel, spec: ModelSpec) -> None:
+        """Serve the model from its new file or with its new settings, without a failed request (S16)."""
+        self._change_spec(managed, states.SpecChanged(spec))
+
+    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
+        self._post(managed, event)
+        sized = managed.sized
+        managed.served.apply_policy(
+            policy_for(event.spec, self.options.policy, None if sized is None else sized.spec)
+        )
 
     async def load(self, managed: ManagedModel) -> None:
         """Wait until the model serves. Raises the error of the load."""
@@ -188,10 +223,10 @@ class Pool:
                 f"Model {managed.spec.id!r} is no longer served.",
                 remedy="List the models with `llamasup ps --all`.",
             )
-        if managed.phase is Phase.RESIDENT:
+        if managed.serves:
             return
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self.add_load_waiter(managed, waiter)
+        self._add_load_waiter(managed, waiter)
         try:
             await waiter
         finally:
@@ -199,18 +234,17 @@ class Pool:
                 managed.load_waiters.remove(waiter)
                 self.reconcile_soon()
 
-    def add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None]) -> None:
+    def _add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None]) -> None:
         """Load the model, and end ``waiter`` with the outcome."""
-        self.clear_failure(managed)
+        self._post(managed, states.RetryRequested())
         if not managed.load_waiters:
             managed.load_waiters_since_s = monotonic()
         managed.load_waiters.append(waiter)
-        self.want(managed)
+        self._want(managed)
 
     async def unload(self, managed: ManagedModel) -> None:
         """Wait until its memory is free. Requests in flight get the drain time; queued ones load it again."""
-        self.clear_failure(managed)
-        managed.reload_after, managed.pending_demand = False, None
+        managed.pending_demand = None
         managed.unloaded = True
         managed.resolve_load_waiters(
             Conflict(
@@ -218,91 +252,30 @@ class Pool:
                 remedy=f"Run `llamasup load {managed.spec.id}`.",
             )
         )
-        self.reconcile_soon()  # cancels its download
-        if managed.phase is not Phase.ABSENT:
-            await asyncio.shield(self.begin_unload(managed, "asked"))
-
-    def clear_failure(self, managed: ManagedModel) -> None:
-        """Allow another load."""
-        if managed.phase is Phase.FAILED:
-            self.runners.drop(managed, managed.runners)
-            managed.runners = []
-            managed.error = None
-            managed.stop_sizing()  # its file may be gone, and may have to be downloaded again
-            managed.sized = None
-            managed.served.unavailable_reason = not_loaded(managed.spec)
-
-    def make_runners(self, managed: ManagedModel, sized: SizedModel) -> list[InstanceRunner]:
-        """Stopped runners for ``sized``, with the current limits."""
-        assert self._tasks is not None
-        return self.runners.make(
-            managed,
-            sized,
-            self._policy_for(managed, sized),
-            self._tasks,
-            share=lambda: share_of(sized.spec, self.remaining_for(managed)),
-            on_measured=lambda: self._on_measured(managed),
-        )
+        self._post(managed, states.UnloadRequested())
+        if managed.phase is Phase.UNLOADING:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            managed.unload_waiters.append(waiter)
+            await waiter
 
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
     def remaining_for(self, managed: ManagedModel) -> Mapping[str, int]:
         """The budget less the other models and the old replicas of this one. Planner threads call it, too."""
-        others = (other.needs for other in tuple(self.active) if other is not managed and other.holds_memory)
+        others = (charged(other.model) for other in tuple(self.active) if other is not managed)
         return remaining(self.options.budget, (*others, managed.old_needs))
 
     async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
-        """Download the model if it is missing, and estimate its memory."""
-        return await self._sizer.size(managed, spec)
-
-    def begin_sizing(self, managed: ManagedModel, what: str) -> asyncio.Task[SizedModel | LlamasupError]:
-        """Size the current spec in place of an earlier one."""
-        managed.stop_sizing()
-        name = f"{managed.spec.id}/{what}"
-        task = managed.sizing = self.start(self._sized(managed, managed.spec), name)
-
-        def over(_: object) -> None:
-            if managed.sizing is task:
-                managed.sizing = None
-            self.reconcile_soon()
-
-        task.add_done_callback(over)
-        return task
-
-    def size_soon(self, managed: ManagedModel, what: str) -> None:
-        """Size the model; it fails if that fails."""
-        spec = managed.spec
-
-        def over(task: asyncio.Task[SizedModel | LlamasupError]) -> None:
-            outcome = None if task.cancelled() or managed.removed else task.result()
-            if isinstance(outcome, SizedModel) and outcome.is_of(managed.spec):
-                managed.sized = outcome
-                if self.on_sized is not None:
-                    self.on_sized(managed)
-            elif isinstance(outcome, LlamasupError) and managed.spec is spec and managed.sized is None:
-                self.fail(managed, outcome)
-                self.bus.publish(LoadFailed(spec.id, outcome))
-
-        self.begin_sizing(managed, what).add_done_callback(over)
-
-    async def _sized(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel | LlamasupError:
-        try:
-            return await self.size(managed, spec)
-        except LlamasupError as error:
-            return error
-
-    def start(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """Start a task that ends with the pool."""
-        assert self._tasks is not None
-        return self._tasks.create_task(work, name=name)
+        """Download the model if it is missing, and estimate its memory. Changes nothing."""
+        return await managed.driver.sized(spec)
 
     # --- events -----------------------------------------------------------------------------------------
     def _on_wanted(self, managed: ManagedModel) -> None:
         """A request waits for the model, or was refused because it may not wait: load it in both cases."""
         if not managed.load_waiters and not len(managed.served.queue):
             self._record_demand(managed, managed.served.unavailable_reason)
-        self.want(managed)
+        self._want(managed)
 
     def _on_unserved(self, managed: ManagedModel, why: Unavailable | None) -> None:
         """A request left the queue unserved. A client that saw a download may come again."""
@@ -316,50 +289,124 @@ class Pool:
         again_s = now_s if why is None else now_s + (why.retry_after_s or 0.0)
         managed.pending_demand = PendingDemand(since_s, again_s + DEMAND_TTL_S)
 
-    def want(self, managed: ManagedModel) -> None:
+    def _want(self, managed: ManagedModel) -> None:
         """Add the model to those that the policy sees, because of a request or a command."""
         managed.unloaded = False
-        if not managed.removed:
+        if managed.state is not ModelState.REMOVED:
             self.active[managed] = None
             self.reconcile_soon()
 
     def _on_idle(self, managed: ManagedModel) -> None:
         """The last request in flight has ended."""
         managed.count_use()
-        if managed.cordoned or any(model.wanted and not model.serves for model in self.active):
+        is_cordoned = managed.state is ModelState.CORDONED
+        if is_cordoned or any(model.wanted and not model.serves for model in self.active):
             self.reconcile_soon()
         elif managed.spec.stay.ttl_s < float("inf"):
-            self.timer.schedule(monotonic() + managed.spec.stay.ttl_s)
+            self._timer.schedule(monotonic() + managed.spec.stay.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
         managed = self.managed_models.get(event.model) if isinstance(event, StateChanged) else None
         if managed is None or not isinstance(event, StateChanged):
             return
         # The event has the model's name only: it may come from a removed model of this name.
-        states = {runner.instance.state for runner in managed.runners}
-        if states - {State.STOPPED}:
-            managed.starting = False
-        if event.state is State.READY and State.READY in states:
+        if event.state is State.READY and any(
+            runner.instance.state is State.READY for runner in managed.runners
+        ):
             managed.resident_since_s = monotonic()
+        managed.driver.report()
         self.reconcile_soon()
 
-    def fail(self, managed: ManagedModel, error: LlamasupError, why: Unavailable | None = None) -> None:
-        """The model cannot be loaded for now: reject its waiting requests with ``why`` (the error of its
-        server) or ``error``. Other models are not affected (S17).
-        """
-        managed.error, managed.pending_demand = error, None
-        managed.retry_at_s = monotonic() + _retry_after_s(error)
-        managed.served.fail(as_unavailable(error, managed.spec, why), managed.retry_at_s)
-        for runner in managed.runners:
-            if not runner.instance.is_settled:
-                runner.post(StopRequested())  # it must not restart in memory that is not its own
-        managed.resolve_load_waiters(error)
-        self.timer.schedule(managed.retry_at_s)
+    def _post(self, managed: ManagedModel, event: Event) -> None:
+        """Take this event after those that are under way."""
+        self._events.append((managed, event))
+        if self._is_dispatching:
+            return
+        self._is_dispatching = True
+        try:
+            while self._events:
+                self._advance(*self._events.popleft())
+        finally:
+            self._is_dispatching = False
 
-    def _on_measured(self, managed: ManagedModel) -> None:
-        """A load has measured the memory of the model."""
-        if not (managed.sizing or managed.swapping or managed.is_outdated or self.stopping):
-            self.size_soon(managed, "measure")
+    def _advance(self, managed: ManagedModel, event: Event) -> None:
+        before = managed.model
+        managed.model, effects = advance_model(before, event)
+        if managed.model is not before:
+            self.reconcile_soon()
+        error = managed.model.error
+        if error is not None and error is not before.error:
+            managed.pending_demand = None
+            managed.retry_at_s = monotonic() + _retry_after_s(error)
+            self._timer.schedule(managed.retry_at_s)
+        if managed.model.rollout is not None and before.rollout is None:
+            managed.rollout = self._loop.create_future()
+        self._answer(managed)
+        for effect in effects:
+            if not carry_out(effect, managed.driver):
+                self._carry_out(managed, effect)
+        if managed.phase is not Phase.UNLOADING:
+            managed.resolve_unload_waiters()
+
+    def _answer(self, managed: ManagedModel) -> None:
+        """Tell the queue what requests are told now."""
+        served = managed.served
+        reason = reason_of(managed.model), managed.retry_at_s if managed.error is not None else 0.0
+        if reason != managed.reason:
+            managed.reason = reason
+            if managed.error is None:
+                served.unavailable_reason = reason[0]
+            else:
+                served.fail(*reason)
+        pause = pause_of(managed.model)
+        if pause != managed.pause:
+            managed.pause = pause
+            if pause is None:
+                served.resume()
+            else:
+                served.pause(pause)
+
+    def _carry_out(self, managed: ManagedModel, effect: Effect) -> None:
+        match effect:
+            case states.SizedUp():
+                if self.on_sized is not None:
+                    self.on_sized(managed)
+            case states.EndLoads(error):
+                managed.resolve_load_waiters(error)
+            case states.EndRollout(error):
+                self._end_rollout(managed, error)
+            case states.Reload():
+                self._reload(managed)
+            case states.Announce(event):
+                self.bus.publish(event)
+            case states.Forget():
+                self._forget(managed)
+
+    def _end_rollout(self, managed: ManagedModel, error: LlamasupError | None) -> None:
+        if error is not None:
+            _log.error(
+                "rollout of model %r failed, its old processes keep running: %s", managed.spec.id, error
+            )
+        if managed.rollout is not None and not managed.rollout.done():
+            managed.rollout.set_result(error)
+
+    def _reload(self, managed: ManagedModel) -> None:
+        """The rollout ends with this load."""
+        rollout = managed.rollout
+
+        def over(waiter: asyncio.Future[None]) -> None:
+            error = None if waiter.cancelled() else waiter.exception()
+            failure = error if isinstance(error, LlamasupError) and not self.stopping else None
+            if failure is not None:
+                _log.warning(
+                    "model %r was updated but could not be loaded again: %s", managed.spec.id, failure
+                )
+            if rollout is not None and not rollout.done():
+                rollout.set_result(failure)
+
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        waiter.add_done_callback(over)
+        self._add_load_waiter(managed, waiter)
 
     # --- reconciliation ---------------------------------------------------------------------------------
     def reconcile_soon(self) -> None:
@@ -369,30 +416,78 @@ class Pool:
             self._loop.call_soon(self._reconcile)
 
     def _reconcile(self) -> None:
+        """Observe the active models, ask the policy, and pass its actions on."""
         self._reconcile_scheduled = False
-        if self._tasks is not None and not self.stopping:
-            reconcile(self)
+        if self._tasks is None or self.stopping:
+            return
+        now_s = monotonic()
+        for managed in tuple(self.active):
+            if managed.state is not ModelState.REMOVED:
+                self._observe(managed, now_s)
+        self._grant_swaps()
+        models = {managed.key: managed.snapshot() for managed in self.active if managed.sized is not None}
+        for action in decide(Snapshot(now_s, models, self.options.budget, self.options.residency)):
+            self._apply(action)
 
-    def begin_unload(self, managed: ManagedModel, reason: str, for_id: str = "") -> asyncio.Task[None]:
-        """Stop its servers, which get no more requests. The task ends when their memory is free."""
-        if managed.unloading is None:
-            self.bus.publish(ModelUnloading(managed.spec.id, reason, for_id))
-            if managed.rolling_out:
-                managed.stop_sizing()  # the next load sizes the new spec
-            managed.cordoned = False
-            managed.unloading = self.start(self._unload(managed), f"{managed.spec.id}/unload")
-            managed.served.pause(being_unloaded(managed.spec, for_id))
-        return managed.unloading
+    def _observe(self, managed: ManagedModel, now_s: float) -> None:
+        """Handle what does not depend on other models: expired demand, failures, sizings."""
+        if managed.pending_demand is not None:
+            if managed.pending_demand.until_s <= now_s or managed.serves:
+                managed.pending_demand = None
+            else:
+                self._timer.schedule(managed.pending_demand.until_s)
+        if managed.serves:
+            managed.resolve_load_waiters()
+        if managed.state is ModelState.FAILED:
+            if managed.retry_at_s > now_s:
+                self._timer.schedule(managed.retry_at_s)
+                return
+            self._post(managed, states.RetryRequested())
+        self._post(managed, states.Wanted() if managed.wanted else states.Unwanted())
+        if managed.phase is Phase.ABSENT and not (managed.wanted or managed.sizing):
+            del self.active[managed]
 
-    async def _unload(self, managed: ManagedModel) -> None:
-        try:
-            async with memory_released(managed.sized):
-                await stop_all(managed.all_runners)
-        finally:
-            managed.starting, managed.unloading = False, None
-            if not (self.stopping or managed.removed):
-                managed.served.resume()
-            self.reconcile_soon()
+    def _grant_swaps(self) -> None:
+        """One model at a time: then two generations fit in the memory more often."""
+        is_free = not any(
+            managed.state is ModelState.ROLLING_OUT and not _is_freed(managed) for managed in self.active
+        )
+        for managed in tuple(self.active):
+            rollout = managed.model.rollout
+            if rollout is None or rollout.target is None or not is_free:
+                continue
+            free: Mapping[str, int]
+            if rollout.step is RolloutStep.WAITING:
+                free = remaining(self.remaining_for(managed), [managed.needs])
+            elif rollout.step is RolloutStep.FREED:
+                free = self.remaining_for(managed)
+            else:
+                continue
+            fits = all(free.get(device, 0) >= size for device, size in rollout.target.needs.items())
+            self._post(managed, states.SwapGranted(fits))
+            is_free = managed.state is not ModelState.ROLLING_OUT
+
+    def _apply(self, action: Action) -> None:
+        match action:
+            case Load(id_):
+                self._post(self.managed_models[id_], states.LoadGranted())
+            case Evict(id_, reason, for_id):
+                self._post(self.managed_models[id_], states.UnloadRequested(reason, for_id))
+            case Cordon(id_, for_id):
+                self._post(self.managed_models[id_], states.Cordoned(for_id))
+            case Uncordon(id_):
+                self._post(self.managed_models[id_], states.Uncordoned())
+            case Reject(id_, reason):
+                refused = DoesNotFit(f"Model {id_!r} does not fit: {reason}.", remedy=_DOES_NOT_FIT_REMEDY)
+                self._post(self.managed_models[id_], states.Refused(refused))
+            case WakeAt(at_s):
+                self._timer.schedule(at_s)
+            case _ as unreachable:
+                assert_never(unreachable)
+
+
+def _is_freed(managed: ManagedModel) -> bool:
+    return managed.model.rollout is not None and managed.model.rollout.step is RolloutStep.FREED
 
 
 def _stopping() -> Stopping:
@@ -406,90 +501,3 @@ def _retry_after_s(error: LlamasupError) -> float:
 _DOES_NOT_FIT_REMEDY = (
     "Reduce its size (ctx_size, parallel), pin fewer models, or raise a limit (memory, max_loaded, groups)."
 )
-
-
-def reconcile(pool: Pool) -> None:
-    """Observe the active models, ask the policy, and carry out its actions."""
-    now_s = monotonic()
-    for managed in tuple(pool.active):
-        if not managed.removed:
-            _observe(pool, managed, now_s)
-    models = {managed.key: managed.snapshot() for managed in pool.active if managed.sized is not None}
-    for action in decide(Snapshot(now_s, models, pool.options.budget, pool.options.residency)):
-        _apply(pool, action)
-
-
-def _observe(pool: Pool, managed: ManagedModel, now_s: float) -> None:
-    """Handle what does not depend on other models: expired demand, failures, outdated sizes."""
-    _expire_demand(pool, managed, now_s)
-    if managed.serves:
-        _mark_serving(managed)
-    if managed.phase is Phase.FAILED:
-        if managed.error is None:
-            runner = next(runner for runner in managed.runners if runner.instance.state is State.FAILED)
-            pool.fail(managed, failure_of(runner.instance), runner.unavailable())
-        if managed.retry_at_s > now_s:
-            pool.timer.schedule(managed.retry_at_s)
-            return
-        pool.clear_failure(managed)
-    if managed.sized is not None and managed.phase is Phase.ABSENT and managed.is_outdated:
-        pool.runners.drop(managed, managed.runners)
-        managed.runners, managed.sized = [], None
-    if managed.phase is Phase.ABSENT and not managed.wanted:
-        if managed.sizing is None:
-            del pool.active[managed]
-        elif managed.sized is None:
-            managed.stop_sizing()
-    elif managed.sized is None and not (managed.sizing or managed.swapping):
-        pool.size_soon(managed, "size")
-
-
-def _expire_demand(pool: Pool, managed: ManagedModel, now_s: float) -> None:
-    if managed.pending_demand is not None:
-        if managed.pending_demand.until_s <= now_s:
-            managed.pending_demand = None
-        else:
-            pool.timer.schedule(managed.pending_demand.until_s)
-
-
-def _mark_serving(managed: ManagedModel) -> None:
-    """The model serves: end its ``load`` commands, and forget its last error."""
-    managed.pending_demand = None
-    if managed.error is not None:
-        managed.error = None
-        managed.served.unavailable_reason = not_loaded(managed.spec)
-    managed.resolve_load_waiters()
-
-
-def _apply(pool: Pool, action: Action) -> None:
-    match action:
-        case Load(id_):
-            _start_runners(pool, pool.managed_models[id_])
-        case Evict(id_, reason, for_id):
-            pool.begin_unload(pool.managed_models[id_], reason, for_id)
-        case Cordon(id_, for_id):
-            managed = pool.managed_models[id_]
-            managed.cordoned = True
-            managed.served.pause(being_unloaded(managed.spec, for_id))
-        case Uncordon(id_):
-            managed = pool.managed_models[id_]
-            managed.cordoned = False
-            managed.served.resume()
-            _mark_serving(managed)
-        case Reject(id_, reason):
-            refused = DoesNotFit(f"Model {id_!r} does not fit: {reason}.", remedy=_DOES_NOT_FIT_REMEDY)
-            pool.fail(pool.managed_models[id_], refused)
-            pool.bus.publish(LoadFailed(id_, refused))
-        case WakeAt(at_s):
-            pool.timer.schedule(at_s)
-        case _ as unreachable:
-            assert_never(unreachable)
-
-
-def _start_runners(pool: Pool, managed: ManagedModel) -> None:
-    if not managed.runners:
-        assert managed.sized is not None  # the policy loads only sized models
-        managed.runners = pool.make_runners(managed, managed.sized)
-    managed.starting = True
-    for runner in managed.runners:
-        runner.post(StartRequested())

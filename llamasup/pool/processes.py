@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from llamasup.models.spec import ModelSpec
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import with_name
 from llamasup.planning.memory.shares import MemoryBudget
-from llamasup.pool.model import ManagedModel, SizedModel, with_devices
+from llamasup.pool.estimate import SizedModel, with_devices
+from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy
@@ -38,7 +40,8 @@ class Runners:
 
     def make(
         self,
-        managed: ManagedModel,
+        spec: ModelSpec,
+        served: ReplicaSet,
         sized: SizedModel,
         policy: Policy,
         tasks: asyncio.TaskGroup,
@@ -48,7 +51,6 @@ class Runners:
     ) -> list[InstanceRunner]:
         """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
         made: list[InstanceRunner] = []
-        spec = managed.spec
         for number in range(sized.spec.replicas):
             self._made += 1
             launch = with_name(with_devices(sized.launch, sized.spec, number), spec.id)
@@ -59,7 +61,7 @@ class Runners:
                 aliases=spec.aliases,
                 policy=policy,
                 bus=self._bus,
-                queue=managed.served.queue,
+                queue=served.queue,
                 work_folder=self._folder,
                 # No model name contains ~, but another model may be named tiny.1.
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
@@ -67,7 +69,7 @@ class Runners:
                 on_measured=on_measured,
                 awaits_memory=True,
             )
-            managed.served.add(runner)
+            served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
             self._planners[runner] = planner
             made.append(runner)
@@ -79,10 +81,10 @@ class Runners:
             runner.rename(model)
             self._planners[runner].rename(model)
 
-    def drop(self, managed: ManagedModel, runners: Sequence[InstanceRunner]) -> None:
+    def drop(self, served: ReplicaSet, runners: Sequence[InstanceRunner]) -> None:
         """Forget stopped runners. May be repeated."""
         for runner in tuple(runners):
-            managed.served.remove(runner)
+            served.remove(runner)
             self._planners.pop(runner, None)
             if (task := self._tasks.pop(runner, None)) is not None:
                 task.cancel()

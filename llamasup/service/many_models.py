@@ -30,7 +30,6 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
-from llamasup.pool.rollout import roll_out
 from llamasup.service.inventory import (
     ModelInventory,
     SearchPaths,
@@ -250,7 +249,7 @@ class HostedModels:
         """Wait until a rollout of the model ends. Raises its error."""
         managed = self.backend.known(model)
         if managed.is_outdated and not managed.rolling_out:
-            roll_out(self._pool, managed, managed.spec)  # an earlier rollout failed
+            self._pool.roll_out(managed, managed.spec)  # an earlier rollout failed
         if managed.rollout is None or managed.rollout.done():
             return
         error = await asyncio.shield(managed.rollout)

@@ -17,7 +17,7 @@ from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.cheapest_set import devices
-from llamasup.pool.model import SizedModel, estimate_model
+from llamasup.pool.estimate import SizedModel, estimate_model
 from llamasup.pool.options import PoolOptions
 from llamasup.settings.model import ModelEntry
 

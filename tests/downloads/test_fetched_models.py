@@ -15,7 +15,6 @@ from llamasup.errors import Conflict, LlamasupError
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.eviction_policy import Phase
-from llamasup.pool.rollout import remove
 from tests.pool.pools import async_test, file_of, pooled, spec_of, with_context
 
 pytestmark = pytest.mark.slow
@@ -123,7 +122,7 @@ async def test_download_ends_with_waiters_of_another_name(
     async with pooled(tmp_path, far(specs["a"], "org/old"), far(specs["c"]), fetch=hub.fetch) as models:
         loading = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
         await models.until(lambda: hub.begun == ["org/old"])
-        remove(models.pool, models["a"], models["c"])
+        models.pool.remove(models["a"], models["c"])
         await models.until(lambda: hub.begun == ["org/old", REF])
         assert hub.called_off == ["org/old"]
         loading.cancel()
@@ -253,7 +252,7 @@ async def test_download_of_a_change_ends_with_unload_or_the_next_change(
         models.apply(far(specs["a"]))
         await models.until(lambda: len(hub.begun) == 1)
         models.apply(specs["a"])
-        await models.until(lambda: not models["a"].rolling_out)
+        await models.until(lambda: not models["a"].rolling_out and bool(hub.called_off))
         assert len(hub.called_off) == 1
         assert models.loads("a") == 1
 

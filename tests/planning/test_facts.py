@@ -16,7 +16,7 @@ from llamasup.models.search import search_models
 from llamasup.planning import facts
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare, sibling_projectors
-from llamasup.pool.model import prepare_listed
+from llamasup.pool.estimate import prepare_listed
 from llamasup.settings.model import Settings
 from llamasup.testing import models, vision
 from llamasup.testing.models import big_endian_decoder, tiny_encoder

@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from llamasup.models.names import NameIndex
 from llamasup.models.registry import Registry
 from llamasup.models.spec import ModelSpec, Stay
-from llamasup.pool import sizing
+from llamasup.pool import estimate
 from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.estimate import Fetch, SizedModel, estimate_model
 from llamasup.pool.eviction_policy import Phase, ResidencyPolicy
-from llamasup.pool.model import ManagedModel, SizedModel, estimate_model
+from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
-from llamasup.pool.sizing import Fetch
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import Unavailable
@@ -55,9 +55,9 @@ class HeldSizing:
     """Delays the sizing of models until ``go_on``. ``begun`` waits until a sizing has begun."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._really = sizing.__dict__["estimate_model"]
+        self._really = estimate.__dict__["estimate_model"]
         self._begun, self._go_on = threading.Event(), threading.Event()
-        monkeypatch.setattr(sizing, "estimate_model", self._size_up)
+        monkeypatch.setattr(estimate, "estimate_model", self._size_up)
 
     def _size_up(self, *arguments: Any) -> SizedModel:
         self._begun.set()

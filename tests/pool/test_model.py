@@ -10,7 +10,8 @@ import pytest
 from llamasup.errors import ModelMissing
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import RAM
-from llamasup.pool.model import as_unavailable, estimate_model
+from llamasup.pool.answers import as_unavailable
+from llamasup.pool.estimate import estimate_model
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.model import ModelSettings, Settings
 from tests.paths import FIXTURES

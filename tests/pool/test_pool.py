@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from llamasup.errors import BrokenRuntime, Conflict, GaveUp, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.planning import attempts
+from llamasup.pool import driver, estimate
 from llamasup.pool import pool as pool_module
-from llamasup.pool import sizing, unload
+from llamasup.pool.estimate import SizedModel
 from llamasup.pool.eviction_policy import Phase
-from llamasup.pool.model import SizedModel
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
 from llamasup.supervision.states import Policy, State
@@ -216,7 +216,7 @@ async def test_missing_file_is_an_error_only_at_the_next_load(tmp_path: Path, sp
 async def test_bug_while_sizing_a_model_does_not_end_the_others(
     tmp_path: Path, specs: Specs, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    really = sizing.__dict__["estimate_model"]
+    really = estimate.__dict__["estimate_model"]
 
     def estimate_model(spec: ModelSpec, *rest: Any) -> SizedModel:
         if spec.id == "b":
@@ -225,7 +225,7 @@ async def test_bug_while_sizing_a_model_does_not_end_the_others(
         assert isinstance(found, SizedModel)
         return found
 
-    monkeypatch.setattr(sizing, "estimate_model", estimate_model)
+    monkeypatch.setattr(estimate, "estimate_model", estimate_model)
     async with pooled(tmp_path, *specs.values()) as models:
         await models.load("a")
         with pytest.raises(LlamasupError) as raised:
@@ -244,13 +244,13 @@ async def test_silent_driver_does_not_block_an_unload(
     def devices_now(*_: object) -> tuple[()]:
         raise BrokenRuntime("the driver does not answer")
 
-    monkeypatch.setattr(unload, "devices_now", devices_now)
+    monkeypatch.setattr(driver, "devices_now", devices_now)
     budget = {"ram": 1 << 40, "CUDA0": 1 << 40}
     async with pooled(tmp_path, *specs.values(), budget=budget) as models:
         await models.load("a")
         sized = models["a"].sized
         assert sized is not None
-        models["a"].sized = replace(sized, needs={"ram": 1, "CUDA0": 1})
+        models["a"].model = replace(models["a"].model, sized=replace(sized, needs={"ram": 1, "CUDA0": 1}))
         await models.unload("a")
 
         assert models["a"].phase is Phase.ABSENT

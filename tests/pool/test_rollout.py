@@ -14,6 +14,7 @@ from llamasup.errors import DoesNotFit, LlamasupError
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import policy_for
+from llamasup.pool.model_states import ModelState
 from llamasup.settings.model import ModelSettings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import StateChanged
@@ -174,7 +175,7 @@ async def test_failed_start_keeps_the_old_process(tmp_path: Path, specs: Specs) 
         await models.load("a")
         before = models.pids("a")
         models.apply(larger(specs["a"]), specs["b"])
-        await models.until(lambda: models["a"].swapping)
+        await models.until(lambda: models["a"].state is ModelState.ROLLING_OUT)
         load = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
         assert await rollout_error(models, "a") is not None
 

@@ -18,6 +18,7 @@ from llamasup.gguf.demo import demo_model
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.model_states import ModelState
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Downloads
 from llamasup.supervision.events import StateChanged
@@ -152,7 +153,7 @@ async def test_new_name_with_new_settings_swaps_the_process_without_errors(
         assert waiting.lease.endpoint is not in_flight.lease.endpoint
         assert psutil.pid_exists(old or 0)
         in_flight.finish()
-        await it.until(lambda: not it["chat"].swapping)
+        await it.until(lambda: it["chat"].state is not ModelState.ROLLING_OUT)
         plan = it["chat"].runners[0].plan
         assert plan is not None
         assert plan.argv[plan.argv.index("--alias") + 1] == "chat"
@@ -219,7 +220,7 @@ async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_i
         changes = it.catalog.apply(registry_of(other, spec))
 
         assert (changes.retouched, changes.changed) == (("x",), ())
-        assert not it["x"].swapping
+        assert it["x"].state is not ModelState.ROLLING_OUT
         assert it.pids("x") == before
         assert it["x"].spec is spec
         await it.unload("x")

@@ -18,7 +18,6 @@ from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
-from llamasup.pool.rollout import remove, roll_out
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
@@ -121,7 +120,7 @@ class Catalog:
         for name in managed.spec.names:
             self._by_name.pop(name, None)
         del self._on_demand[managed.spec.id], self._resolved[managed.spec.id]
-        remove(self.pool, managed, successor)
+        self.pool.remove(managed, successor)
 
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
         """``find``, but raises ModelUnknown, with similar names."""
@@ -227,13 +226,13 @@ class Catalog:
         for id_ in found.removed:
             if id_ in before:
                 successor = renamed.get(id_)
-                remove(pool, before[id_], None if successor is None else managed_models[successor])
+                pool.remove(before[id_], None if successor is None else managed_models[successor])
         for id_ in (*found.retouched, *found.changed, *carried):
             managed, spec = managed_models[id_], after[id_]
             if spec.started_as in (managed.spec.started_as, managed.found.started_as):
                 pool.update_spec(managed, spec)
             else:
-                roll_out(pool, managed, spec)
+                pool.roll_out(managed, spec)
         self.registry = registry
         # Names of the registry take precedence over those on demand.
         ids = (*self._on_demand, *registry.specs)

@@ -17,7 +17,7 @@ from llamasup.errors import ConfigInvalid, ModelMissing
 from llamasup.http.address import addresses
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.planning.facts import DEMO, find_model
-from llamasup.pool.model import prepare_listed
+from llamasup.pool.estimate import prepare_listed
 from llamasup.service.inventory import read_inventory
 from llamasup.service.systemd.installation import (
     CREDENTIALS,

@@ -1,0 +1,84 @@
+"""What requests are told while a model does not serve (pure)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from llamasup.errors import LlamasupError
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.model_states import IN_TURN, Model, ModelState
+from llamasup.queueing.unavailable import Unavailable
+from llamasup.queueing.wait_estimate import retry_after_s
+from llamasup.system.text import memory_text
+
+__all__ = ["as_unavailable", "downloading", "not_loaded", "pause_of", "reason_of"]
+
+
+def pause_of(model: Model) -> Unavailable | None:
+    """The answer to all requests, whether a process serves or not. None: the processes answer."""
+    match model.state:
+        case ModelState.REMOVED:
+            return model.answer
+        case ModelState.CORDONED | ModelState.UNLOADING:
+            return _being_unloaded(model.spec, model.for_id)
+        case ModelState.ROLLING_OUT if model.rollout is not None and model.rollout.step in IN_TURN:
+            return _CHANGING
+        case _:
+            return None
+
+
+def reason_of(model: Model) -> Unavailable:
+    """The answer while no process serves, or starts."""
+    if model.error is not None:
+        return as_unavailable(model.error, model.spec, model.answer)
+    if model.sizing is not None and model.sizing.download is not None:
+        return model.sizing.download
+    return not_loaded(model.spec)
+
+
+def as_unavailable(error: LlamasupError, spec: ModelSpec, why: Unavailable | None = None) -> Unavailable:
+    """The response for a model that cannot be loaded; ``why``: the error of its server, if any."""
+    why = why or Unavailable(503, error.message, cause=error.cause, remedy=error.remedy)
+    return replace(why, message=spec.public_problem(why.message), remedy=spec.redacted(why.remedy))
+
+
+def not_loaded(spec: ModelSpec) -> Unavailable:
+    """The response to a request that may not wait for the load."""
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is not loaded",
+        cause="loading",
+        remedy="try again: the first request that may wait loads it",
+        retry_after_s=1.0,
+        queueable=True,
+    )
+
+
+def downloading(spec: ModelSpec, done: int, total: int | None, bytes_per_s: int) -> Unavailable:
+    of = "" if total is None else f" of {memory_text(total)}"
+    remaining_s = 1.0
+    if total is not None and bytes_per_s:
+        remaining_s = max(remaining_s, (total - done) / bytes_per_s)
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
+        cause="downloading",
+        retry_after_s=retry_after_s(remaining_s),
+        queueable=True,
+    )
+
+
+def _being_unloaded(spec: ModelSpec, for_id: str) -> Unavailable:
+    purpose = f" to make room for {for_id!r}" if for_id else ""
+    return Unavailable(
+        503,
+        f"The model {spec.id!r} is being unloaded{purpose}",
+        cause="unloading",
+        retry_after_s=1.0,
+        queueable=True,
+    )
+
+
+_CHANGING = Unavailable(
+    503, "The model is being updated", cause="changing", retry_after_s=1.0, queueable=True
+)

@@ -1,0 +1,211 @@
+"""The steps of a swap: the processes of a new spec replace the old ones (pure).
+
+If both fit into memory, the new ones start beside the old ones, which then finish their requests. Otherwise
+the old ones stop first, and are started again if the new ones fail.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from llamasup.errors import LlamasupError
+from llamasup.pool.model_states import (
+    Announce,
+    Drop,
+    Estimate,
+    Model,
+    ModelState,
+    Processes,
+    ProcessesFailed,
+    ProcessesReleased,
+    ProcessesServing,
+    ProcessesStarting,
+    ProcessesStatus,
+    Reload,
+    Rollout,
+    RolloutStep,
+    Start,
+    Stop,
+    SwapGranted,
+    Withdraw,
+)
+from llamasup.pool.model_steps import (
+    Outcome,
+    begin_rollout,
+    end_rollout,
+    fail,
+    forget_spec,
+    release,
+    settle,
+    stop_processes,
+    with_status,
+)
+from llamasup.supervision.events import ModelUnloading
+
+__all__ = [
+    "drained",
+    "failed_while_draining",
+    "new_failed_beside",
+    "new_failed_in_turn",
+    "new_serving",
+    "promote",
+    "restore_failed",
+    "restored",
+    "start_new",
+    "still_serving",
+    "still_starting",
+    "stopped_old",
+    "swap",
+]
+
+
+def _rollout(model: Model) -> Rollout:
+    assert model.rollout is not None  # the table has these steps only for a swap
+    return model.rollout
+
+
+def _start(model: Model, sized: Estimate, rollout: Rollout) -> Outcome:
+    id_ = model.made + 1
+    started = replace(model, made=id_, current=Processes(id_), sized=sized, rollout=rollout)
+    return started, (Start(id_, sized),)
+
+
+def swap(model: Model, event: SwapGranted) -> Outcome:
+    rollout, current = model.rollout, model.current
+    if rollout is None or rollout.step is not RolloutStep.WAITING or current is None:
+        return model, ()  # the rollout ended, or its spec is sized again
+    assert rollout.target is not None
+    model = replace(model, state=ModelState.ROLLING_OUT, for_id="")
+    if event.fits and current.status is ProcessesStatus.SERVING:
+        beside = replace(model, old=current, old_sized=model.sized)
+        return _start(beside, rollout.target, replace(rollout, step=RolloutStep.BESIDE))
+    stopping = replace(rollout, step=RolloutStep.STOPPING, before=model.sized)
+    model, stops = stop_processes(replace(model, rollout=stopping))
+    return model, (Announce(ModelUnloading(model.spec.id, "changed")), *stops)
+
+
+def still_starting(model: Model, event: ProcessesStarting) -> Outcome:
+    return with_status(model, event.id, ProcessesStatus.STARTING), ()
+
+
+def still_serving(model: Model, event: ProcessesServing) -> Outcome:
+    return with_status(model, event.id, ProcessesStatus.SERVING), ()
+
+
+def _is_old(model: Model, id_: int) -> bool:
+    return model.old is not None and model.old.id == id_
+
+
+def promote(model: Model, event: ProcessesServing) -> Outcome:
+    """Side by side: the new processes get the requests once all replicas have started, or failed."""
+    model = with_status(model, event.id, ProcessesStatus.SERVING)
+    if _is_old(model, event.id) or not event.complete:
+        return model, ()
+    rollout = replace(_rollout(model), step=RolloutStep.DRAINING)
+    if model.old is None:  # it failed meanwhile
+        return _finish(replace(model, rollout=rollout))
+    id_ = model.old.id
+    model = with_status(replace(model, rollout=rollout), id_, ProcessesStatus.STOPPING)
+    return model, (Withdraw(id_), Stop(id_, model.old_sized))
+
+
+def new_failed_beside(model: Model, event: ProcessesFailed) -> Outcome:
+    """The old processes keep serving. If they fail, they are not restarted: the new ones will serve."""
+    if _is_old(model, event.id):
+        assert model.old is not None
+        stopping = with_status(model, event.id, ProcessesStatus.STOPPING)
+        return stopping, (Stop(event.id, model.old_sized),)
+    dropped = Drop(event.id)
+    model = replace(model, current=model.old, sized=model.old_sized, old=None, old_sized=None)
+    if model.current is None or model.current.status is ProcessesStatus.STOPPING:
+        model, ended = end_rollout(replace(model, answer=event.answer), event.error)
+        model, effects = fail(model, event.error)
+        return model, (dropped, *ended, *effects)
+    model, effects = _keep_old(model, event.error)
+    return model, (dropped, *effects)
+
+
+def _keep_old(model: Model, error: LlamasupError | None) -> Outcome:
+    """The old spec is kept after a failure of the new one, unless a newer one came meanwhile."""
+    target = _rollout(model).target
+    is_newest = target is not None and target.is_of(model.spec)
+    model, settled = settle(model)
+    model, effects = end_rollout(model, error) if is_newest else begin_rollout(model)
+    return model, (*settled, *effects)
+
+
+def _finish(model: Model) -> Outcome:
+    """The new spec serves. A change that came meanwhile begins another rollout."""
+    model, settled = settle(model)
+    model, effects = begin_rollout(model)
+    return model, (*settled, *effects)
+
+
+def drained(model: Model, event: ProcessesReleased) -> Outcome:
+    """The memory of the old processes is free."""
+    is_old = _is_old(model, event.id)
+    model, dropped = release(model, event.id)
+    if not is_old:
+        return model, dropped
+    if model.error is not None:
+        model, ended = end_rollout(model)
+        model, effects = fail(model, model.error)  # type: ignore[arg-type]
+    else:
+        ended = ()
+        model, effects = _finish(model)
+    return model, (*dropped, *ended, *effects)
+
+
+def failed_while_draining(model: Model, event: ProcessesFailed) -> Outcome:
+    """The new processes failed after they had served: the model fails once the old ones have ended."""
+    stopping = with_status(model, event.id, ProcessesStatus.STOPPING)
+    return replace(stopping, error=event.error, answer=event.answer), (Stop(event.id, model.sized),)
+
+
+def stopped_old(model: Model, event: ProcessesReleased) -> Outcome:
+    rollout = _rollout(model)
+    freed = replace(rollout, step=RolloutStep.FREED)
+    return replace(model, current=None, sized=rollout.target, rollout=freed), (Drop(event.id),)
+
+
+def start_new(model: Model, event: SwapGranted) -> Outcome:
+    """If others must be evicted first, or a newer spec came meanwhile, this is an ordinary load."""
+    rollout = _rollout(model)
+    assert rollout.target is not None
+    if event.fits and rollout.target.is_of(model.spec):
+        return _start(model, rollout.target, replace(rollout, step=RolloutStep.STARTING))
+    model = replace(model, state=ModelState.ABSENT, rollout=None)
+    if rollout.target.is_of(model.spec):
+        return model, (Reload(),)
+    model, effects = forget_spec(model)
+    return model, (*effects, Reload())
+
+
+def new_serving(model: Model, event: ProcessesServing) -> Outcome:
+    model = with_status(model, event.id, ProcessesStatus.SERVING)
+    return _finish(model) if event.complete else (model, ())
+
+
+def new_failed_in_turn(model: Model, event: ProcessesFailed) -> Outcome:
+    """Requests keep waiting while the old spec is started again."""
+    rollout = _rollout(model)
+    assert rollout.before is not None
+    restoring = replace(rollout, step=RolloutStep.RESTORING, error=event.error)
+    model, start = _start(model, rollout.before, restoring)
+    return model, (Drop(event.id), *start)
+
+
+def restored(model: Model, event: ProcessesServing) -> Outcome:
+    model = with_status(model, event.id, ProcessesStatus.SERVING)
+    return _keep_old(model, _rollout(model).error) if event.complete else (model, ())
+
+
+def restore_failed(model: Model, event: ProcessesFailed) -> Outcome:
+    error = _rollout(model).error
+    status = ProcessesStatus.FAILED
+    stops: tuple[Stop, ...] = ()
+    if not event.settled:
+        status, stops = ProcessesStatus.STOPPING, (Stop(event.id, model.sized),)
+    model, ended = end_rollout(with_status(replace(model, answer=event.answer), event.id, status), error)
+    model, effects = fail(model, event.error)
+    return model, (*stops, *ended, *effects)
