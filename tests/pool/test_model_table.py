@@ -1,0 +1,283 @@
+"""Every event in every reachable state of a model, and the changes that are easy to lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+import pytest
+
+from llamasup.pool import model_states as states
+from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.model_states import (
+    HOLDING,
+    CancelSizing,
+    Drop,
+    Effect,
+    EndLoads,
+    EndRollout,
+    Event,
+    Model,
+    ModelState,
+    ProcessesStatus,
+    Reload,
+    RolloutStep,
+    Size,
+    Start,
+    Stop,
+    charged,
+    needs_of,
+    phase_of,
+)
+from llamasup.pool.model_table import TABLE, InvalidModelEvent, advance_model, is_stale, place_of
+from scripts.pool_diagram import ANSWER, ERROR, SPECS, Plan, reachable
+
+ONE, TWO = (Plan(spec, {"ram": number}) for number, spec in enumerate(SPECS, 1))
+
+
+class Story:
+    """A model, and the effects of the last event."""
+
+    def __init__(self, *events: Event) -> None:
+        self.model = Model(SPECS[0])
+        self.effects: tuple[Effect, ...] = ()
+        for event in events:
+            self(event)
+
+    def __call__(self, event: Event) -> tuple[Effect, ...]:
+        self.model, self.effects = advance_model(self.model, event)
+        return self.effects
+
+    @property
+    def ticket(self) -> int:
+        assert self.model.sizing is not None
+        return self.model.sizing.ticket
+
+    @property
+    def id(self) -> int:
+        assert self.model.current is not None
+        return self.model.current.id
+
+    def load(self) -> Story:
+        self(states.Wanted())
+        self(states.Sized(self.ticket, ONE))
+        self(states.LoadGranted())
+        return self
+
+    def serve(self) -> Story:
+        self.load()(states.ProcessesServing(self.id))
+        return self
+
+    def change(self) -> Story:
+        """The new spec is sized."""
+        self(states.SpecChanged(SPECS[1]))
+        self(states.Sized(self.ticket, TWO))
+        return self
+
+
+# --- the sweep
+
+
+def test_every_event_is_a_row_or_impossible_in_every_state() -> None:
+    """A pair without a row concerns a sizing or processes that the state does not have."""
+    impossible = {
+        (place, kind.__name__)
+        for place, rows in TABLE.items()
+        for kind in get_args(Event)
+        if kind not in rows
+    }
+    tried = {(place_of(here), type(event).__name__) for here, event, _ in reachable()}
+    assert not impossible & tried
+    assert all(kind.startswith(("Processes", "Siz", "Download")) for _, kind in impossible)
+    assert {place for place, _ in tried} == set(TABLE)
+
+
+def violations(model: Model) -> Iterator[str]:
+    holding = [
+        processes
+        for processes in (model.current, model.old)
+        if processes is not None and processes.status in HOLDING
+    ]
+    state = model.state
+    if holding and not charged(model):
+        yield "processes without charged memory"
+    if charged(model) and not holding and state is not ModelState.ROLLING_OUT:
+        yield "charged memory without processes"
+    if (model.old is None) is not (model.old_sized is None):
+        yield "room of old processes that are gone"
+    if model.old is not None and state not in {
+        *(ModelState.ROLLING_OUT, ModelState.UNLOADING, ModelState.REMOVED)
+    }:
+        yield "old processes outside a rollout"
+    if (model.sizing is not None and model.sizing.purpose == "load") is not (state is ModelState.SIZING):
+        yield "a sizing for a load in another state"
+    if (
+        model.sizing is not None
+        and model.sizing.purpose == "rollout"
+        and (model.rollout is None or model.rollout.step is not RolloutStep.SIZING)
+    ):
+        yield "a sizing for no rollout"
+    if model.rollout is not None and state not in {
+        *(ModelState.LOADING, ModelState.RESIDENT, ModelState.CORDONED, ModelState.ROLLING_OUT)
+    }:
+        yield "a rollout without processes"
+    if state is ModelState.RESIDENT and (
+        model.current is None or model.current.status is not ProcessesStatus.SERVING
+    ):
+        yield "resident, and no process serves"
+    if state is ModelState.FAILED and model.error is None:
+        yield "failed without an error"
+
+
+def test_invariants_hold_in_every_reachable_state() -> None:
+    count = 0
+    for here, event, there in reachable():
+        count += 1
+        assert list(violations(there)) == [], (here, event, there)
+        assert there.made >= here.made
+        if isinstance(event, states.SpecChanged):
+            assert there.spec is event.spec, "the latest command wins"
+        if isinstance(event, states.UnloadRequested):
+            assert phase_of(there) in {Phase.ABSENT, Phase.UNLOADING}, "the latest command wins"
+    assert count > 10_000
+
+
+def test_event_without_row_is_an_error_that_names_both() -> None:
+    story = Story(states.Wanted())
+    stray = states.ProcessesReleased(1)
+    assert is_stale(story.model, stray)
+    assert story(stray) == ()
+    story.load()
+    with pytest.raises(InvalidModelEvent, match=r"'a': loading.*cannot get .*NoEvent"):
+        story(NoEvent())  # type: ignore[arg-type]
+
+
+class NoEvent:
+    def __repr__(self) -> str:
+        return "NoEvent"
+
+
+# --- sizings
+
+
+def test_change_during_a_sizing_never_serves_the_old_file() -> None:
+    story = Story(states.Wanted())
+    old = story.ticket
+    assert story(states.SpecChanged(SPECS[1])) == (CancelSizing(old),)
+    assert story(states.Wanted())[-1] == Size(old + 1, SPECS[1])
+    assert story(states.Sized(old, ONE)) == ()
+    story(states.Sized(story.ticket, TWO))
+    assert story(states.LoadGranted()) == (Start(story.id, TWO),)
+
+
+@pytest.mark.parametrize(
+    "outcome", [states.Sized(1, ONE), states.SizingFailed(1, ERROR)], ids=["ok", "failed"]
+)
+def test_budget_change_during_a_sizing_sizes_again(outcome: Event) -> None:
+    story = Story(states.Wanted(), states.BudgetChanged())
+    assert story(outcome) == (Size(2, SPECS[0]),)
+    assert story.model.state is ModelState.SIZING
+
+
+def test_budget_change_sizes_a_waiting_rollout_again() -> None:
+    story = Story().serve().change()
+    assert story(states.BudgetChanged()) == (Size(story.ticket, SPECS[1]),)
+    assert story(states.SwapGranted(fits=True)) == ()
+
+
+def test_switch_back_during_a_sizing_ends_the_rollout() -> None:
+    story = Story().serve()
+    story(states.SpecChanged(SPECS[1]))
+    ticket = story.ticket
+    assert story(states.SpecChanged(SPECS[0])) == (CancelSizing(ticket), EndRollout())
+
+
+# --- processes
+
+
+def test_start_is_complete_only_with_all_replicas() -> None:
+    """The old processes are not stopped while a new replica still starts."""
+    story = Story().serve().change()
+    story(states.SwapGranted(fits=True))
+    assert story(states.ProcessesServing(story.id, complete=False)) == ()
+    assert story(states.ProcessesServing(story.id)) != ()
+
+
+def test_load_during_an_unload_waits_for_its_end() -> None:
+    story = Story().serve()
+    story(states.UnloadRequested())
+    for event in (states.RetryRequested(), states.Wanted(), states.LoadGranted()):
+        assert story(event) == ()
+        assert story.model.state is ModelState.UNLOADING
+    story(states.ProcessesReleased(story.id))
+    assert story(states.LoadGranted()) == (Start(story.id, ONE),)
+
+
+def test_failed_replica_that_tries_again_is_stopped_and_stays_charged() -> None:
+    story = Story().load()
+    failed = states.ProcessesFailed(story.id, ERROR, ANSWER, settled=False)
+    assert story(failed) == (Stop(story.id, ONE), EndLoads(ERROR))
+    assert (story.model.state, charged(story.model)) == (ModelState.FAILED, ONE.needs)
+    assert story(states.RetryRequested()) == ()
+    assert story.model.state is ModelState.UNLOADING
+    story(states.ProcessesReleased(story.id))
+    assert (story.model.state, charged(story.model)) == (ModelState.ABSENT, {})
+
+
+def test_late_restart_has_no_process_without_an_owner() -> None:
+    story = Story().serve()
+    story(states.UnloadRequested())
+    story(states.ProcessesReleased(story.id))
+    assert story(states.ProcessesStarting(story.id)) == (Stop(story.id, ONE),)
+    assert story.model.state is ModelState.UNLOADING
+
+
+# --- swaps
+
+
+def test_cut_rollout_frees_the_room_of_both_specs() -> None:
+    story = Story().serve().change()
+    story(states.SwapGranted(fits=True))
+    old, new = story.id - 2, story.id
+    assert needs_of(story.model) == {"ram": 3}
+    assert [type(effect) for effect in story(states.UnloadRequested())][1:] == [EndRollout, Stop, Stop]
+    assert story.model.old is not None
+    old = story.model.old.id
+    assert story(states.ProcessesReleased(old)) == (Drop(old),)
+    assert charged(story.model) == TWO.needs
+    story(states.ProcessesReleased(new))
+    assert charged(story.model) == {}
+
+
+def test_swap_in_turn_keeps_room_to_restore_the_old_spec() -> None:
+    story = Story(states.SpecUpdated(SPECS[1]), states.Wanted())
+    story(states.Sized(story.ticket, TWO))
+    story(states.LoadGranted())
+    story(states.ProcessesServing(story.id))
+    story(states.SpecChanged(SPECS[0]))
+    story(states.Sized(story.ticket, ONE))
+    story(states.SwapGranted(fits=False))
+    story(states.ProcessesReleased(story.id))
+    assert charged(story.model) == TWO.needs
+    story(states.SwapGranted(fits=True))
+    assert charged(story.model) == TWO.needs
+    story(states.ProcessesFailed(story.id, ERROR, ANSWER))
+    assert story.effects[-1] == Start(story.id, TWO)
+    assert story(states.ProcessesServing(story.id)) == (EndLoads(), EndRollout(ERROR))
+
+
+def test_change_while_the_old_spec_stops_loads_the_newest() -> None:
+    story = Story().serve().change()
+    story(states.SwapGranted(fits=False))
+    story(states.SpecChanged(SPECS[0]))
+    story(states.ProcessesReleased(story.id))
+    assert story(states.SwapGranted(fits=True)) == (Reload(),)
+    assert story.model.sized is None
+
+
+def test_crash_of_an_outdated_process_loads_the_newest_spec() -> None:
+    story = Story().serve()
+    story(states.SpecChanged(SPECS[1]))
+    story(states.ProcessesFailed(story.id, ERROR, ANSWER))
+    assert EndLoads(ERROR) not in story.effects
+    assert isinstance(story(states.Wanted())[-1], Size)
