@@ -186,8 +186,9 @@ class ProcessDriver:
             runner.submit(StartRequested()).add_done_callback(lambda _: self._taken(id_))
 
     def _taken(self, id_: int) -> None:
-        self._untaken[id_] -= 1
-        self._report(id_)
+        if id_ in self._untaken:
+            self._untaken[id_] -= 1
+            self._report(id_)
 
     def report(self) -> None:
         """Post what the processes do now. Call it after each change of one."""

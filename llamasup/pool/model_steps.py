@@ -230,13 +230,11 @@ def sized(model: Model, event: Sized) -> Outcome:
     model = replace(model, sizing=None)
     if sizing.outdated:
         return _begin_sizing(model, sizing.purpose)
-    match sizing.purpose:
-        case "load":
-            return replace(model, state=ModelState.ABSENT, sized=event.sized), (SizedUp(),)
-        case "rollout":
-            return replace(model, rollout=Rollout(RolloutStep.WAITING, event.sized)), ()
-        case "measure":
-            return replace(model, sized=event.sized), ()
+    if sizing.purpose == "load":
+        return replace(model, state=ModelState.ABSENT, sized=event.sized), (SizedUp(),)
+    if sizing.purpose == "rollout":
+        return replace(model, rollout=Rollout(RolloutStep.WAITING, event.sized)), ()
+    return replace(model, sized=event.sized), ()
 
 
 def sizing_failed(model: Model, event: SizingFailed) -> Outcome:
@@ -245,13 +243,11 @@ def sizing_failed(model: Model, event: SizingFailed) -> Outcome:
     model = replace(model, sizing=None)
     if sizing.outdated:
         return _begin_sizing(model, sizing.purpose)
-    match sizing.purpose:
-        case "load":
-            return fail(model, event.error, Announce(LoadFailed(model.spec.id, event.error)))
-        case "rollout":
-            return end_rollout(model, event.error)
-        case "measure":
-            return model, ()
+    if sizing.purpose == "load":
+        return fail(model, event.error, Announce(LoadFailed(model.spec.id, event.error)))
+    if sizing.purpose == "rollout":
+        return end_rollout(model, event.error)
+    return model, ()  # the estimate from before the load stays
 
 
 def download_progressed(model: Model, event: DownloadProgressed) -> Outcome:

@@ -6,7 +6,8 @@ policy, and answers requests as the queue of a model would.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from typing import ClassVar
 
 import pytest
 from hypothesis import settings
@@ -14,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -50,7 +50,7 @@ from llamasup.pool.model_states import (
     old_needs_of,
     phase_of,
 )
-from llamasup.pool.model_table import advance_model
+from llamasup.pool.model_table import TABLE, Place, advance_model, is_stale, place_of
 from scripts.pool_diagram import ANSWER, ERROR, Plan
 
 NAMES = st.sampled_from("abc")
@@ -118,6 +118,7 @@ class Managed:
 
 class World(RuleBasedStateMachine):
     steps = 0
+    transitions: ClassVar[Counter[tuple[Place, str]]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,6 +142,7 @@ class World(RuleBasedStateMachine):
 
     def advance(self, managed: Managed, event: Event) -> None:
         before = managed.model
+        self.transitions[place_of(before), type(event).__name__] += not is_stale(before, event)
         managed.model, effects = advance_model(before, event)
         managed.rollouts += managed.model.rollout is not None and before.rollout is None
         for effect in effects:
@@ -339,17 +341,42 @@ class World(RuleBasedStateMachine):
             managed.driver.running[current.id] = managed.model.sized
             self.post(managed, states.ProcessesStarting(current.id))
 
-    @precondition(lambda self: any(managed.driver.stopping for managed in self.all))
     @rule()
     def processes_end(self) -> None:
         for managed in self.all:
-            for id_ in tuple(managed.driver.stopping):
-                managed.driver.stopping.discard(id_)
-                managed.driver.running.pop(id_, None)
-                self.post(managed, states.ProcessesReleased(id_))
+            self.end_processes(managed)
+
+    def end_processes(self, managed: Managed) -> None:
+        for id_ in tuple(managed.driver.stopping):
+            managed.driver.stopping.discard(id_)
+            managed.driver.running.pop(id_, None)
+            self.post(managed, states.ProcessesReleased(id_))
 
     @rule()
     def decide_again(self) -> None:
+        self.reconcile()
+
+    @rule(name=NAMES)
+    def is_loaded(self, name: str) -> None:
+        """A request, and all that happens until it is answered, if nothing goes wrong."""
+        managed = self.managed[name]
+        self.request(name)
+        for _ in range(4):
+            self.reconcile()
+            self.sizing_ends(name, works=True)
+            for id_ in tuple(managed.driver.running):
+                self.process_changes(managed, id_, "serving")
+
+    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)))
+    def swap_begins(self, name: str, file: str) -> None:
+        self.is_loaded(name)
+        self.change_file(name, file)
+        self.sizing_ends(name, works=True)
+        self.reconcile()
+
+    @rule(name=NAMES)
+    def processes_of_one_end(self, name: str) -> None:
+        self.end_processes(self.managed[name])
         self.reconcile()
 
     # --- what always holds
@@ -403,14 +430,10 @@ class World(RuleBasedStateMachine):
             managed.in_flight = 0
         for _ in range(ROUNDS):
             for name, managed in self.managed.items():
-                self.sizing_ends.__wrapped__(self, name, True)  # type: ignore[attr-defined]
+                self.sizing_ends(name, works=True)
                 for id_ in tuple(managed.driver.running):
                     self.process_changes(managed, id_, "serving")
-            for managed in self.all:
-                for id_ in tuple(managed.driver.stopping):
-                    managed.driver.stopping.discard(id_)
-                    managed.driver.running.pop(id_, None)
-                    self.post(managed, states.ProcessesReleased(id_))
+            self.processes_end()
             self.reconcile()
         self.no_process_has_no_owner()
         assert self.removed == []
@@ -426,6 +449,7 @@ class World(RuleBasedStateMachine):
 
 def run(examples: int, steps: int) -> int:
     World.steps = 0
+    World.transitions.clear()
     run_state_machine_as_test(
         World, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     )
@@ -438,4 +462,5 @@ def test_models_keep_their_promises_in_any_order_of_events() -> None:
 
 @pytest.mark.slow
 def test_models_keep_their_promises_in_long_orders_of_events() -> None:
-    assert run(600, 150) > 50_000
+    assert run(600, 100) > 30_000
+    assert {place for (place, _), count in World.transitions.items() if count} == set(TABLE)
