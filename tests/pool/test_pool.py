@@ -25,7 +25,7 @@ from llamasup.pool import pool as pool_module
 from llamasup.pool.estimate import SizedModel
 from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import StateChanged
+from llamasup.supervision.events import ModelUnloading, PublishedEvent, StateChanged
 from llamasup.supervision.states import Policy, State
 from tests.pool.pools import PATIENCE_S, HeldSizing, Pooled, async_test, file_of, pooled, server, spec_of
 
@@ -502,3 +502,47 @@ async def test_crashed_model_restarts_in_its_own_memory(tmp_path: Path, specs: S
 
         assert await waiting.served_by() == 2
         assert models.unloads() == []
+
+
+# --- commands in any order
+
+
+@async_test
+async def test_load_during_the_drain_of_an_unload_waits(tmp_path: Path, specs: Specs) -> None:
+    async with pooled(tmp_path, specs["a"]) as models:
+        busy = models.ask("a")
+        await busy.served_by()
+        unloading = asyncio.ensure_future(models.unload("a"))  # noqa: TID251 (owned right here)
+        await models.until_phase("a", Phase.UNLOADING)
+        loading = asyncio.ensure_future(models.load("a"))  # noqa: TID251 (owned right here)
+        request = models.ask("a")
+        await models.reconciled()
+        assert request.waits
+        assert not loading.done()
+
+        busy.finish()
+        await unloading
+        await loading
+        assert await request.served_by() == 2
+
+
+@async_test
+async def test_event_that_an_effect_raises_waits_for_the_other_effects(tmp_path: Path, specs: Specs) -> None:
+    """A listener of the unload removes the model in the middle of its effects."""
+    async with pooled(tmp_path, *specs.values()) as models:
+        await models.load("a")
+        gone = models["a"]
+        seen: list[Phase] = []
+
+        def remove(event: PublishedEvent) -> None:
+            if isinstance(event, ModelUnloading) and event.reason == "asked":
+                models.pool.remove(gone)
+                seen.append(gone.phase)
+
+        models.pool.bus.listen(remove)
+        await models.unload("a")
+
+        assert seen == [Phase.UNLOADING]
+        await models.until(lambda: gone.all_runners == ())
+        assert gone.removed
+        assert "a" not in models.pool.managed_models
