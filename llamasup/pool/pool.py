@@ -449,23 +449,21 @@ class Pool:
 
     def _grant_swaps(self) -> None:
         """One model at a time: then two generations fit in the memory more often."""
-        is_free = not any(
-            managed.state is ModelState.ROLLING_OUT and not _is_freed(managed) for managed in self.active
-        )
         for managed in tuple(self.active):
             rollout = managed.model.rollout
-            if rollout is None or rollout.target is None or not is_free:
+            if rollout is None or rollout.target is None:
                 continue
             free: Mapping[str, int]
-            if rollout.step is RolloutStep.WAITING:
-                free = remaining(self.remaining_for(managed), [managed.needs])
-            elif rollout.step is RolloutStep.FREED:
+            if rollout.step is RolloutStep.FREED:
                 free = self.remaining_for(managed)
+            elif rollout.step is RolloutStep.WAITING and not any(
+                other.state is ModelState.ROLLING_OUT for other in self.active
+            ):
+                free = remaining(self.remaining_for(managed), [managed.needs])
             else:
                 continue
             fits = all(free.get(device, 0) >= size for device, size in rollout.target.needs.items())
             self._post(managed, states.SwapGranted(fits))
-            is_free = managed.state is not ModelState.ROLLING_OUT
 
     def _apply(self, action: Action) -> None:
         match action:
@@ -484,10 +482,6 @@ class Pool:
                 self._timer.schedule(at_s)
             case _ as unreachable:
                 assert_never(unreachable)
-
-
-def _is_freed(managed: ManagedModel) -> bool:
-    return managed.model.rollout is not None and managed.model.rollout.step is RolloutStep.FREED
 
 
 def _stopping() -> Stopping:
