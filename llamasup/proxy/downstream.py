@@ -18,7 +18,7 @@ from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, PHASES, longest_s
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
-from llamasup.proxy.routing import answer_to, lease_for
+from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
 from llamasup.proxy.upload import Upload, may_upload
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease
@@ -190,8 +190,12 @@ class Downstream(asyncio.Protocol):
         if request is not None and request.refusal is not None:  # refused before its body has arrived
             request.keep_alive = False
             self._serve(request)
-        elif request is not None and may_upload(request, self._access, self.proxy):
-            self._begin_upload(request)
+        elif (
+            request is not None
+            and may_upload(request, self.proxy)
+            and (answerer := answerer_of(request.head, self._access, self.proxy.backend)) in FORWARDED
+        ):
+            self._begin_upload(request, answerer)
         elif request is not None and self._accepts_body(request):
             self._await_body(request)
             if request.expects_continue:
@@ -236,9 +240,9 @@ class Downstream(asyncio.Protocol):
 
     # --- a body that is forwarded while it arrives
 
-    def _begin_upload(self, request: Request) -> None:
+    def _begin_upload(self, request: Request, answerer: Answerer) -> None:
         """Forward the received part if a generation serves; otherwise buffer the body."""
-        lease = lease_for(request, self._access, self.proxy)
+        lease = lease_for(request, answerer, self.proxy)
         if isinstance(lease, Unavailable):
             request.buffered = True
             if self._accepts_body(request):
@@ -289,9 +293,9 @@ class Downstream(asyncio.Protocol):
             self._refuse(request, request.refusal)
             return
         proxy = self.proxy
-        answered = answer_to(request, self._access, proxy.backend, draining=proxy.draining)
-        if answered is not None:
-            self._answer_locally(request, *answered)
+        answerer = answerer_of(request.head, self._access, proxy.backend)
+        if answerer not in FORWARDED:
+            self._answer_locally(request, answerer)
             return
         try:
             if (
@@ -305,7 +309,7 @@ class Downstream(asyncio.Protocol):
             ):
                 self._refuse(request, refusal)
                 return
-            lease = lease_for(request, self._access, proxy)
+            lease = lease_for(request, answerer, proxy)
             if isinstance(lease, Unavailable):
                 self._wait(request, lease)
             else:
@@ -332,28 +336,28 @@ class Downstream(asyncio.Protocol):
         if why.status in _FINAL_STATUSES:
             self._refuse(request, why.as_error())
             return
-        backend = self.proxy.backend
-        resolved = backend.resolve(request.requested_model)
-        model = "" if resolved is None else resolved.id
-        if why.queueable and request.replayable:
-            self._exchange = waiting = Waiting(self, request, backend.queue(request.requested_model), model)
+        route = request.model_route
+        model = "" if route is None else route.model.id
+        if route is not None and why.queueable and request.replayable:
+            self._exchange = waiting = Waiting(self, request, route.served.queue, model)
             refusal = waiting.enter()
             if refusal is None:
                 return
             self._exchange = None
             why = refusal
-        self.proxy.record_request(request, record_of(request, why.status, "unavailable", model=model))
-        self._answer_error(request, why.as_error())
+        self._refuse(request, why.as_error(), "unavailable", model)
 
-    def _answer_locally(self, request: Request, status: int, answer: bytes) -> None:
+    def _answer_locally(self, request: Request, answerer: Answerer) -> None:
+        close = not self.keeps_alive(request)
+        status, answer = answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
         self.transport.write(answer)
         self.proxy.record_request(request, record_of(request, status, "local"))
         self._close_after_last(request)
 
-    def _refuse(self, request: Request, error: HttpError) -> None:
+    def _refuse(self, request: Request, error: HttpError, outcome: str = "refused", model: str = "") -> None:
         if error.close:
             request.keep_alive = False
-        self.proxy.record_request(request, record_of(request, error.status, "refused"))
+        self.proxy.record_request(request, record_of(request, error.status, outcome, model=model))
         self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: HttpError) -> None:

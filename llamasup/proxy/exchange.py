@@ -413,12 +413,11 @@ class Exchange:
         if self.status or not request.replayable:
             return False
         downstream = self._downstream
-        if downstream.proxy.backend.resolve(endpoint.model) is None:
+        route = downstream.proxy.backend.resolve(endpoint.model)
+        if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
-        if (
-            self.upload is not None
-            and downstream.proxy.backend.queue(endpoint.model).unqueueable_reason() is None
-        ):
+        queue = route.served.queue
+        if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
             self._release(abort=True)
@@ -428,7 +427,6 @@ class Exchange:
             return False
         waiting = self._waiting
         if waiting is None:
-            queue = downstream.proxy.backend.queue(endpoint.model)
             waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
         if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
             return False

@@ -1,7 +1,7 @@
-"""Protocols: what the proxy needs of the models, and its parts of the proxy and of a client connection.
+"""Protocols: what the parts of the proxy need of the proxy and of a client connection.
 
-The pool's catalog implements ``Backend``; ``Proxy`` and ``Downstream`` implement the others. The parts of the
-proxy import this module instead of those two classes, which import the parts.
+``Proxy`` and ``Downstream`` implement them. The parts of the proxy import this module instead of those two
+classes, which import the parts.
 """
 
 from __future__ import annotations
@@ -12,58 +12,16 @@ from typing import Any, Protocol
 
 from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
-from llamasup.models.access import ResolvedModel
 from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.proxy.backend import Backend
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
 from llamasup.proxy.upstream_pool import UpstreamPool
-from llamasup.queueing.endpoint import Endpoint, Lease
-from llamasup.queueing.request_queue import RequestQueue
-from llamasup.queueing.unavailable import Unavailable
+from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["Backend", "ClientConnection", "ModelList", "ProxyContext"]
-
-
-class ModelList(Protocol):
-    """The answers to ``/v1/models``, as JSON."""
-
-    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        """All models, or only those that are ``allowed``."""
-        ...
-
-    def one(self, model: str) -> bytes:
-        """The model with this id."""
-        ...
-
-
-class Backend(Protocol):
-    """The models, for the proxy. Synchronous, because every request needs it."""
-
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """A lease on a ready generation of ``model`` (None: the request names none), or why there is none.
-
-        ``infers``: the request runs the model, and so needs a permit. ``body``: the received part of the
-        body, which is read only to choose between several replicas.
-        """
-        ...
-
-    def queue(self, model: str | None) -> RequestQueue:
-        """The queue of the requests for ``model``. Only for a model that ``lease`` knows."""
-        ...
-
-    def readiness(self) -> Unavailable | None:
-        """None if requests would be served now, else why not."""
-        ...
-
-    def resolve(self, model: str | None) -> ResolvedModel | None:
-        """The model that ``lease`` knows by this name, if any."""
-        ...
-
-    def listing(self) -> ModelList | None:
-        """The content of ``/v1/models``; None: forward llama-server's own answer."""
-        ...
+__all__ = ["ClientConnection", "ProxyContext"]
 
 
 class ProxyContext(Protocol):

@@ -17,11 +17,11 @@ from llamasup.auth.quota import cost_of
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
+from llamasup.proxy.backend import Backend
 from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.downstream import Downstream
-from llamasup.proxy.interfaces import Backend
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.tls import SecureListener, TlsContext

@@ -15,6 +15,7 @@ from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
+from llamasup.proxy.backend import ModelRoute
 from llamasup.queueing.queue_order import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
@@ -74,6 +75,7 @@ class Request:
         "keep_alive",
         "keepalive_stream",
         "key",
+        "model_route",
         "needs_permit",
         "next_comment_at",
         "peer",
@@ -100,6 +102,7 @@ class Request:
         self.peer = peer
         self.key = key
         self.requested_model: str | None = None  # as the client wrote it
+        self.model_route: ModelRoute | None = None  # to the model that this name resolves to
         self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
         self.counted = 1  # how many of them the quota of its key counts
         self.unreported_tokens = 0  # estimated tokens that the answer did not report, for the quota

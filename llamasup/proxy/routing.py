@@ -6,18 +6,29 @@ Also decides which models a client may use and list.
 from __future__ import annotations
 
 import re
+from enum import Enum
+from typing import Final
 
 from llamasup.http.heads import Head, HttpError, error_response, response
 from llamasup.http.requested_model import named_in_path
 from llamasup.http.routes import CONTROL
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.interfaces import Backend, ModelList, ProxyContext
+from llamasup.proxy.backend import Backend, ModelList
+from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["access_denied", "answer_to", "cors_lines", "is_local", "lease_for"]
+__all__ = [
+    "FORWARDED",
+    "Answerer",
+    "access_denied",
+    "answer_locally",
+    "answerer_of",
+    "cors_lines",
+    "lease_for",
+]
 
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
 
@@ -30,23 +41,62 @@ _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llama
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 
 
-def lease_for(request: Request, access: AccessPolicy, proxy: ProxyContext) -> Lease | Unavailable:
-    """A lease on the control API or on a generation of the requested model, or why there is none."""
-    head = request.head
-    if not access.rules.transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
+class Answerer(Enum):
+    """The part that answers a request. All but ``FORWARDED`` are llamasup itself."""
+
+    PREFLIGHT = "CORS preflight"
+    HEALTH = "health"
+    MODEL_LIST = "list of models"
+    CONTROL = "control API"
+    MODEL = "llama-server of a model"
+
+
+# Looking up a member of an Enum is a call of a Python function in Python 3.11.
+_PREFLIGHT: Final = Answerer.PREFLIGHT
+_HEALTH: Final = Answerer.HEALTH
+_MODEL_LIST: Final = Answerer.MODEL_LIST
+_CONTROL: Final = Answerer.CONTROL
+_MODEL: Final = Answerer.MODEL
+FORWARDED: Final = (_MODEL, _CONTROL)  # these need a lease
+
+
+def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
+    """Which part answers a request with this head. The first rule that applies decides."""
+    if head.origin is not None and access.is_preflight(head):
+        return _PREFLIGHT
+    transparent = access.rules.transparent
+    if head.path in access.own_paths and not (transparent and backend.readiness() is None):
+        return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
+    if head.route.lists and backend.listing() is not None:
+        return _MODEL_LIST
+    if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
+        return _CONTROL
+    return _MODEL
+
+
+def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Lease | Unavailable:
+    """A lease on the control API or on a generation of the requested model, or why there is none.
+
+    Resolves the name of the model, and keeps the result in ``request.model_route``.
+    """
+    if answerer is _CONTROL:
         control = proxy.control
         if control is None or control.closed:
             return Unavailable(404, "this server has no control API", type="not_found_error")
         return control.lease()
-    backend, key, model = proxy.backend, request.key, request.requested_model
+    key, infers = request.key, request.needs_permit
     limited = key is not None and bool(key.models)
-    if limited or proxy.config.route_by_model:
-        resolved = backend.resolve(model)
-        if limited or (resolved is not None and head.route.work not in resolved.works):
-            refusal = access_denied(request, resolved)
-            if refusal is not None:
-                return Unavailable.because(refusal)
-    return backend.lease(model, infers=request.needs_permit, body=request.body)
+    # Only work for a model downloads it, and only for a key that may use all models.
+    route = proxy.backend.resolve(request.requested_model, create=infers and not limited)
+    if type(route) is Unavailable:  # without a call, as this is on the path of every request
+        refusal = access_denied(request, None) if limited else None
+        return route if refusal is None else Unavailable.because(refusal)
+    if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
+        refusal = access_denied(request, route.model)
+        if refusal is not None:
+            return Unavailable.because(refusal)
+    request.model_route = route
+    return route.served.lease(infers=infers, body=request.body)
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:
@@ -65,6 +115,20 @@ def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError
     return None
 
 
+def answer_locally(
+    answerer: Answerer, request: Request, access: AccessPolicy, backend: Backend, *, close: bool
+) -> tuple[int, bytes]:
+    """Status and complete response of llamasup itself. ``close``: the connection ends with it."""
+    head, lines = request.head, request.response_lines
+    if answerer is _PREFLIGHT:
+        return 204, preflight(head, lines, close=close)
+    if answerer is _HEALTH:
+        return answer(head, backend, lines, close=close, shows_diagnosis=access.shows_diagnosis)
+    listing = backend.listing()
+    assert listing is not None
+    return answer_listing(request, listing, backend, close=close)
+
+
 def answer_listing(
     request: Request, listing: ModelList, backend: Backend, *, close: bool
 ) -> tuple[int, bytes]:
@@ -78,45 +142,14 @@ def answer_listing(
         allowed = (lambda resolved: may_use(key, resolved)) if key is not None and key.models else None
         return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
     request.requested_model = name
-    resolved = backend.resolve(name)
-    refusal = access_denied(request, resolved)
-    if refusal is None and resolved is None:
-        why = backend.lease(name)
-        assert isinstance(why, Unavailable)
-        refusal = why.as_error()
-    if refusal is not None:
-        return refusal.status, error_response(refusal, lines, method=head.method, close=close)
-    assert resolved is not None
-    return 200, response(200, listing.one(resolved.id), lines, method=head.method, close=close)
-
-
-def answer_to(
-    request: Request, access: AccessPolicy, backend: Backend, *, draining: bool
-) -> tuple[int, bytes] | None:
-    """Status and complete response, if llamasup answers this request itself."""
-    head = request.head
-    close = draining or not request.keep_alive
-    if head.origin is not None and access.is_preflight(head):
-        return 204, preflight(head, request.response_lines, close=close)
-    if head.path in access.own_paths and not _llama_server_answers(access, backend):
-        return answer(
-            head, backend, request.response_lines, close=close, shows_diagnosis=access.shows_diagnosis
-        )
-    if head.route.lists and (listing := backend.listing()) is not None:
-        return answer_listing(request, listing, backend, close=close)
-    return None
-
-
-def is_local(request: Request, access: AccessPolicy, backend: Backend) -> bool:
-    """Whether ``answer_to`` has an answer."""
-    head = request.head
-    own = head.path in access.own_paths and not _llama_server_answers(access, backend)
-    return own or (head.route.lists and backend.listing() is not None) or access.is_preflight(head)
-
-
-def _llama_server_answers(access: AccessPolicy, backend: Backend) -> bool:
-    """Whether llama-server answers the paths that llamasup would answer itself."""
-    return access.rules.transparent and backend.readiness() is None
+    route = backend.resolve(name)
+    if isinstance(route, Unavailable):
+        refusal = access_denied(request, None) or route.as_error()
+    elif (denied := access_denied(request, route.model)) is not None:
+        refusal = denied
+    else:
+        return 200, response(200, listing.one(route.model.id), lines, method=head.method, close=close)
+    return refusal.status, error_response(refusal, lines, method=head.method, close=close)
 
 
 def answer(

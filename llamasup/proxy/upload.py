@@ -12,23 +12,20 @@ from time import monotonic
 from typing import Protocol
 
 from llamasup.http.heads import HttpError
-from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_scan, scan_for
 from llamasup.proxy.interfaces import ClientConnection, ProxyContext
 from llamasup.proxy.request import Request
-from llamasup.proxy.routing import is_local
 from llamasup.proxy.upstream import Upstream
 
 __all__ = ["Upload", "UploadExchange", "may_upload"]
 
 
-def may_upload(request: Request, access: AccessPolicy, proxy: ProxyContext) -> bool:
+def may_upload(request: Request, proxy: ProxyContext) -> bool:
     """Whether its body is large, and need not be decoded."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
         and not (request.buffered or proxy.config.route_by_model)
         and proxy.uploads < proxy.limits.uploads
-        and not is_local(request, access, proxy.backend)
     )
 
 

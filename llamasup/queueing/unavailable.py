@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Self
+from typing import Final, Self, final
 
 from msgspec import Struct
 
@@ -11,6 +11,7 @@ from llamasup.http.heads import HttpError
 __all__ = ["BUSY", "Unavailable", "generation_ended"]
 
 
+@final
 class Unavailable(Struct, frozen=True):
     """Why a request cannot be served now, with the fields of llama-server's error object.
 

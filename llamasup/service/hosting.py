@@ -21,8 +21,8 @@ from llamasup.http.address import Address
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.interfaces import Backend
 from llamasup.proxy.listen import ListenerSet
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig

@@ -90,10 +90,10 @@ async def test_download_ends_with_the_last_waiting_client(
         first, second = models.ask("a"), models.ask("a")
         await models.until(lambda: hub.begun == [REF])
         assert state_of_managed(models["a"]) == "downloading"
-        models.catalog.queue("a").leave(first.entry)
+        models["a"].served.queue.leave(first.entry)
         await models.reconciled()
         assert hub.called_off == []
-        models.catalog.queue("a").leave(second.entry)
+        models["a"].served.queue.leave(second.entry)
 
         await models.until(lambda: models["a"].sizing is None)
         assert hub.called_off == [REF]

@@ -125,9 +125,10 @@ class PoolRequest:
         self.why: Unavailable | None = None
         self._over = asyncio.Event()
         self.entry = QueueEntry(self, asyncio.get_running_loop().time(), 0)
-        found = catalog.lease(model, infers=True)
-        if isinstance(found, Unavailable) and found.queueable:
-            found = catalog.queue(model).enter(self.entry) or found
+        route = catalog.resolve(model, create=True)
+        found = route if isinstance(route, Unavailable) else route.served.lease(infers=True)
+        if not isinstance(route, Unavailable) and isinstance(found, Unavailable) and found.queueable:
+            found = route.served.queue.enter(self.entry) or found
         if isinstance(found, Lease):
             self.served(found)
         elif not self.entry.waits:

@@ -111,7 +111,7 @@ async def test_cordoned_model_serves_again_when_the_client_leaves(tmp_path: Path
         assert later.waits
         assert not load.done()
 
-        models.catalog.queue("b").leave(other.entry)
+        models["b"].served.queue.leave(other.entry)
 
         await asyncio.wait_for(load, PATIENCE_S)
         first.finish()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from llamasup.http.address import UnixAddress
-from llamasup.models.access import ResolvedModel, resolved, unknown_model, unnamed_model
+from llamasup.models.access import resolved, unknown_model, unnamed_model
 from llamasup.models.names import NameIndex
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
@@ -24,7 +25,7 @@ class Model:
 
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
-        self.resolved = resolved(spec)
+        self.model = resolved(spec)
         self.endpoint = Endpoint(spec.id, 1, UnixAddress(str(socket_path)))
         self.unavailable: Unavailable | None = None
         self.waits = 0  # requests that began to wait for the model
@@ -32,6 +33,13 @@ class Model:
             lambda: self.unavailable or (self.endpoint,), timeout_s=PATIENCE_S, on_wanted=self._want
         )
         self.listener = Rig.listen(str(socket_path))
+
+    @property
+    def served(self) -> Self:
+        return self
+
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
     def _want(self) -> None:
         self.waits += 1
@@ -49,31 +57,22 @@ class ManyModels:
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def resolve(self, model: str | None, *, create: bool = False) -> Model | Unavailable:
         found = self._find(model)
         if isinstance(found, Model):
-            return found.unavailable or found.endpoint.lease_if_free(infers=infers)
+            return found
         return Unavailable.because(
             unnamed_model(tuple(self.models)) if model is None else unknown_model(model, found)
         )
 
-    def queue(self, model: str | None) -> RequestQueue:
-        found = self._find(model)
-        assert isinstance(found, Model)
-        return found.queue
-
     def readiness(self) -> Unavailable | None:
         return None
-
-    def resolve(self, model: str | None) -> ResolvedModel | None:
-        found = self._find(model)
-        return found.resolved if isinstance(found, Model) else None
 
     def listing(self) -> ModelListing:
         def look(model: str) -> ListedModel:
             known = self.models[model]
             phase = Phase.ABSENT if known.unavailable else Phase.RESIDENT
-            return ListedModel(known.spec, known.resolved, phase)
+            return ListedModel(known.spec, known.model, phase)
 
         return ModelListing(self.models, look, self.default)
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvloop
 
@@ -142,18 +142,27 @@ class OneModel:
         endpoint.on_permit_free = self.waiting.permit_freed
         self.requested_models: list[str | None] = []
 
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        self.requested_models.append(model)
+    @property
+    def model(self) -> ResolvedModel:
+        return ResolvedModel((self.endpoint.model,))
+
+    @property
+    def served(self) -> Self:
+        return self
+
+    @property
+    def queue(self) -> RequestQueue:
+        return self.waiting
+
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
-    def queue(self, model: str | None) -> RequestQueue:
-        return self.waiting
+    def resolve(self, model: str | None, *, create: bool = False) -> Self:
+        self.requested_models.append(model)
+        return self
 
     def readiness(self) -> Unavailable | None:
         return self.unavailable
-
-    def resolve(self, model: str | None) -> ResolvedModel | None:
-        return ResolvedModel((self.endpoint.model,))
 
     def listing(self) -> ModelListing | None:
         return None

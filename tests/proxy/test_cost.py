@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -28,6 +28,7 @@ from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.upstream import Upstream
 from llamasup.proxy.upstream_pool import UpstreamPool
 from llamasup.queueing.endpoint import Endpoint, Lease
+from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.testing.upstream import CHUNK, PLAIN_BODY, plain_response, stream_head
 from tests.proxy.conftest import MakeRig
@@ -75,22 +76,25 @@ class OneModel:
 
     def __init__(self) -> None:
         self.endpoint = Endpoint("tiny", 1, UnixAddress("/nowhere"))
+        self.model = _TINY
+        self.served = self
 
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        assert model == "tiny"
+    @property
+    def queue(self) -> RequestQueue:
+        raise AssertionError
+
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.endpoint.lease_if_free(infers=infers)
+
+    def resolve(self, model: str | None, *, create: bool = False) -> Self:
+        assert model == "tiny"
+        return self
 
     def readiness(self) -> None:
         return None
 
-    def resolve(self, model: str | None) -> ResolvedModel:
-        return _TINY
-
     def listing(self) -> None:
         return None
-
-    def queue(self, model: str | None) -> Any:
-        raise AssertionError(model)
 
 
 class Calls:

@@ -452,7 +452,10 @@ def test_internal_error_releases_the_quota_of_the_key(
     owners = {"pool_of": rig.proxy, "_on_wanted": rig.backend.waiting}
     client = rig.connect()
     with monkeypatch.context() as broken:
-        broken.setattr(owners.get(failing, rig.backend), failing, fail)
+        if failing == "queue":
+            broken.setattr(type(rig.backend), failing, property(fail))
+        else:
+            broken.setattr(owners.get(failing, rig.backend), failing, fail)
         client.send(chat(b"one"))
         if failing in owners:  # now an exchange has begun, or the request waits
             with pytest.raises(ConnectionResetError):

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from llamasup.models.access import ResolvedModel
+from llamasup.pool.catalog.route import ModelRoute
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.states import Policy
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
@@ -27,18 +26,12 @@ class Backend:
     def __init__(self, served: ReplicaSet) -> None:
         self.served = served
 
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        return self.served.lease(infers=infers, body=body)
-
-    def queue(self, model: str | None) -> RequestQueue:
-        return self.served.queue
-
     def readiness(self) -> Unavailable | None:
         state = self.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def resolve(self, model: str | None) -> ResolvedModel:
-        return ResolvedModel(("tiny",))
+    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+        return ModelRoute(ResolvedModel(("tiny",)), self.served)
 
     def listing(self) -> None:
         return None

@@ -6,12 +6,14 @@ import json
 import re
 import socket
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from llamasup.http.address import UnixAddress
 from llamasup.models.access import ResolvedModel
 from llamasup.proxy import ProxyConfig
+from llamasup.proxy.backend import ModelRoute
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import GRACE_S, RequestQueue
@@ -433,20 +435,23 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
     stable_room = RequestQueue(lambda: (stable,), timeout_s=10.0)
     one = rig.backend
 
-    class Two:
-        def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-            if model == "stable":
-                return stable.lease_if_free(infers=infers)
-            return one.lease(model, infers=infers)
+    class Stable:
+        model = ResolvedModel(("stable",))
+        queue = stable_room
 
-        def queue(self, model: str | None) -> RequestQueue:
-            return stable_room if model == "stable" else one.waiting
+        @property
+        def served(self) -> Self:
+            return self
+
+        def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+            return stable.lease_if_free(infers=infers)
+
+    class Two:
+        def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+            return Stable() if model == "stable" else one
 
         def readiness(self) -> Unavailable | None:
             return None
-
-        def resolve(self, model: str | None) -> ResolvedModel:
-            return ResolvedModel((model or "tiny",))
 
         def listing(self) -> None:
             return None

@@ -9,17 +9,16 @@ from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.heads import HttpError
-from llamasup.models.access import ResolvedModel, ambiguous_model, resolved, unknown_model, unnamed_model
+from llamasup.models.access import ambiguous_model, resolved, unknown_model, unnamed_model
 from llamasup.models.diff import Changes, changes
 from llamasup.models.registry import Registry, Unknown
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.catalog.route import ModelRoute
 from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
-from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 
@@ -41,32 +40,22 @@ class Catalog:
         self._on_demand: dict[str, None] = {}  # ids in the order of creation
         self.registry = Registry({}, {}, None)
         self._by_name: dict[str, ManagedModel] = {}  # by exact name
-        self._resolved: dict[str, ResolvedModel] = {}  # by id
+        self._routes: dict[str, ModelRoute] = {}  # by id
         self._unready: Unavailable | None = _STARTING
         pool.on_sized = self._sized
         self.apply(registry)
 
     # --- Backend ----------------------------------------------------------------------------------------
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute | Unavailable:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
-            # Only work for a model downloads it, not a request for information.
-            managed = self.find(model, create=infers)
+            managed = self.find(model, create=create)
             if managed is None:
                 return self._why_unknown(model)
-        return managed.served.lease(infers=infers, body=body)
-
-    def queue(self, model: str | None) -> RequestQueue:
-        managed = self.find(model)
-        assert managed is not None  # the proxy has asked for a lease
-        return managed.served.queue
+        return self._routes[managed.spec.id]
 
     def readiness(self) -> Unavailable | None:
         return STOPPING if self.pool.stopping else self._unready
-
-    def resolve(self, model: str | None) -> ResolvedModel | None:
-        managed = self.find(model)
-        return None if managed is None else self._resolved[managed.spec.id]
 
     def listing(self) -> ModelListing:
         ids = (*self.registry.specs, *self._on_demand)
@@ -97,7 +86,7 @@ class Catalog:
             return None
         self._on_demand[spec.id] = None
         self._by_name[name] = managed = self.pool.add(spec)
-        self._resolved[spec.id] = resolved(spec)
+        self._routes[spec.id] = ModelRoute(resolved(spec), managed.served)
         return managed
 
     def _sized(self, managed: ManagedModel) -> None:
@@ -112,14 +101,14 @@ class Catalog:
                 spec = replace(other.spec, aliases=(*other.spec.aliases, *managed.spec.names))
                 self.pool.update_spec(other, spec)
                 self._by_name |= dict.fromkeys(spec.names, other)
-                self._resolved[id_] = resolved(spec)
+                self._routes[id_] = ModelRoute(resolved(spec), other.served)
                 return
 
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """Remove a model on demand with all its names."""
         for name in managed.spec.names:
             self._by_name.pop(name, None)
-        del self._on_demand[managed.spec.id], self._resolved[managed.spec.id]
+        del self._on_demand[managed.spec.id], self._routes[managed.spec.id]
         self.pool.remove(managed, successor)
 
     def known(self, model: str, *, create: bool = False) -> ManagedModel:
@@ -161,7 +150,7 @@ class Catalog:
             spec = replace(spec, listed=managed.facts)
         return ListedModel(
             spec,
-            self._resolved[managed.spec.id],
+            self._routes[managed.spec.id].model,
             managed.phase,
             state_of_managed(managed),
             None if plan is None or not managed.serves else plan.ctx_size,
@@ -237,7 +226,10 @@ class Catalog:
         # Names of the registry take precedence over those on demand.
         ids = (*self._on_demand, *registry.specs)
         self._by_name = {name: managed_models[id_] for id_ in ids for name in managed_models[id_].spec.names}
-        self._resolved = {managed.spec.id: resolved(managed.spec) for managed in self.managed_models()}
+        self._routes = {
+            managed.spec.id: ModelRoute(resolved(managed.spec), managed.served)
+            for managed in self.managed_models()
+        }
         return found
 
 

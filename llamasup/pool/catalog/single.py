@@ -10,10 +10,9 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.models.access import ResolvedModel
 from llamasup.observability.counters import InstanceGauges
+from llamasup.pool.catalog.route import ModelRoute
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, status_of
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Lease
-from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.runner import InstanceRunner
 
@@ -32,24 +31,17 @@ class Supervisor:
     ) -> None:
         self._served = served
         self._facts = facts
-        self._resolved = ResolvedModel(names)
+        self._route = ModelRoute(ResolvedModel(names), served)
         self._address = address
         self._started_s = monotonic()
 
     # --- Backend ----------------------------------------------------------------------------------------
-    def lease(self, model: str | None, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        # It serves any name in a request, like llama-server.
-        return self._served.lease(infers=infers, body=body)
-
-    def queue(self, model: str | None) -> RequestQueue:
-        return self._served.queue
+    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+        return self._route  # it serves any name in a request, like llama-server
 
     def readiness(self) -> Unavailable | None:
         state = self._served.serving()
         return state if isinstance(state, Unavailable) else None
-
-    def resolve(self, model: str | None) -> ResolvedModel:
-        return self._resolved
 
     def listing(self) -> None:
         """None: llama-server answers /v1/models."""
@@ -60,7 +52,7 @@ class Supervisor:
         return self._served.runners
 
     def status(self) -> Mapping[str, Any]:
-        name, *aliases = self._resolved.names
+        name, *aliases = self._route.model.names
         served = self._served
         model = model_status(name, aliases, served.runners, queued=len(served.queue), facts=self._facts)
         return status_of(self._address, monotonic() - self._started_s, [model])

@@ -67,7 +67,7 @@ class ReplicaSet:
 
     # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
-        """``Backend.lease``. On the path of every request: a single process answers itself."""
+        """``ServedModel.lease``. On the path of every request: a single process answers itself."""
         if self._paused is not None:
             return self._paused
         if self._only is not None:

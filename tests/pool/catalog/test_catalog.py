@@ -62,7 +62,7 @@ def test_duplicate_name_shows_paths_to_commands_not_clients() -> None:
             catalog.known("x", create=True)
         assert "/a/x.gguf, /b/x.gguf" in raised.value.message
         assert raised.value.remedy.startswith("Rename all but one")
-        refusal = catalog.lease("x", infers=True)
+        refusal = catalog.resolve("x", create=True)
         assert isinstance(refusal, Unavailable)
         assert (refusal.status, refusal.cause) == (404, "model_not_found")
         assert "Several files have the name 'x'" in refusal.message

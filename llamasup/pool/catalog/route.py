@@ -1,0 +1,15 @@
+"""Where the requests for one model go: the value that a catalog returns for a name."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from llamasup.models.access import ResolvedModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
+
+__all__ = ["ModelRoute"]
+
+
+class ModelRoute(Struct, frozen=True):
+    model: ResolvedModel
+    served: ReplicaSet

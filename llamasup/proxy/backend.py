@@ -1,0 +1,78 @@
+"""Protocols: what the proxy needs of the models. The catalogs of the pool implement them.
+
+The proxy resolves the name of a model once for a request, to a ``ModelRoute``, and then asks only the route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from llamasup.models.access import ResolvedModel
+from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
+
+__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel"]
+
+
+class ModelList(Protocol):
+    """The answers to ``/v1/models``, as JSON."""
+
+    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        """All models, or only those that are ``allowed``."""
+        ...
+
+    def one(self, model: str) -> bytes:
+        """The model with this id."""
+        ...
+
+
+class ServedModel(Protocol):
+    """The processes of one model. Synchronous, because every request needs it."""
+
+    @property
+    def queue(self) -> RequestQueue:
+        """The queue of the requests for the model."""
+        ...
+
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        """A lease on a ready generation, or why there is none.
+
+        ``infers``: the request runs the model, and so needs a permit. ``body``: the received part of the
+        body, which is read only to choose between several replicas.
+        """
+        ...
+
+
+class ModelRoute(Protocol):
+    """Where the requests for one model go."""
+
+    @property
+    def model(self) -> ResolvedModel:
+        """Its names and its purpose."""
+        ...
+
+    @property
+    def served(self) -> ServedModel:
+        """Its processes."""
+        ...
+
+
+class Backend(Protocol):
+    """The models, by the names in requests."""
+
+    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute | Unavailable:
+        """The route to ``model`` (None: the request names none), or the reason why there is no such model.
+
+        ``create``: the name may become a new model, which is downloaded on demand.
+        """
+        ...
+
+    def readiness(self) -> Unavailable | None:
+        """None if requests would be served now, else why not."""
+        ...
+
+    def listing(self) -> ModelList | None:
+        """The content of ``/v1/models``; None: forward llama-server's own answer."""
+        ...
