@@ -22,12 +22,13 @@ Written by `llamasup doctor --report`. It contains no prompts, answers or keys, 
 folders: read it before you publish it."""
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _MIN_SECRET = 6  # a shorter value, such as "1", also occurs as something else
-# Keys of well-known services, and what follows the name of an option or a header for a key.
-_KEY = re.compile(
-    r"\b(?:sk|hf|gsk|xai|ghp|pk)[-_][\w-]{8,}"
-    r"|(?<=[Bb]earer )\S+"
-    r"|(?<=--api-key[ =])\S+|(?<=--hf-token[ =])\S+"
+# What follows the name of an option, also as the next word of a JSON list, of a header or of a part of a URL;
+# the user of a URL; and keys of well-known services.
+_NAMED = re.compile(
+    r"""((?:--api-key|--hf-token|-hft)(?:[ =]|",\s*")|[Bb]earer |[?&](?:api_?key|key|token)=)[^\s"&]+"""
 )
+_USER = re.compile(r"(?<=://)[^/\s@\"]+@")
+_KEY = re.compile(r"\b(?:sk|hf|gsk|xai|ghp|pk)[-_][\w-]{8,}")
 
 
 class RunningReport(Struct, frozen=True):
@@ -81,8 +82,9 @@ def _check_text(check: Check) -> str:
 def _redacted(text: str, environ: Mapping[str, str], home: str) -> str:
     for name, value in environ.items():
         if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET:
-            text = text.replace(value, "***")
-    text = _KEY.sub("***", text)
+            for written in (value, json_text(value)[1:-1], printable(value)):
+                text = text.replace(written, "***")
+    text = _KEY.sub("***", _USER.sub("***@", _NAMED.sub(r"\1***", text)))
     if len(home) > 1:
         text = re.sub(rf"{re.escape(home.rstrip('/'))}(?![\w.-])", "~", text)
     return text

@@ -23,7 +23,8 @@ _WORK = re.compile(
     r"|new prompt, n_ctx_slot = \d+, n_keep = -?\d+, task\.n_tokens = \d+"
     r"|cached n_tokens = \d+, memory_seq_rm \[\d+, end\))"
 )
-_METADATA = re.compile(r"llama_model_loader: - kv ")  # long, and in the model's file
+# Long, and in the model's file; and the last letters of a key.
+_LEFT_OUT = re.compile(r"llama_model_loader: - kv |api_keys?\b")
 # A log whose first time stamp is later begins in the middle: the server may have been ready.
 _FIRST_LINE_S = 0.01
 
@@ -64,7 +65,7 @@ def _seconds(line: str) -> float | None:
 def _of_process(log: Sequence[str], *, from_start: bool) -> Iterator[str]:
     served_from = _first_served(log) if from_start else 0
     for line in log[:served_from]:
-        if STAMP.match(line) and not _METADATA.search(line):
+        if STAMP.match(line) and not _LEFT_OUT.search(line):
             yield line
     for line in log[served_from:]:
         if (stamp := STAMP.match(line)) and _WORK.fullmatch(line[stamp.end() :].rstrip()):

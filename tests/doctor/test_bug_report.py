@@ -58,6 +58,10 @@ def test_empty_section_says_so() -> None:
         ("/home/me-too/m.gguf", "/home/me-too/m.gguf"),
         ("--api-key sesame1 --port 1", "--api-key *** --port 1"),
         ("--hf-token=open-sesame", "--hf-token=***"),
+        ("-hft open-sesame", "-hft ***"),
+        ("--api-key-file /srv/keys", "--api-key-file /srv/keys"),
+        ("https://me:sesame@hub.example/m", "https://***@hub.example/m"),
+        ("https://hub.example/m?token=sesame&a=b", "https://hub.example/m?token=***&a=b"),
         ("Authorization: Bearer sesame", "Authorization: Bearer ***"),
         ("uses sk-abcdefgh123 here", "uses *** here"),
         ("hf_abcdefghijk", "***"),
@@ -68,6 +72,22 @@ def test_empty_section_says_so() -> None:
 def test_keys_and_home_are_removed(text: str, shown: str) -> None:
     environ = {"LLAMASUP_API_KEY": "correct-horse", "TOKENIZERS": "1", "OTHER": "plenty"}
     assert f"ok it: {shown}\n" in report(checks=[Check("it", True, text)], environ=environ)
+
+
+def test_key_in_a_list_of_words_is_removed() -> None:
+    text = report(plan={"argv": ["--api-key", "sesame", "--port", "1"]})
+    assert "sesame" not in text
+    assert '"--port"' in text
+
+
+@pytest.mark.parametrize("secret", ['with"quote', "with-é-letter", "with\\backslash"])
+def test_key_of_the_environment_is_removed_however_it_is_written(secret: str) -> None:
+    environ = {"MY_TOKEN": secret}
+    text = report(plan={"argv": [secret]}, checks=[Check("it", True, secret)], environ=environ)
+    assert secret not in text
+    assert "quote" not in text
+    assert "letter" not in text
+    assert "backslash" not in text
 
 
 def test_home_of_root_changes_nothing() -> None:

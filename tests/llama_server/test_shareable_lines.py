@@ -61,5 +61,10 @@ def test_only_the_last_lines_are_kept(most: int) -> None:
     assert shareable_lines(LINES, most) == everything[-most:]
 
 
+def test_line_about_keys_is_left_out() -> None:
+    keys = "0.00.002.700 I srv          init: api_keys: ****ame1"
+    assert shareable_lines([LINES[0], keys, LINES[1]], 10) == LINES[:2]
+
+
 def test_empty_log() -> None:
     assert shareable_lines([], 10) == []
