@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,12 +46,12 @@ class Plan(Struct, frozen=True):
         return spec.source == self.spec.source
 
 
-def events_at(model: Model) -> Iterator[Event]:
+def events_at(model: Model, specs: Sequence[ModelSpec]) -> Iterator[Event]:
     """Every event that the model can get: facts only about the sizing and the processes that it has."""
     yield from (states.Wanted(), states.Unwanted(), states.RetryRequested(), states.BudgetChanged())
     yield from (states.UnloadRequested(), states.RemoveRequested(ANSWER, ERROR))
     yield from (states.StopRequested(ANSWER, ERROR, now) for now in (False, True))
-    yield from (kind(spec) for kind in (states.SpecChanged, states.SpecUpdated) for spec in SPECS)
+    yield from (kind(spec) for kind in (states.SpecChanged, states.SpecUpdated) for spec in specs)
     yield from (states.LoadGranted(), states.Refused(ERROR), states.Cordoned("b"), states.Uncordoned())
     yield from (states.SwapGranted(fits) for fits in (True, False))
     if model.sizing is not None:
@@ -83,13 +83,13 @@ def alike(model: Model) -> Model:
     return numbered
 
 
-def reachable() -> Iterator[tuple[Model, Event, Model]]:
-    """Every transition of every reachable model."""
+def reachable(specs: Sequence[ModelSpec] = SPECS) -> Iterator[tuple[Model, Event, Model]]:
+    """Every transition of every model that is reachable with these specs."""
     seen: set[str] = set()
-    todo = [alike(Model(SPECS[0]))]
+    todo = [alike(Model(specs[0]))]
     while todo:
         here = todo.pop()
-        for event in events_at(here):
+        for event in events_at(here, specs):
             if is_stale(here, event):
                 continue
             there, _ = advance_model(here, event)

@@ -1,4 +1,4 @@
-"""The control target of ``serve``: many models, each of which can be loaded, unloaded and restarted."""
+"""The control target of a pool: models, each of which can be loaded, unloaded and restarted."""
 
 from __future__ import annotations
 
@@ -6,55 +6,64 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
-from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.model_states import ModelState
+from llamasup.pool.pool import Pool
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import RestartRequested, State
+from llamasup.supervision.states import RestartRequested, StartRequested, State
 
-__all__ = ["PoolTarget"]
+__all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
+
+
+class Models(Protocol):
+    """The models of a pool by their names: a ``Catalog`` or ``OnlyModel``."""
+
+    @property
+    def pool(self) -> Pool: ...
+    def managed_models(self) -> Iterator[ManagedModel]: ...
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """Raises ModelUnknown."""
+        ...
 
 
 class PoolTarget:
-    """Implements ``ControlTarget``. ``reload`` reads the configuration again; it raises ConfigInvalid."""
+    """A ``ControlTarget`` without ``reload``."""
 
     def __init__(
         self,
         owner: ServiceOwner,
-        catalog: Catalog,
+        models: Models,
         address: Address,
         log_path: Callable[[str], Path | None],
-        reload: Callable[[], Awaitable[Changes]],
     ) -> None:
         self._owner = owner
-        self._catalog = catalog
+        self._models = models
         self._address = address
         self._log_path = log_path
-        self._reload = reload
         self._started_s = monotonic()
 
     @property
     def bus(self) -> Bus:
-        return self._catalog.pool.bus
+        return self._models.pool.bus
 
     # --- state
 
     def status(self) -> Mapping[str, Any]:
-        models = map(_status, self._catalog.managed_models())
+        models = map(_status, self._models.managed_models())
         status = status_of(self._address, monotonic() - self._started_s, models)
-        return {**status, "budget": dict(self._catalog.pool.options.budget)}
+        return {**status, "budget": dict(self._models.pool.options.budget)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Of the models that were loaded at least once: a thousand others would be noise."""
@@ -64,46 +73,42 @@ class PoolTarget:
         return await scrape(self._runners())
 
     def _runners(self) -> Iterator[InstanceRunner]:
-        return (runner for model in self._catalog.managed_models() for runner in model.runners)
+        return (runner for model in self._models.managed_models() for runner in model.runners)
 
     def log_path(self, model: str) -> Path | None:
-        managed = self._catalog.known(model)
+        managed = self._models.known(model)
         # A renamed model keeps writing to its first log file.
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
     # --- changes
 
     async def load(self, model: str) -> None:
-        managed = self._accept("load", model)
-        await self._catalog.pool.load(managed)
+        await self._models.pool.load(self._accept("load", model))
 
     async def unload(self, model: str) -> None:
-        managed = self._accept("unload", model)
-        await self._catalog.pool.unload(managed)
+        await self._models.pool.unload(self._accept("unload", model))
 
     async def restart(self, model: str) -> None:
         """Restart the replicas one after the other, so that one always serves. A model that is not loaded, or
         that is being unloaded or replaced, is loaded.
         """
-        managed = self._accept("restart", model)
-        if not _can_restart_in_place(managed):
-            await self._catalog.pool.load(managed)
-            return
-        for runner in tuple(managed.runners):
-            if not _can_restart_in_place(managed):
-                raise _unloaded(managed.spec.id)
-            await self._restart(runner)
-
-    async def reload(self) -> Mapping[str, Any]:
-        refuse_if_stopping(self._owner)
-        self._owner.control_asks("reload")
-        return shown(await self._reload())
+        await self._restart(self._accept("restart", model))
 
     def shutdown(self, *, now: bool = False) -> None:
         shut_down(self._owner, now=now)
 
-    async def _restart(self, runner: InstanceRunner) -> None:
-        await runner.submit(RestartRequested())
+    async def _restart(self, managed: ManagedModel) -> None:
+        if not can_restart_in_place(managed):
+            await self._models.pool.load(managed)
+            return
+        for runner in tuple(managed.runners):
+            if not can_restart_in_place(managed):
+                raise _unloaded(managed.spec.id)
+            await self._serve(runner, RestartRequested())
+
+    async def _serve(self, runner: InstanceRunner, event: RestartRequested | StartRequested) -> None:
+        """Wait until the replica serves after ``event``."""
+        await runner.submit(event)
         after = await runner.until(is_ready_or_settled)
         if after.state is State.FAILED:
             raise failure_of(after)
@@ -112,10 +117,30 @@ class PoolTarget:
             raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
-        managed = self._catalog.known(model, create=what == "load")
+        managed = self._models.known(model, create=what == "load")
         refuse_if_stopping(self._owner)
         self._owner.control_asks(what, managed.spec.id)
         return managed
+
+
+class ConfiguredTarget(PoolTarget):
+    """``reload`` reads the configuration again; it raises ConfigInvalid."""
+
+    def __init__(
+        self,
+        owner: ServiceOwner,
+        models: Models,
+        address: Address,
+        log_path: Callable[[str], Path | None],
+        reload: Callable[[], Awaitable[Changes]],
+    ) -> None:
+        super().__init__(owner, models, address, log_path)
+        self._reload = reload
+
+    async def reload(self) -> Mapping[str, Any]:
+        refuse_if_stopping(self._owner)
+        self._owner.control_asks("reload")
+        return shown(await self._reload())
 
 
 def _unloaded(model: str) -> Conflict:
@@ -125,7 +150,7 @@ def _unloaded(model: str) -> Conflict:
     )
 
 
-def _can_restart_in_place(managed: ManagedModel) -> bool:
+def can_restart_in_place(managed: ManagedModel) -> bool:
     """Whether the model has a server, or will have one, that keeps its memory."""
     stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and managed.state is not ModelState.ROLLING_OUT
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
@@ -140,11 +165,11 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
         managed.runners,
         queued=len(managed.served.queue),
         facts=managed.facts,
-        state=state_of_managed(managed),
+        state=None if spec.stay.by_command else state_of_managed(managed),
         until=_until(managed),
         pinned=spec.stay.pin,
     )
-    needs = None if managed.sized is None else dict(managed.sized.needs)
+    needs = None if managed.sized is None else dict(managed.sized.needs) or None
     remedy = "" if managed.error is None else managed.error.remedy
     return {**status, "needs_bytes": needs, "problem": problem or None, "remedy": remedy or None}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, field
 
 from llamasup.downloads.hub_settings import hub_endpoint
+from llamasup.downloads.progress import Listener, Progress
 from llamasup.downloads.reference import parse_ref, shown_url
 from llamasup.downloads.store import FetchedModel, downloaded
 from llamasup.errors import (
@@ -36,7 +37,7 @@ from llamasup.system.process.platform import python_executable
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["DownloadSettings", "Downloads", "Progress"]
+__all__ = ["DownloadSettings", "Downloads"]
 
 # Two downloads use the network and the disk fully; a third one would slow them down.
 _MAX_PARALLEL = 2
@@ -71,17 +72,6 @@ class DownloadSettings(Struct, frozen=True, kw_only=True):
     private_addresses: bool = False
     allow_http: bool = False
     parallel: int = 4
-
-
-class Progress(Struct, frozen=True):
-    """Of all files of a model together; ``total_bytes`` is None if unknown."""
-
-    done_bytes: int
-    total_bytes: int | None
-    bytes_per_s: int
-
-
-Listener = Callable[[Progress], None]
 
 
 class _Download(Struct):

@@ -13,12 +13,17 @@ __all__ = ["ModelSpec", "Stay"]
 
 
 class Stay(Struct, frozen=True):
-    """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device."""
+    """``pin``: never evicted for another model. ``groups``: at most one model of a group is on a device.
+    ``by_command``: the only model of ``run`` and ``wrap``, which shares no memory. Only commands load and
+    unload it, and its server answers for itself: requests learn its state, and after a crash loop it tries
+    again by itself.
+    """
 
     ttl_s: float = float("inf")
     pin: bool = False
     preload: bool = False
     groups: frozenset[str] = frozenset()
+    by_command: bool = False
 
 
 class ModelSpec(Struct, frozen=True):

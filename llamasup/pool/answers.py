@@ -14,11 +14,15 @@ from llamasup.system.text import memory_text
 __all__ = ["as_unavailable", "downloading", "not_loaded", "pause_of", "reason_of"]
 
 
-def pause_of(model: Model) -> Unavailable | None:
-    """The answer to all requests, whether a process serves or not. None: the processes answer."""
+def pause_of(model: Model, *, awaited: bool = False) -> Unavailable | None:
+    """The answer to all requests, whether a process serves or not. None: the processes answer. ``awaited``:
+    a command loads it.
+    """
     match model.state:
         case ModelState.REMOVED:
             return model.answer
+        case ModelState.UNLOADING if model.spec.stay.by_command and not awaited:
+            return None
         case ModelState.CORDONED | ModelState.UNLOADING:
             return _being_unloaded(model.spec, model.for_id)
         case ModelState.ROLLING_OUT if model.rollout is not None and model.rollout.step in IN_TURN:
@@ -27,8 +31,10 @@ def pause_of(model: Model) -> Unavailable | None:
             return None
 
 
-def reason_of(model: Model) -> Unavailable:
-    """The answer while no process serves, or starts."""
+def reason_of(model: Model) -> Unavailable | None:
+    """The answer while no process serves, or starts; None: that of the last process."""
+    if model.spec.stay.by_command:
+        return None
     if model.error is not None:
         return as_unavailable(model.error, model.spec, model.answer)
     if model.sizing is not None and model.sizing.download is not None:

@@ -10,13 +10,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from llamasup.downloads.manager import Progress
+from llamasup.downloads.progress import Progress
 from llamasup.errors import LlamasupError
 from llamasup.llama_server.device_memory import await_freed, devices_now
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import RAM, MemoryBudget
 from llamasup.pool.answers import downloading
-from llamasup.pool.estimate import ModelSizer, SizedModel
+from llamasup.pool.estimate import SizedModel, Sizer
 from llamasup.pool.model_states import (
     CancelSizing,
     DownloadProgressed,
@@ -98,7 +98,7 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
 class DriverContext(Struct, frozen=True):
     """What the drivers of all models share. ``tasks``: of the pool, while it runs."""
 
-    sizer: ModelSizer
+    sizer: Sizer
     runners: Runners
     bus: Bus
     tasks: Callable[[], asyncio.TaskGroup]
@@ -251,7 +251,7 @@ class ProcessDriver:
 @asynccontextmanager
 async def memory_released(sized: SizedModel | None) -> AsyncIterator[None]:
     """Wrap the stop of a model: returns when the devices report its memory free, which a driver may delay."""
-    if sized is None or not set(sized.needs) - {RAM}:
+    if sized is None or sized.launch is None or not set(sized.needs) - {RAM}:
         yield
         return
     runtime, environ = sized.launch.runtime, sized.launch.environ

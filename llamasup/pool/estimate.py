@@ -7,18 +7,20 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.downloads.manager import Listener
+from llamasup.downloads.progress import Listener
 from llamasup.errors import LlamasupError, ModelInvalid
+from llamasup.gguf.facts import ModelFacts
 from llamasup.models.folder import look_at
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare, read_given, sibling_projector
 from llamasup.planning.memory.shares import MemoryBudget, needs_of
+from llamasup.pool.starter import Starter, devices_of, planned, with_devices
 
 if TYPE_CHECKING:
     from llamasup.pool.options import PoolOptions
@@ -27,10 +29,10 @@ __all__ = [
     "Fetch",
     "ModelSizer",
     "SizedModel",
+    "Sizer",
     "estimate_model",
     "prepare_listed",
     "share_of",
-    "with_devices",
 ]
 
 Fetch = Callable[[str, Listener], Awaitable[Path]]
@@ -41,14 +43,24 @@ _NOWHERE = Path("/nonexistent")
 
 
 class SizedModel(Struct, frozen=True):
-    """The facts about ``spec`` before its first start. ``needs``: bytes by device, of all its replicas.
-    ``found``: ``spec`` with the identity of its downloaded file.
+    """The facts about ``spec`` before its first start. ``launch``: None for a given command line. ``needs``:
+    bytes by device, of all its replicas. ``found``: ``spec`` with the identity of its downloaded file.
     """
 
     spec: ModelSpec
-    launch: Launch
+    launch: Launch | None
     needs: Mapping[str, int]
     found: ModelSpec
+    starter: Starter
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        return None if self.launch is None else self.launch.model
+
+    @property
+    def sees(self) -> bool:
+        """It accepts images."""
+        return self.launch is not None and self.launch.sees
 
     def is_of(self, spec: ModelSpec) -> bool:
         """Whether processes started from this match ``spec``."""
@@ -76,7 +88,7 @@ def estimate_model(
                 raise refused
             of_one[own] = needs_of(admission.plan.memory, devices)
         needs.update(of_one[own])
-    return SizedModel(spec, launch, dict(needs), _as_found(spec, launch))
+    return SizedModel(spec, launch, dict(needs), _as_found(spec, launch), planned(launch, spec))
 
 
 def _as_found(spec: ModelSpec, launch: Launch) -> ModelSpec:
@@ -95,26 +107,18 @@ def share_of(spec: ModelSpec, budget: Mapping[str, int], *, alone: bool = False)
     return MemoryBudget(budget, alone=alone, replicas=spec.replicas, devices=spec.options.devices or ())
 
 
-def with_devices(launch: Launch, spec: ModelSpec, number: int) -> Launch:
-    """The launch of one replica."""
-    if spec.replicas == 1 or not spec.options.devices:
-        return launch
-    extra = (*launch.settings.extra, "--device", ",".join(devices_of(spec, number)))
-    return replace(launch, settings=structs.replace(launch.settings, extra=extra))
-
-
-def devices_of(spec: ModelSpec, number: int) -> tuple[str, ...]:
-    """The devices of one replica: each of several replicas uses one device."""
-    devices = spec.options.devices or ()
-    return devices if spec.replicas == 1 or not devices else (devices[number % len(devices)],)
-
-
 def prepare_listed(spec: ModelSpec, *, runtime: str | None, environ: Mapping[str, str]) -> Launch:
     """``prepare`` with the projector that the registry chose, which lies in an allowed folder (X10). A model
     that was just downloaded has no registry entry yet.
     """
     pair = sibling_projector if spec.listed is None else lambda *_: spec.pairing
     return prepare(spec.source, spec.settings, runtime=runtime, environ=environ, pair=pair)
+
+
+class Sizer(Protocol):
+    async def size(self, spec: ModelSpec, listener: Listener) -> SizedModel:
+        """Raises a LlamasupError if the model cannot be loaded. ``listener``: of a download."""
+        ...
 
 
 class ModelSizer:

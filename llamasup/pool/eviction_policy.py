@@ -73,7 +73,7 @@ class ModelSnapshot(Struct, frozen=True):
 
     id: str
     needs: DeviceBytes
-    """Estimated, then measured; empty: not known yet."""
+    """Estimated, then measured."""
     phase: Phase = Phase.ABSENT
     pinned: bool = False
     groups: frozenset[str] = frozenset()
@@ -173,8 +173,8 @@ _UNDUE: Final[Cost] = (1, 0, 0.0)  # a model that may not be evicted yet
 def decide(snapshot: Snapshot) -> tuple[Action, ...]:
     """The actions that are due now. Actions under way show in the phases and are not repeated.
 
-    ``snapshot`` may omit absent and failed models without waiting requests. A waiting model whose needs are
-    unknown is skipped.
+    ``snapshot`` may omit absent and failed models without waiting requests, and omits those whose needs are
+    not known yet.
     """
     return _Decision(snapshot).actions()
 
@@ -267,9 +267,7 @@ class _Decision:
         self.evict_expired()
         self.evict_over_budget()
         wanted = [
-            model
-            for model in self.snapshot.models.values()
-            if model.phase is Phase.ABSENT and model.waiting and model.needs
+            model for model in self.snapshot.models.values() if model.phase is Phase.ABSENT and model.waiting
         ]
         for model in nsmallest(MAX_LOADS, wanted, key=lambda model: (model.waiting_since_s, model.id)):
             self.load(model)

@@ -44,12 +44,14 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
     differs.
 
     After a crash loop the pool decides about another try, since that takes memory. One of several replicas
-    keeps its memory and tries by itself.
+    keeps its memory and tries by itself, and so does a model that shares no memory.
     """
     options, started = spec.options, started or spec
-    half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if started.replicas > 1 else None
     own = {name: getattr(options, name) for name in _OWN_LIMITS} | {"warm_up": started.options.warm_up}
     changed = {name: value for name, value in own.items() if value is not None}
+    if spec.stay.by_command:
+        return replace(base, **changed)
+    half_open_s = (base.restart.half_open_s or HALF_OPEN_S) if started.replicas > 1 else None
     return replace(base, restart=replace(base.restart, half_open_s=half_open_s), **changed)
 
 
@@ -88,7 +90,8 @@ class ManagedModel:
         self.served = served
         self.driver = driver
         self.pause: Unavailable | None = None  # as ``served`` has it
-        self.reason: tuple[Unavailable, float] | None = None  # as ``served`` has it, with the time of a retry
+        # As ``served`` has it, with the time of a retry.
+        self.reason: tuple[Unavailable | None, float] | None = None
         self.rollout: asyncio.Future[LlamasupError | None] | None = None  # the last one, with its error
         self.unloaded = False  # by a command, and not requested since: a reload does not preload it
         self.retry_at_s = 0.0  # after an error
@@ -148,8 +151,13 @@ class ManagedModel:
         return f"{self.spec.id} removed {id(self)}" if self.removed else self.spec.id
 
     @property
+    def queued(self) -> int:
+        """The requests that wait, and have it loaded."""
+        return 0 if self.spec.stay.by_command else len(self.served.queue)
+
+    @property
     def wanted(self) -> bool:
-        return bool(self.load_waiters) or len(self.served.queue) > 0 or self.pending_demand is not None
+        return bool(self.load_waiters) or self.queued > 0 or self.pending_demand is not None
 
     @property
     def is_outdated(self) -> bool:
@@ -166,7 +174,7 @@ class ManagedModel:
     @property
     def facts(self) -> ModelFacts | None:
         """Facts about its file; None until it was read."""
-        return self.spec.listed or (None if self.sized is None else self.sized.launch.model)
+        return self.spec.listed or (None if self.sized is None else self.sized.facts)
 
     @property
     def serves(self) -> bool:
@@ -210,7 +218,7 @@ class ManagedModel:
 
     def snapshot(self) -> ModelSnapshot:
         served, stay = self.served, self.spec.stay
-        waiting = len(served.queue) + len(self.load_waiters) + (self.pending_demand is not None)
+        waiting = self.queued + len(self.load_waiters) + (self.pending_demand is not None)
         since_s = min(
             served.queue.oldest_s,
             self.load_waiters_since_s if self.load_waiters else float("inf"),

@@ -285,7 +285,12 @@ def serving(model: Model, event: ProcessesServing) -> Outcome:
 
 
 def processes_failed(model: Model, event: ProcessesFailed) -> Outcome:
-    """A replica that would try again by itself is stopped: its memory may not be its own then."""
+    """A replica that would try again by itself is stopped: its memory may not be its own then. A model that
+    shares no memory tries again.
+    """
+    if model.spec.stay.by_command and not event.settled:
+        model, _ = settle(with_status(model, event.id, ProcessesStatus.STARTING))
+        return model, (EndLoads(event.error),)
     is_replaced = model.rollout is not None
     model, ended = end_rollout(model)
     stops: Effects = ()

@@ -23,7 +23,7 @@ from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
 from llamasup.pool.driver import DriverContext, ProcessDriver, carry_out, is_settled
-from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, share_of
+from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.pool.eviction_policy import (
     Action,
     Cordon,
@@ -64,12 +64,22 @@ DEMAND_TTL_S = 60.0
 class Pool:
     """The models of one llamasup. Call all methods in the thread of the event loop."""
 
-    def __init__(self, options: PoolOptions, runners: Runners, bus: Bus, fetch: Fetch | None = None) -> None:
-        """``fetch`` downloads a model; None: downloads are off."""
+    def __init__(
+        self,
+        options: PoolOptions,
+        runners: Runners,
+        bus: Bus,
+        fetch: Fetch | None = None,
+        *,
+        sizer: Sizer | None = None,
+    ) -> None:
+        """``fetch`` downloads a model; None: downloads are off. ``sizer``: None for estimates."""
         self.options = options
         self.bus = bus
-        self._context = DriverContext(ModelSizer(fetch, lambda: self.options), runners, bus, self._running)
+        sizer = sizer or ModelSizer(fetch, lambda: self.options)
+        self._context = DriverContext(sizer, runners, bus, self._running)
         self.stopping = False
+        self._ended = False  # all processes are being killed
         self.running = asyncio.Event()
         self.managed_models: dict[str, ManagedModel] = {}
         self.on_sized: Callable[[ManagedModel], None] | None = None
@@ -97,9 +107,11 @@ class Pool:
                 self._tasks = tasks
                 self.running.set()
                 self.reconcile_soon()
-                await self._loop.create_future()
+                try:
+                    await self._loop.create_future()
+                finally:
+                    self.stopping = self._ended = True
         finally:
-            self.stopping = True
             self._timer.stop()
             for managed in self._all():
                 managed.served.pause(STOPPING)
@@ -110,6 +122,8 @@ class Pool:
 
     def ask_stop(self, *, now: bool = False) -> None:
         """Stop all servers after their requests, or ``now``. No model is started any more."""
+        if self._ended:
+            return
         self.stopping = True
         self._timer.stop()
         for managed in tuple(self._all()):
@@ -117,7 +131,7 @@ class Pool:
 
     async def ended(self) -> None:
         """Wait until all servers have stopped and none will restart."""
-        for managed in tuple(self._all()):
+        for managed in () if self._ended else tuple(self._all()):
             for runner in managed.all_runners:
                 await runner.until(is_settled)
 
@@ -138,12 +152,16 @@ class Pool:
 
     def add(self, spec: ModelSpec) -> ManagedModel:
         """Add a model that can be loaded."""
-        served = ReplicaSet(
-            policy=policy_for(spec, self.options.policy),
-            on_wanted=lambda: self._on_wanted(managed),
-            on_unserved=lambda why: self._on_unserved(managed, why),
-            on_idle=lambda: self._on_idle(managed),
-        )
+        policy = policy_for(spec, self.options.policy)
+        if spec.stay.by_command:  # its requests change nothing
+            served = ReplicaSet(policy=policy)
+        else:
+            served = ReplicaSet(
+                policy=policy,
+                on_wanted=lambda: self._on_wanted(managed),
+                on_unserved=lambda why: self._on_unserved(managed, why),
+                on_idle=lambda: self._on_idle(managed),
+            )
         driver = ProcessDriver(
             self._context,
             served,
@@ -216,17 +234,9 @@ class Pool:
 
     async def load(self, managed: ManagedModel) -> None:
         """Wait until the model serves. Raises the error of the load."""
-        if self.stopping:
-            raise _stopping()
-        if managed.removed:
-            raise ModelUnknown(
-                f"Model {managed.spec.id!r} is no longer served.",
-                remedy="List the models with `llamasup ps --all`.",
-            )
-        if managed.serves:
+        if managed.serves and not self.stopping and not managed.removed:
             return
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        self._add_load_waiter(managed, waiter)
+        waiter = self.begin_load(managed)
         try:
             await waiter
         finally:
@@ -234,12 +244,25 @@ class Pool:
                 managed.load_waiters.remove(waiter)
                 self.reconcile_soon()
 
+    def begin_load(self, managed: ManagedModel) -> asyncio.Future[None]:
+        """Load the model. The result ends when it serves, or with the error."""
+        if self.stopping:
+            raise _stopping()
+        if managed.removed:
+            raise ModelUnknown(
+                f"Model {managed.spec.id!r} is no longer served.",
+                remedy="List the models with `llamasup ps --all`.",
+            )
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._add_load_waiter(managed, waiter)
+        return waiter
+
     def _add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None]) -> None:
         """Load the model, and end ``waiter`` with the outcome."""
-        self._post(managed, states.RetryRequested())
         if not managed.load_waiters:
             managed.load_waiters_since_s = monotonic()
         managed.load_waiters.append(waiter)
+        self._post(managed, states.RetryRequested())
         self._want(managed)
 
     async def unload(self, managed: ManagedModel) -> None:
@@ -353,12 +376,12 @@ class Pool:
         served = managed.served
         reason = reason_of(managed.model), managed.retry_at_s if managed.error is not None else 0.0
         if reason != managed.reason:
-            managed.reason = reason
-            if managed.error is None:
-                served.unavailable_reason = reason[0]
+            managed.reason = why, retry_at_s = reason
+            if why is None or managed.error is None:
+                served.unavailable_reason = why
             else:
-                served.fail(*reason)
-        pause = pause_of(managed.model)
+                served.fail(why, retry_at_s)
+        pause = pause_of(managed.model, awaited=bool(managed.load_waiters))
         if pause != managed.pause:
             managed.pause = pause
             if pause is None:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import with_name
 from llamasup.planning.memory.shares import MemoryBudget
-from llamasup.pool.estimate import SizedModel, with_devices
+from llamasup.pool.estimate import SizedModel
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
@@ -50,11 +49,12 @@ class Runners:
         on_measured: Callable[[], None],
     ) -> list[InstanceRunner]:
         """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
+        starter = sized.starter
         made: list[InstanceRunner] = []
         for number in range(sized.spec.replicas):
             self._made += 1
-            launch = with_name(with_devices(sized.launch, sized.spec, number), spec.id)
-            planner = Planner(launch, self._folder, f"{self._made}-", share)
+            prefix = f"{self._made}-"
+            planner = starter.planner(spec.id, number, self._folder, prefix, share)
             runner = InstanceRunner(
                 spec.id,
                 planner,
@@ -67,11 +67,14 @@ class Runners:
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 on_measured=on_measured,
-                awaits_memory=True,
+                cwd=starter.cwd,
+                prober=starter.prober,
+                awaits_memory=starter.awaits_memory,
             )
             served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
-            self._planners[runner] = planner
+            if isinstance(planner, Planner):
+                self._planners[runner] = planner
             made.append(runner)
         return made
 

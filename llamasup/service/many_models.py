@@ -14,8 +14,9 @@ from msgspec.structs import replace
 
 from llamasup.config import Config
 from llamasup.control.interface import ServiceOwner
-from llamasup.control.pool_target import PoolTarget
-from llamasup.downloads.manager import Downloads, DownloadSettings, Listener
+from llamasup.control.pool_target import ConfiguredTarget
+from llamasup.downloads.manager import Downloads, DownloadSettings
+from llamasup.downloads.progress import Listener
 from llamasup.downloads.reference import RepoRef, parse_ref
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
@@ -113,7 +114,7 @@ class HostedModels:
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.backend = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self.control_target = PoolTarget(owner, self.backend, address, self._logs.path_of, self.reload)
+        self.control_target = ConfiguredTarget(owner, self.backend, address, self._logs.path_of, self.reload)
         self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()

@@ -107,6 +107,7 @@ def rejection(rejected: Iterable[RejectedModel]) -> LlamasupError | None:
 
 def _check_devices(sized: SizedModel) -> None:
     """llama-server exits if it does not know a device."""
+    assert sized.launch is not None  # it is of a file
     known = [device.name for device in sized.launch.runtime.capabilities.devices]
     unknown = [name for name in sized.spec.options.devices or () if name not in ("none", *known)]
     if unknown:

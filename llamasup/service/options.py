@@ -5,14 +5,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from llamasup.auth.key_source import KeyFile
 from llamasup.errors import UnsafeBind, UsageInvalid
-from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import (
     TcpAddress,
     UnixAddress,
@@ -24,19 +22,16 @@ from llamasup.http.address import (
     is_local,
 )
 from llamasup.http.heads import HeadRules
+from llamasup.planning.facts import Launch
+from llamasup.pool.starter import Starter
 from llamasup.proxy.listen import ListenerSet, listen
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
 from llamasup.proxy.tls import TlsContext, tls_context
 from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
-from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
-from llamasup.supervision.runner import prober_of
 from llamasup.supervision.states import Policy
 from llamasup.supervision.wrap.planner import WrappedPlanner, Wrapping, prober_for
-
-if TYPE_CHECKING:
-    from llamasup.llama_server.client import Prober
 
 __all__ = [
     "ListenOptions",
@@ -63,13 +58,11 @@ class ServiceSpec(Struct, frozen=True):
 
     name: str
     aliases: tuple[str, ...]
-    planner: Callable[[Path], AnyPlanMaker]
+    starter: Starter
     listen: Callable[[], ListenerSet]
     proxy: ProxyConfig
-    cwd: Path | None = None
-    prober: Callable[[ChildPlan], Prober] = prober_of
-    facts: ModelFacts | None = None
-    """Facts of the model's file, if known."""
+    launch: Launch | None = None
+    """None for a given command line."""
     passes_exit_code: bool = False
     """Exit with llama-server's exit code."""
 
@@ -200,7 +193,11 @@ def wrap_spec(options: WrapOptions) -> ServiceSpec:
     return ServiceSpec(
         name=line.name,
         aliases=(),
-        planner=lambda folder: WrappedPlanner(wrapping, folder),
+        starter=Starter(
+            lambda name, number, folder, prefix, share: WrappedPlanner(wrapping, folder),
+            cwd=wrapping.cwd,
+            prober=lambda plan: prober_for(wrapping, plan),
+        ),
         listen=lambda: (
             inherited_listeners(options.sockets, tls)
             if options.sockets
@@ -216,8 +213,6 @@ def wrap_spec(options: WrapOptions) -> ServiceSpec:
             ),
             limits=Limits() if options.strict else limits,
         ),
-        cwd=wrapping.cwd,
-        prober=lambda plan: prober_for(wrapping, plan),
         passes_exit_code=True,
     )
 

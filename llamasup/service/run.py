@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import field
 
-from llamasup.control.interface import ServiceOwner
-from llamasup.control.single_target import SingleModelTarget
-from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
-from llamasup.pool.catalog.single import Supervisor
-from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.pool.starter import Starter
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.service.hosting import ServiceHost, sweep_and_check
+from llamasup.service.only_model import HostedModel
 from llamasup.service.options import (
     ListenOptions,
     ServiceSpec,
@@ -30,21 +26,10 @@ from llamasup.service.options import (
     wrap_spec,
 )
 from llamasup.settings.model import Settings
-from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus
-from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import (
-    Instance,
-    KillRequested,
-    Policy,
-    RestartRequested,
-    StartRequested,
-    State,
-    StopRequested,
-)
+from llamasup.supervision.states import Policy
 from llamasup.supervision.wrap.planner import Wrapping
-from llamasup.system.process.log_tail import LogFiles
 from llamasup.system.process.ready_file import remove_stale
 
 __all__ = ["RunOptions", "Service", "WrapOptions"]
@@ -62,85 +47,6 @@ class RunOptions(ListenOptions, frozen=True):
     @property
     def policy(self) -> Policy:
         return self.shared_policy()
-
-
-class HostedModel:
-    """A ``Workload``. ``log_passed_on`` gets llama-server's output, in its own thread."""
-
-    def __init__(
-        self,
-        spec: ServiceSpec,
-        policy: Policy,
-        owner: ServiceOwner,
-        bus: Bus,
-        folder: Path,
-        address: Address,
-        *,
-        log_passed_on: Callable[[list[bytes]], None] | None = None,
-    ) -> None:
-        self._spec = spec
-        self._stopping = False
-        self._served = served = ReplicaSet(policy=policy)
-        self._logs = LogFiles()
-        log_path = self._logs.path_of(spec.name)
-        self.runner = InstanceRunner(
-            spec.name,
-            spec.planner(folder),
-            aliases=spec.aliases,
-            policy=policy,
-            bus=bus,
-            queue=served.queue,
-            work_folder=folder,
-            log_path=log_path,
-            cwd=spec.cwd,
-            prober=spec.prober,
-            log_passed_on=log_passed_on,
-        )
-        served.add(self.runner)
-        self.backend = Supervisor((spec.name, *spec.aliases), served, address, spec.facts)
-        self.control_target = SingleModelTarget(owner, self.backend, bus, log_path)
-
-    async def run(self) -> None:
-        try:
-            await self.runner.run()
-        finally:
-            self._served.pause(STOPPING)
-            self._logs.close()
-
-    def ask_stop(self, *, now: bool) -> None:
-        self._stopping = True
-        self.runner.post(KillRequested() if now else StopRequested())
-
-    def start(self) -> None:
-        self.runner.post(StartRequested())
-
-    async def begun(self) -> None:
-        await self.runner.reached(State.STARTING)
-
-    async def ready(self) -> tuple[str, ...] | None:
-        last = await self.runner.until(self._is_ready_or_over)
-        return (self._spec.name,) if last.state is State.READY else None
-
-    def still_ready(self) -> bool:
-        return self.runner.instance.state is State.READY
-
-    async def ended(self) -> LlamasupError | None:
-        last = await self.runner.until(self._is_over)
-        return failure_of(last, self._exit_code_of_child()) if last.state is State.FAILED else None
-
-    def _is_over(self, instance: Instance) -> bool:
-        """A stopped instance without a stop request is unloaded: it can be loaded again."""
-        return instance.is_settled and (instance.state is State.FAILED or self._stopping)
-
-    def _is_ready_or_over(self, instance: Instance) -> bool:
-        return instance.state is State.READY or self._is_over(instance)
-
-    def _exit_code_of_child(self) -> int | None:
-        """As in a shell; None if llamasup does not pass it on."""
-        exit_ = self.runner.last_exit if self._spec.passes_exit_code else None
-        if exit_ is None:
-            return None
-        return exit_.code if exit_.signal is None else 128 + getattr(signal, exit_.signal, 0)
 
 
 class Service(ServiceHost):
@@ -176,16 +82,16 @@ class Service(ServiceHost):
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets llama-server's output line by line, in its own thread; must not wait or raise."""
         self._bus = bus
-        self._one: HostedModel | None = None
+        self._hosted: HostedModel | None = None
 
     @property
     def runner(self) -> InstanceRunner | None:
-        """The instance, once the service runs."""
-        return None if self._one is None else self._one.runner
+        """The instance, once the service has begun to start it."""
+        return None if self._hosted is None else self._hosted.runner
 
     @property
     def in_flight(self) -> int:
-        return 0 if self._one is None else self._one.runner.in_flight
+        return 0 if self.runner is None else self.runner.in_flight
 
     @property
     def drain_timeout_s(self) -> float:
@@ -193,8 +99,8 @@ class Service(ServiceHost):
 
     def ask_reload(self) -> None:
         """Drain the requests in flight, then restart the server. Does nothing while stopping."""
-        if self._one is not None and not self.stops_asked:
-            self._one.runner.post(RestartRequested())
+        if self._hosted is not None and not self.stops_asked:
+            self._hosted.ask_reload()
 
     async def run(self) -> None:
         """Serve until a stop is requested, and clean up.
@@ -205,10 +111,10 @@ class Service(ServiceHost):
 
         def make(folder: Path, address: Address) -> HostedModel:
             policy = self.options.policy
-            self._one = HostedModel(
+            self._hosted = HostedModel(
                 self._spec, policy, self, self._bus, folder, address, log_passed_on=self.on_log
             )
-            return self._one
+            return self._hosted
 
         await self.host(make)
 
@@ -218,8 +124,8 @@ def _run_spec(options: RunOptions, launch: Launch, proxy: ProxyConfig) -> Servic
     return ServiceSpec(
         name=launch.model_id,
         aliases=launch.aliases,
-        planner=lambda folder: Planner(launch, folder),
-        facts=launch.model,
+        launch=launch,
+        starter=Starter(lambda name, number, folder, prefix, share: Planner(launch, folder)),
         listen=lambda: open_listeners(options, tls),
         proxy=proxy,
     )

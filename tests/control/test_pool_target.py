@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.control.pool_target import PoolTarget
+from llamasup.control.pool_target import ConfiguredTarget
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
@@ -35,8 +35,10 @@ async def nothing_new() -> Changes:
     return Changes()
 
 
-def controlled(it: Pooled) -> PoolTarget:
-    return PoolTarget(ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new)
+def controlled(it: Pooled) -> ConfiguredTarget:
+    return ConfiguredTarget(
+        ServiceOwner(), it.catalog, TcpAddress("127.0.0.1", 1), lambda _: None, nothing_new
+    )
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from llamasup.downloads import manager as module
-from llamasup.downloads.manager import Downloads, DownloadSettings, Progress
+from llamasup.downloads.manager import Downloads, DownloadSettings
+from llamasup.downloads.progress import Progress
 from llamasup.downloads.store import FetchedModel
 from llamasup.errors import AccessDenied, DownloadFailed, ModelMissing, Stopping
 from llamasup.system.process.run_folder import run_folder

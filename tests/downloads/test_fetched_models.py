@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from llamasup.downloads.manager import Listener, Progress
+from llamasup.downloads.progress import Listener, Progress
 from llamasup.errors import Conflict, LlamasupError
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.status import state_of_managed

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from llamasup.models.spec import Stay
 from llamasup.pool.answers import downloading, pause_of, reason_of
 from llamasup.pool.model_states import Model, ModelState, Rollout, RolloutStep, Sizing
+from llamasup.queueing.unavailable import Unavailable
 from scripts.pool_diagram import ANSWER, ERROR, SPECS
 
 MODEL = Model(SPECS[0])
@@ -62,6 +64,22 @@ def test_download_is_the_reason_while_it_runs(
 
 def test_error_of_the_server_is_the_reason_after_a_failure() -> None:
     failed = replace(MODEL, state=ModelState.FAILED, error=ERROR)
-    assert reason_of(failed).message == "It failed."
-    assert reason_of(replace(failed, answer=replace(ANSWER, message="No."))).message == "No."
-    assert reason_of(MODEL).cause == "loading"
+    assert _reason(failed).message == "It failed."
+    assert _reason(replace(failed, answer=replace(ANSWER, message="No."))).message == "No."
+    assert _reason(MODEL).cause == "loading"
+
+
+def test_model_by_command_answers_for_itself_unless_a_command_loads_it() -> None:
+    only = replace(MODEL, spec=replace(SPECS[0], stay=Stay(by_command=True)))
+    unloading = replace(only, state=ModelState.UNLOADING)
+    assert reason_of(only) is None
+    assert pause_of(unloading) is None
+    waiting = pause_of(unloading, awaited=True)
+    assert waiting is not None
+    assert waiting.queueable
+
+
+def _reason(model: Model) -> Unavailable:
+    reason = reason_of(model)
+    assert reason is not None
+    return reason

@@ -108,8 +108,8 @@ def test_failed_model_is_not_loaded() -> None:
     assert decided(failed) == ()
 
 
-def test_model_with_unknown_needs_is_skipped() -> None:
-    assert decided(requested("a", {}, for_s=9), requested("b", gpu(1))) == (Load("b"),)
+def test_model_that_shares_no_memory_is_loaded_at_once() -> None:
+    assert decided(requested("a", {}, for_s=9), requested("b", gpu(1))) == (Load("a"), Load("b"))
 
 
 # --- the choice of a model to evict

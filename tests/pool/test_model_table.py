@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
+from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool import model_states as states
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model_states import (
@@ -32,14 +34,15 @@ from llamasup.pool.model_states import (
 from llamasup.pool.model_table import TABLE, InvalidModelEvent, advance_model, is_stale, place_of
 from scripts.pool_diagram import ANSWER, ERROR, SPECS, Plan, reachable
 
+BY_COMMAND = tuple(replace(spec, stay=Stay(by_command=True)) for spec in SPECS)
 ONE, TWO = (Plan(spec, {"ram": number}) for number, spec in enumerate(SPECS, 1))
 
 
 class Story:
     """A model, and the effects of the last event."""
 
-    def __init__(self, *events: Event) -> None:
-        self.model = Model(SPECS[0])
+    def __init__(self, *events: Event, spec: ModelSpec = SPECS[0]) -> None:
+        self.model = Model(spec)
         self.effects: tuple[Effect, ...] = ()
         for event in events:
             self(event)
@@ -129,9 +132,10 @@ def violations(model: Model) -> Iterator[str]:
         yield "failed without an error"
 
 
-def test_invariants_hold_in_every_reachable_state() -> None:
+@pytest.mark.parametrize("specs", [SPECS, BY_COMMAND], ids=["shared", "by command"])
+def test_invariants_hold_in_every_reachable_state(specs: Sequence[ModelSpec]) -> None:
     count = 0
-    for here, event, there in reachable():
+    for here, event, there in reachable(specs):
         count += 1
         assert list(violations(there)) == [], (here, event, there)
         assert there.made >= here.made
@@ -222,6 +226,16 @@ def test_failed_replica_that_tries_again_is_stopped_and_stays_charged() -> None:
     assert story.model.state is ModelState.UNLOADING
     story(states.ProcessesReleased(story.id))
     assert (story.model.state, charged(story.model)) == (ModelState.ABSENT, {})
+
+
+def test_model_that_shares_no_memory_keeps_it_to_try_again() -> None:
+    story = Story(spec=BY_COMMAND[0]).load()
+    failed = states.ProcessesFailed(story.id, ERROR, ANSWER, settled=False)
+    assert story(failed) == (EndLoads(ERROR),)
+    assert story.model.state is ModelState.LOADING
+    assert story(states.ProcessesServing(story.id)) == (EndLoads(),)
+    story(states.ProcessesFailed(story.id, ERROR, ANSWER))
+    assert story.model.state is ModelState.FAILED
 
 
 def test_late_restart_has_no_process_without_an_owner() -> None:

@@ -166,6 +166,7 @@ class World(RuleBasedStateMachine):
 
     def answer(self, managed: Managed) -> None:
         answer = pause_of(managed.model) or reason_of(managed.model)
+        assert answer is not None
         if managed.serves or not answer.queueable:
             managed.requests = 0
 

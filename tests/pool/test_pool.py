@@ -454,6 +454,25 @@ async def test_second_stop_does_not_wait_for_requests(tmp_path: Path, specs: Spe
         assert not any(psutil.pid_exists(pid) for pid in pids.values() if pid is not None)
 
 
+@async_test
+async def test_stop_after_the_end_changes_nothing(tmp_path: Path, specs: Specs) -> None:
+    """Its own tasks end by then, and kill the processes."""
+    async with pooled(tmp_path, *specs.values()) as models:
+        request = models.ask("a")
+        await request.served_by()
+        (pid,) = models.pids("a").values()
+        (running,) = (task for task in asyncio.all_tasks() if task.get_name() == "pool")
+        running.cancel()
+        await asyncio.sleep(0)  # the pool is told
+        models.pool.ask_stop(now=True)
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.wait([running])
+            await models.pool.ended()
+        assert pid is not None
+        assert not psutil.pid_exists(pid)
+
+
 # --- resources
 
 

@@ -20,11 +20,9 @@ import httpx
 import psutil
 import pytest
 
-from llamasup.http.address import TcpAddress
 from llamasup.observability.counters import RequestRecord
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
-from llamasup.pool.catalog.single import Supervisor
 from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.settings.model import Settings
@@ -32,6 +30,7 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Instance, Policy, StartRequested, State, StopRequested
 from tests.patience import PATIENCE_S
+from tests.proxy.test_replicas import Backend
 from tests.real.test_configs import serve
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
@@ -81,8 +80,7 @@ async def pair_of(model: Path, runtime: str, *, slots: int, ctx_size: int) -> As
                 runner.post(StartRequested())
             front = bind("127.0.0.1", 0)
             port = front[0].getsockname()[1]
-            supervisor = Supervisor((launch.model_id,), served, TcpAddress("127.0.0.1", port))
-            proxy = Proxy(supervisor, ProxyConfig(route_by_model=False), on_finished=records.append)
+            proxy = Proxy(Backend(served), ProxyConfig(route_by_model=False), on_finished=records.append)
             await proxy.start(front)
             try:
                 for runner in runners:

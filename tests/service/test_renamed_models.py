@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import llamasup
 from llamasup.config import Config
-from llamasup.downloads.manager import Listener
+from llamasup.downloads.progress import Listener
 from llamasup.gguf.demo import demo_model
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.catalog.catalog import Catalog

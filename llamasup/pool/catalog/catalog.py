@@ -155,7 +155,7 @@ class Catalog:
             state_of_managed(managed),
             None if plan is None or not managed.serves else plan.ctx_size,
             "" if managed.error is None else managed.error.message,
-            sees=managed.sized is not None and managed.sized.launch.sees,
+            sees=managed.sized is not None and managed.sized.sees,
         )
 
     # --- from start to change ---------------------------------------------------------------------------

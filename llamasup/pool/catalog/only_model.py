@@ -1,0 +1,51 @@
+"""The only model of ``run`` and ``wrap``: the proxy's backend, which serves it under every name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from llamasup.errors import ModelUnknown
+from llamasup.models.access import ResolvedModel
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.route import ModelRoute
+from llamasup.pool.model import ManagedModel
+from llamasup.pool.pool import Pool
+from llamasup.queueing.unavailable import Unavailable
+
+__all__ = ["OnlyModel"]
+
+
+class OnlyModel:
+    """Adds the model of ``spec`` to ``pool``."""
+
+    def __init__(self, spec: ModelSpec, pool: Pool) -> None:
+        self.pool = pool
+        self.managed = pool.add(spec)
+        self._route = ModelRoute(ResolvedModel(spec.names), self.managed.served)
+
+    # --- Backend ----------------------------------------------------------------------------------------
+    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+        return self._route  # it serves any name in a request, like llama-server
+
+    def readiness(self) -> Unavailable | None:
+        state = self.managed.served.serving()
+        return state if isinstance(state, Unavailable) else None
+
+    def listing(self) -> None:
+        """None: llama-server answers /v1/models."""
+
+    # --- for the control API ----------------------------------------------------------------------------
+    def managed_models(self) -> Iterator[ManagedModel]:
+        yield self.managed
+
+    def known(self, model: str, *, create: bool = False) -> ManagedModel:
+        """The model, if ``model`` is one of its names. Raises ModelUnknown."""
+        names = self.managed.spec.names
+        if model in names:
+            return self.managed
+        near = difflib.get_close_matches(model, names, n=1)
+        raise ModelUnknown(
+            f"No model {model[:200]!r} is served here.",
+            remedy=f"The nearest is {near[0]!r}." if near else f"Served here: {', '.join(names)}.",
+        )
