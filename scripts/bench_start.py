@@ -4,6 +4,9 @@ Each round starts llamasup once for each runtime, and then the same server comma
 that both see the same machine. With ``--before``, each round also starts the llamasup of another checkout.
 The phases come from events. Medians over the rounds, with their spread.
 
+Each checkout is installed first into an environment of its own, as its users install it: httpx imports more
+if other packages are there, such as those of the tests.
+
     python scripts/bench_start.py [--runtime PATH] [--runs 20] [--before CHECKOUT] [--json FILE] [--write]
 """
 
@@ -19,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -50,21 +54,26 @@ Rounds = list[dict[str, float]]
 
 def main() -> None:
     options = _options()
-    checkouts = {"": ROOT} | ({"before": Path(options.before).resolve()} if options.before else {})
-    for folder in checkouts.values():
-        _llamasup(folder, "--version")  # compiles what is not compiled yet
+    with tempfile.TemporaryDirectory() as folder:
+        checkouts = {"": ROOT} | ({"before": Path(options.before).resolve()} if options.before else {})
+        _measure(options, {name: _installed(at, Path(folder)) for name, at in checkouts.items()})
+
+
+def _measure(options: argparse.Namespace, checkouts: dict[str, Path]) -> None:
+    """``checkouts``: the environment of each, by its name."""
+    here = checkouts[""]
     texts = [f"{options.runs} runs, milliseconds, {platform.machine()}, {os.cpu_count()} CPUs."]
     measured: dict[str, Any] = {}
     shares: dict[str, float] = {}
     for runtime in options.runtime or [None]:
         common = [options.model, *(["--runtime", runtime] if runtime else [])]
-        plan = json.loads(_llamasup(ROOT, "plan", *common, "--json"))
+        plan = json.loads(_llamasup(here, "plan", *common, "--json"))
         title = f"{plan['runtime']['kind']} {plan['runtime']['version']}"
         rounds = _measure_starts(checkouts, common, plan, options.runs)
         measured[title] = rounds
         shares[title] = statistics.median(each["llamasup's share"] for each in rounds)
         texts.append(f"`run` with {title}:\n\n{_table(rounds)}")
-    with _serving(options.model):  # for ps
+    with _serving(here, options.model):  # for ps
         measured["commands"] = rounds = _measure_commands(checkouts, options.runs)
     texts.append(f"Commands, from exec to the end:\n\n{_table(rounds)}")
     text = "\n\n".join(texts)
@@ -84,7 +93,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runtime", action="append", help="may be given more than once")
     parser.add_argument("--model", default="demo")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--before", metavar="CHECKOUT", help="has its own .venv")
+    parser.add_argument("--before", metavar="CHECKOUT", help="of an earlier version")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--write", action="store_true", help=f"write the tables into {DOCUMENT.name}")
     return parser.parse_args()
@@ -125,9 +134,9 @@ def _measure_commands(checkouts: dict[str, Path], runs: int) -> Rounds:
 
 
 @contextmanager
-def _serving(model: str) -> Iterator[None]:
+def _serving(environment: Path, model: str) -> Iterator[None]:
     """The only llamasup of this user, as far as the commands can see."""
-    command = [*_command(ROOT), "run", model, "--port", "0", "--events", "jsonl"]
+    command = [*_command(environment), "run", model, "--port", "0", "--events", "jsonl"]
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.dict(os.environ, {"XDG_RUNTIME_DIR": folder}),
@@ -184,12 +193,22 @@ def _llamasup(folder: Path, *arguments: str) -> bytes:
     return subprocess.check_output([*_command(folder), *arguments], cwd=folder, env=_environment())
 
 
-def _command(folder: Path) -> list[str]:
-    return [_python(folder), "-m", "llamasup"]
+def _installed(checkout: Path, folder: Path) -> Path:
+    """A new environment in ``folder`` with the llamasup of ``checkout``, and the embedded runtime."""
+    environment = Path(tempfile.mkdtemp(dir=folder))
+    venv.create(environment, with_pip=True)
+    pip = [_python(environment), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, f"{checkout}[embedded]"], check=True)
+    _llamasup(environment, "--version")
+    return environment
 
 
-def _python(folder: Path) -> str:
-    return sys.executable if folder == ROOT else str(folder / ".venv/bin/python")
+def _command(environment: Path) -> list[str]:
+    return [str(environment / "bin" / "llamasup")]
+
+
+def _python(environment: Path) -> str:
+    return str(environment / "bin" / "python")
 
 
 def _environment() -> dict[str, str]:

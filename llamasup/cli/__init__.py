@@ -11,8 +11,10 @@ __all__ = ["main"]
 def main() -> None:
     """The ``llamasup`` command."""
     began_s = time.monotonic()
+    from llamasup.cli.garbage import do_not_collect
     from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted, ensure_standard_streams
 
+    do_not_collect()
     ensure_standard_streams()
     try:
         STOP_SIGNALS.install()

@@ -13,6 +13,7 @@ import typer
 
 from llamasup._version import __version__
 from llamasup.cli.command_group import LazyCommand, LazyGroup
+from llamasup.cli.garbage import collect_again
 
 __all__ = ["COMMANDS", "app"]
 
@@ -60,6 +61,9 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
 """By the sections of ``llamasup --help``."""
 
 
+_SERVERS = ("run", "serve", "wrap")  # they collect later (cli/foreground.py)
+
+
 class _Root(LazyGroup):
     table = COMMANDS
 
@@ -89,8 +93,10 @@ def _show_version(is_given: bool) -> None:
 
 @app.callback()
 def _root(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    if ctx.invoked_subcommand not in _SERVERS:
+        collect_again()

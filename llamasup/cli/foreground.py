@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from llamasup.cli.garbage import START_S, collect_again
 from llamasup.cli.output.error_report import show_error
 from llamasup.cli.output.event_lines import ConsoleReporter
 from llamasup.cli.output.nonblocking_writer import OutputWriter
@@ -117,6 +118,7 @@ async def _supervise(
     service: AnyService, bus: Bus, view: View, reporter: ConsoleReporter, systemd: Systemd | None
 ) -> None:
     loop = asyncio.get_running_loop()
+    loop.call_later(START_S, collect_again)
     with ExitStack() as opened:
         manager: SystemdReporter | None = None
         if systemd is not None:

@@ -187,7 +187,8 @@ class ServiceHost:
                 # No earlier: a request must find a model to wait for.
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 while (names := await workload.ready()) is not None:
-                    await asyncio.to_thread(guardian.wait_until_started)
+                    if not guardian.is_started:  # a thread may get the interpreter late, during imports
+                        await asyncio.to_thread(guardian.wait_until_started)
                     if not workload.still_ready():
                         continue  # it crashed in the meantime
                     ready = Ready(listeners.address, os.getpid(), names)

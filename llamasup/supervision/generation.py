@@ -139,18 +139,20 @@ class Generation:
 
     def start_slot_transfer(self, work: Callable[[Generation], Coroutine[None, None, None]]) -> None:
         """``start`` a save or a restore, and cancel the one before it."""
-        self.cancel_slot_transfer()
-        self._slots = self.start(work)
-
-    def cancel_slot_transfer(self) -> None:
-        """Stop a save or a restore: llama-server does not exit while it works on a request (b11434)."""
         if self._slots is not None:
             self._slots.cancel()
+        self._slots = self.start(work)
 
     def close(self, why: Unavailable) -> None:
-        """End the running requests, and a slot transfer."""
+        """End the running requests of clients, and those of llamasup: llama-server does not exit while it
+        works on one (b11434).
+        """
         self.endpoint.close(why)
-        self.cancel_slot_transfer()
+        self._cancel_tasks()
+
+    def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
 
     # --- its log
 
@@ -180,8 +182,7 @@ class Generation:
         if self._slots is not None:
             # Its connection is closed, too, and its warning belongs before the exit.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
-        for task in self._tasks:
-            task.cancel()
+        self._cancel_tasks()
         await self.clean_up()
         diagnosis = diagnose(
             exit_,

@@ -125,6 +125,9 @@ class HttpServer:
                     "model_alias": self._alias, "model_path": self._alias, "build_info": "b0-fake",
                 })  # fmt: skip
             case "/slots":
+                if self._faults.list_slots_s:
+                    os.write(2, b"I srv  GET /slots waits\n")
+                    self._pause(connection, self._faults.list_slots_s)
                 with self._lock:
                     slots = [
                         _slot(number, self._n_ctx, decoded) for number, decoded in enumerate(self._slots)

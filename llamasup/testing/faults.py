@@ -42,6 +42,7 @@ class Faults:
     stall_after: int = -1  # after so many tokens a completion moves no more
     die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
     until: str = ""  # path: when this file exists, every pause and stall ends
+    list_slots_s: float = 0.0  # how long GET /slots takes
     slots_s: float = 0.0  # how long saving or restoring a slot takes
     slots_fail: str = ""  # save or restore: what is refused; die: it ends instead of restoring
     log_bytes: int = 0  # written to the log at the start, in lines of 100 bytes

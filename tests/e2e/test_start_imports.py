@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# What only serving, another command, or a failure needs. While httpx is imported, the server loads its model.
+# What only serving, another command or a failure needs. httpcore is imported while the model is being loaded.
 LATER = {
+    "httpcore",
     "httpx",
     "tenacity",
     "psutil",

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
+import httpcore
 import httpx
 import pytest
 import respx
@@ -41,17 +42,15 @@ def health_of(*answers: httpx.Response | Exception) -> list[Health]:
 
 def test_health_follows_the_answer() -> None:
     assert health_of(
-        httpx.ConnectError("nobody listens yet"),
+        httpcore.ConnectError("nobody listens yet"),
         httpx.Response(503, json={"error": {"message": "Loading model"}}),
         httpx.Response(200, json={"status": "ok"}),
     ) == [Health.SILENT, Health.LOADING, Health.OK]
 
 
 def test_invalid_or_no_answer_is_silent() -> None:
-    assert (
-        health_of(httpx.Response(404), httpx.RemoteProtocolError("garbage"), httpx.ReadTimeout("nothing"))
-        == [Health.SILENT] * 3
-    )
+    answers = httpx.Response(404), httpcore.RemoteProtocolError("garbage"), httpcore.ReadTimeout("nothing")
+    assert health_of(*answers) == [Health.SILENT] * 3
 
 
 def test_probing_continues_until_healthy_and_reports_loading() -> None:
@@ -59,7 +58,7 @@ def test_probing_continues_until_healthy_and_reports_loading() -> None:
 
     with respx.mock(base_url=ADDRESS.url) as server:
         route = server.get("/health").mock(
-            side_effect=[httpx.ConnectError("no"), httpx.Response(503), httpx.Response(200)]
+            side_effect=[httpcore.ConnectError("no"), httpx.Response(503), httpx.Response(200)]
         )
         ask(lambda prober: prober.until_healthy(asyncio.Event(), lambda: reported.append("loading")))
         assert route.call_count == 3
@@ -131,7 +130,7 @@ def test_api_key_is_sent_with_every_probe() -> None:
 def test_metrics_are_none_without_an_answer() -> None:
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/metrics").mock(
-            side_effect=[httpx.Response(501), httpx.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
+            side_effect=[httpx.Response(501), httpcore.ReadTimeout("slow"), httpx.Response(200, text="a 1\n")]
         )
         assert [ask(Prober.metrics) for _ in range(3)] == [None, None, "a 1\n"]
 
@@ -141,7 +140,10 @@ def test_progress_is_read_from_slots_and_metrics() -> None:
     with respx.mock(base_url=ADDRESS.url) as server:
         server.get("/slots").mock(side_effect=[httpx.Response(200, json=busy), httpx.Response(501)])
         server.get("/metrics").mock(
-            side_effect=[httpx.ReadTimeout("slow"), httpx.Response(200, text="llamacpp:n_decode_total 7\n")]
+            side_effect=[
+                httpcore.ReadTimeout("slow"),
+                httpx.Response(200, text="llamacpp:n_decode_total 7\n"),
+            ]
         )
         assert ask(Prober.progress) == ServerProgress({"0/1": 3}, prefilling=False)
         assert ask(Prober.progress) == ServerProgress(total=7.0)
@@ -154,7 +156,7 @@ def test_progress_is_read_from_slots_and_metrics() -> None:
         (httpx.Response(400, json={"error": {"message": "no such thing"}}), None),
         (httpx.Response(200, json={"tokens_predicted": 0}), "answered 200 without one token"),
         (httpx.Response(500, json={"error": {"message": "decode failed"}}), "answered 500: decode failed"),
-        (httpx.ReadError("reset"), "was not answered: reset"),
+        (httpcore.ReadError("reset"), "was not answered: reset"),
     ],
 )
 def test_token_or_rejection_is_a_successful_probe(
@@ -168,7 +170,7 @@ def test_token_or_rejection_is_a_successful_probe(
 
 
 def test_slow_health_answer_is_silent() -> None:
-    """httpx alone would wait as long as single bytes arrive."""
+    """httpcore alone would wait as long as single bytes arrive."""
     over = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -187,7 +187,10 @@ def test_the_demo_model_of_another_version_is_replaced(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "llamasup").mkdir()
     (tmp_path / "llamasup" / "demo.gguf").write_bytes(demo_model().replace(b"add_space", b"add_spice"))
-    assert launch("demo", server).model_path.read_bytes() == demo_model()
+    path = launch("demo", server).model_path
+    assert path.read_bytes() == demo_model()
+    written = path.stat()
+    assert launch("demo", server).model_path.stat() == written, "written again"
 
 
 def test_a_demo_model_that_cannot_be_written_is_a_sentence(

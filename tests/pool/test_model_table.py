@@ -232,10 +232,10 @@ def test_model_that_shares_no_memory_keeps_it_to_try_again() -> None:
     story = Story(spec=BY_COMMAND[0]).load()
     failed = states.ProcessesFailed(story.id, ERROR, ANSWER, settled=False)
     assert story(failed) == (EndLoads(ERROR),)
-    assert story.model.state is ModelState.LOADING
+    assert phase_of(story.model) is Phase.LOADING
     assert story(states.ProcessesServing(story.id)) == (EndLoads(),)
     story(states.ProcessesFailed(story.id, ERROR, ANSWER))
-    assert story.model.state is ModelState.FAILED
+    assert story.model.error is ERROR
 
 
 def test_late_restart_has_no_process_without_an_owner() -> None:

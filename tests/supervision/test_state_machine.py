@@ -245,6 +245,13 @@ def test_restart_drains_the_old_child_first() -> None:
     assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
 
 
+def test_restart_during_a_load_starts_again_at_once() -> None:
+    life = Life()
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    assert lc.Terminate(1) in life(lc.RestartRequested())
+    assert lc.Spawn(2) in life(lc.Exited(1, CRASH))
+
+
 def test_stop_cancels_a_restart() -> None:
     life = ready()
     life(lc.RestartRequested(), lc.StopRequested(), lc.Drained(1), lc.Exited(1, CRASH))

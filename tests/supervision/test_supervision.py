@@ -13,6 +13,7 @@ import pytest
 import uvloop
 from msgspec.structs import replace
 
+from llamasup.llama_server import client
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.service.run import Service, WrapOptions
 from llamasup.supervision.backoff import RestartPolicy
@@ -87,6 +88,28 @@ def test_restarts_wait_for_the_reported_and_growing_delay(tiny_model: Path, tmp_
         )
         # The loop's clock may run a millisecond ahead of its timers.
         assert at_s["start", number + 1] >= due_s[number] - 0.002
+
+
+def test_stop_waits_for_no_request_of_llamasup(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server does not exit while it works on one, here on the first question about its slots."""
+    monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 600.0)
+    runtime = install(tmp_path / "llama-server", "list_slots_s=600")
+
+    async def test() -> None:
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+        def on_log(lines: list[bytes]) -> None:
+            if any(b"GET /slots waits" in line for line in lines):
+                loop.call_soon_threadsafe(asked.set)
+
+        async with serving(tiny_model, runtime=str(runtime), stop_timeout_s=600.0) as server:
+            server.service.on_log = on_log
+            await server.reaches(State.READY, 1)
+            await asked.wait()
+
+    asyncio.run(test())
 
 
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llamasup.cli.command_group import command_set
+from llamasup.cli.garbage import collect_again
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.model import WithExtra
@@ -67,6 +68,7 @@ def run(
         if is_reference(model):
             from llamasup.cli.commands.pull import ensure_downloaded
 
+            collect_again()  # a download may take hours
             ensure_downloaded(model, view)
 
     output = OutputOptions(**parent, **logging)

@@ -6,7 +6,6 @@ Deliberately absent: ``LLAMA_ARG_*`` (one for a removed flag ends llama-server a
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
@@ -29,8 +28,8 @@ _ALLOWED = (
     # how many threads, and where
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
-# The patterns above match secrets too, such as NVIDIA_API_KEY. No setting has such a name.
-_SECRETS = ("*KEY*", "*TOKEN*", "*SECRET*", "*PASSWORD*", "*CREDENTIAL*")
+# The prefixes above match secrets too, such as NVIDIA_API_KEY. No setting has such a part in its name.
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 _ALLOWED_EMBEDDED = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "VIRTUAL_ENV")
 _LIBRARY_PATHS = {"darwin": "DYLD_LIBRARY_PATH", "win32": "PATH"}
 
@@ -58,10 +57,11 @@ def child_environment(
     allowed = _ALLOWED + _ALLOWED_EMBEDDED if kind == "embedded" else _ALLOWED
     if platform == "win32":  # where the names of variables ignore case
         environ = {name.upper(): value for name, value in environ.items()}
+    prefixes = tuple(pattern.removesuffix("*") for pattern in allowed if pattern.endswith("*"))
     env = {
         name: value
         for name, value in environ.items()
-        if _matches(name, allowed) and not _matches(name, _SECRETS)
+        if (name in allowed or name.startswith(prefixes)) and not any(part in name for part in _SECRETS)
     }
     env["XDG_CONFIG_HOME"] = config_home
     env["GGML_NO_BACKTRACE"] = "1"
@@ -70,7 +70,3 @@ def child_environment(
         separator = ";" if platform == "win32" else ":"
         env[name] = separator.join(part for part in (library_path, env.get(name)) if part)
     return env
-
-
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -44,6 +44,11 @@ class Guardian:
         self._thread = threading.Thread(target=_start, args=(folder, read_fd), name="guardian", daemon=True)
         self._thread.start()
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it runs, or failed to start."""
+        return self._thread is None or not self._thread.is_alive()
+
     def wait_until_started(self) -> None:
         """Wait until it runs, or failed to start."""
         if self._thread is not None:
