@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from llamasup.http.httpx_import import httpx  # noqa: E402
 from llamasup.llama_server.inspect import find_runtime  # noqa: E402
-from llamasup.proxy.bind import bind  # noqa: E402
+from llamasup.proxy.listeners.bind import bind  # noqa: E402
 from llamasup.service.run import RunOptions, Service  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.supervision.events import Bus  # noqa: E402

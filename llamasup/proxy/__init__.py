@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llamasup.proxy.bind import bind, bind_unix
+from llamasup.proxy.listeners.bind import bind, bind_unix
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import Limits, ProxyConfig
 

@@ -9,17 +9,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from llamasup.auth.quota import context_left, unreported_tokens
-from llamasup.http.body_scan import MANY_JOBS
-from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.auth.quota import context_left
+from llamasup.http.chunks import Dechunker, chunk
 from llamasup.http.context_end import context_end, context_refusal
 from llamasup.http.heads import HttpError, error_body, status_line
-from llamasup.http.requested_model import PROMPTS, lists_of
-from llamasup.http.routes import Work
-from llamasup.http.sse import TAIL_BYTES, TokenCounts, error_event, read_token_counts, tail_of
+from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
-from llamasup.models.redaction import whole_and_plain, without_folders
+from llamasup.models.redaction import whole_and_plain
 from llamasup.proxy.abandoned import Abandoned
+from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
+from llamasup.proxy.redacted_body import RedactedBody
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.upload import Upload
@@ -30,9 +29,6 @@ from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["Exchange"]
 
-# References to the last reads. A stream ends with at most four events (last token, timings, usage, [DONE])
-# and the last chunk, each perhaps in its own read; one read is at most 256 KiB.
-TAIL_PIECES: Final = 8
 OPENING_BYTES: Final = 2048  # the first event of a message has 300 bytes and the name of the model
 MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
 
@@ -40,44 +36,6 @@ _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # The child or its socket file is gone, or its backlog is full. Supervision handles these.
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
-
-
-class _RedactedBody:
-    """Buffers a complete answer, and forwards it without the folders of this machine.
-
-    Its size depends on the chat template of the model; clients cannot choose it.
-    """
-
-    __slots__ = ("_add", "_pieces", "_rechunk", "_write")
-
-    def __init__(self, write: Callable[[bytes], None], *, is_chunked: bool, rechunk: bool) -> None:
-        self._write = write
-        self._rechunk = rechunk
-        self._pieces: list[bytes] = []
-        self._add = Dechunker(self._pieces.append).write if is_chunked else self._pieces.append
-
-    def add(self, data: bytes) -> None:
-        if data:
-            self._add(data)
-
-    def send(self) -> None:
-        body = without_folders(b"".join(self._pieces))
-        if self._rechunk:
-            body = (chunk(body) if body else b"") + LAST_CHUNK
-        if body:
-            self._write(body)
-
-
-class _MeteredTail(deque[bytes]):
-    """The last reads of an answer. A meter sees every read."""
-
-    def __init__(self, meter: TokenMeter) -> None:
-        super().__init__(maxlen=TAIL_PIECES)
-        self._meter = meter
-
-    def append(self, piece: bytes) -> None:
-        super().append(piece)
-        self._meter.read(piece)
 
 
 class Exchange:
@@ -133,7 +91,7 @@ class Exchange:
         self._meter: TokenMeter | None = None
         self._abandoned: Abandoned | None = None
         self._body_incomplete = False  # of the request
-        self._redacted: _RedactedBody | None = None
+        self._redacted: RedactedBody | None = None
         self._end_error: HttpError | None = None  # the server closed the connection; awaits the cause
         self.upload: Upload | None = None  # while the body of the request is forwarded
         self.is_head = request.head.method == b"HEAD"
@@ -148,7 +106,7 @@ class Exchange:
     def __repr__(self) -> str:
         request = self._request
         progress = f"{self.status}, {self.bytes_out} bytes" if self.status else "no answer yet"
-        return f"<Exchange {request.id.decode()} {request.head.route.label}: {progress}, {self._lease!r}>"
+        return f"<Exchange of {request!r}: {progress}, {self._lease!r}>"
 
     def start(self) -> None:
         lease = self._lease
@@ -210,7 +168,7 @@ class Exchange:
             request.jobs > 1 or (request.quota is not None and request.quota.counts_tokens)
         ):
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
-            self._tail = _MeteredTail(self._meter)
+            self._tail = MeteredTail(self._meter)
         self._tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
@@ -222,7 +180,7 @@ class Exchange:
         if request.head.route.has_paths and request.hides_paths:
             is_chunked = framing is not None and framing.startswith(b"Transfer")
             rechunk = is_chunked and not request.http_1_0
-            self._redacted = _RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
+            self._redacted = RedactedBody(write, is_chunked=is_chunked, rechunk=rechunk)
         if framing is None:  # the end of the connection ends the body (RFC 9112 §6.3, rule 8)
             request.keep_alive = False
         elif request.http_1_0 and framing.startswith(b"Transfer"):
@@ -484,65 +442,13 @@ class Exchange:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
-    def _counts(self, tail: bytes) -> TokenCounts | None:
-        """The token counts that the answer has reported."""
-        if self._meter is not None:
-            return self._meter.counts()
-        counts = read_token_counts(tail, self._opening)
-        if counts is None and self.bytes_out > TAIL_BYTES:
-            # /completion writes the counts before the probabilities of n_probs (b11434).
-            counts = read_token_counts(b"".join(self._tail))
-        return counts
-
-    def _unreported_tokens(self, outcome: str, counts: TokenCounts | None) -> int:
-        """The estimate of unreported tokens. A failure of llama-server costs only the received tokens."""
-        request, endpoint, meter = self._request, self._lease.endpoint, self._meter
-        by_client = outcome in ("ok", "client_gone", "timed_out")
-        if not self.sent_at or self._body_incomplete or (self.status and self.status != 200):
-            return 0
-        if not by_client and meter is None:
-            return 0
-        route = request.head.route
-        streams = request.wants_events() if meter is None else meter.streams
-        since = self.first_byte_at if streams and self.first_byte_at else self._request_sent_at
-        return unreported_tokens(
-            counts,
-            items=self._items,
-            items_reported=meter.items_reported if meter is not None else 0,
-            prompts_reported=meter.prompts_reported if meter is not None else 0,
-            events=meter.events if meter is not None else 0,
-            whole=outcome == "ok",
-            streams=streams,
-            generates=route.work not in (Work.EMBEDDINGS, Work.RERANKING),
-            reports_all_prompts=lists_of(route.label) != PROMPTS,
-            prompt_bytes=request.body_bytes if by_client else 0,
-            seconds=monotonic() - since if by_client else 0.0,
-            begun=self.first_byte_at > 0.0,
-            tokens_per_s=endpoint.tokens_per_s,
-            max_concurrent=endpoint.slots,
-            n_ctx=self._n_ctx,
-        )
-
-    @property
-    def _items(self) -> int:
-        """The items of the answer. Without an index, all items look like one. Uncounted jobs are as many as
-        the slots, because the server works on no more at one time.
-        """
-        jobs = self._request.jobs if self._request.jobs < MANY_JOBS else self._lease.endpoint.slots
-        return jobs if self._meter is None else max(self._meter.items, jobs)
-
-    @property
-    def _n_ctx(self) -> int | None:
-        window = self._lease.endpoint.window
-        return None if window is None else window.n_ctx
-
     def _record(self, outcome: str, status: int = 0) -> None:
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         counts = context = None
         if self._request.needs_permit:
             if self.status == 200:
                 tail = tail_of(self._tail)
-                counts = self._counts(tail)
+                counts = reported(tail, self._tail, self._opening, self.bytes_out, self._meter)
                 if self._meter is None or self._meter.items == 1:
                     context = context_end(tail, counts, endpoint.window)
             elif self.status >= 400:
@@ -550,10 +456,7 @@ class Exchange:
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
             if request.quota is not None and request.quota.counts_tokens:
-                request.unreported_tokens = self._unreported_tokens(outcome, counts)
-                if self._abandoned is not None:
-                    left = context_left(counts, self._items, self._n_ctx)
-                    self._abandoned.max_tokens = None if left is None else left - request.unreported_tokens
+                self._estimate_unreported(outcome, counts)
         self._downstream.proxy.record_request(
             request,
             record_of(
@@ -571,6 +474,25 @@ class Exchange:
                 context=context,
             ),
         )
+
+    def _estimate_unreported(self, outcome: str, counts: TokenCounts | None) -> None:
+        """The tokens that the answer did not report, for the quota of the key."""
+        request, endpoint = self._request, self._lease.endpoint
+        if self.sent_at and not self._body_incomplete and self.status in (0, 200):
+            request.unreported_tokens = unreported(
+                request,
+                endpoint,
+                counts,
+                self._meter,
+                outcome,
+                request_sent_at=self._request_sent_at,
+                first_byte_at=self.first_byte_at,
+                now=monotonic(),
+            )
+        if self._abandoned is not None:
+            n_ctx = None if endpoint.window is None else endpoint.window.n_ctx
+            left = context_left(counts, items_of(request, endpoint, self._meter), n_ctx)
+            self._abandoned.max_tokens = None if left is None else left - request.unreported_tokens
 
 
 def _with_cause(error: HttpError, why: Unavailable) -> HttpError:

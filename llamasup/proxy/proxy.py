@@ -18,13 +18,13 @@ from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
-from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.listeners.bind import BACKLOG
+from llamasup.proxy.listeners.tls import SecureListener, TlsContext
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
-from llamasup.proxy.tls import SecureListener, TlsContext
 from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.system.process.platform import give_memory_back

@@ -128,6 +128,10 @@ class Request:
         # take many times the memory of its bytes.
         self._received: bytearray | None = None
 
+    def __repr__(self) -> str:
+        method, label = self.head.method.decode("latin-1"), self.head.route.label
+        return f"<Request {self.id.decode()} {method} {label}, model {self.requested_model!r}>"
+
     @property
     def client(self) -> str:
         """The client, for fairness and the log: ``key:NAME``, or its address."""

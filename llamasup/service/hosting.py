@@ -23,7 +23,7 @@ from llamasup.observability.access_record import SlowLog, access_line, admit_slo
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listen import ListenerSet
+from llamasup.proxy.listeners.listen import ListenerSet
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.service.options import ServiceOptions

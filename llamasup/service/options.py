@@ -24,9 +24,9 @@ from llamasup.http.address import (
 from llamasup.http.heads import HeadRules
 from llamasup.planning.facts import Launch
 from llamasup.pool.starter import Starter
-from llamasup.proxy.listen import ListenerSet, listen
+from llamasup.proxy.listeners.listen import ListenerSet, listen
+from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.proxy.tls import TlsContext, tls_context
 from llamasup.settings.sections import SLOTS_BYTES
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import httpx
 
-from llamasup.proxy.bind import bind
+from llamasup.proxy.listeners.bind import bind
 from llamasup.service.run import RunOptions, Service
 from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
 from llamasup.supervision.runner import InstanceRunner

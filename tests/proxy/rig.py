@@ -24,7 +24,7 @@ from llamasup.models.access import ResolvedModel
 from llamasup.observability.counters import RequestRecord
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
-from llamasup.proxy.tls import TlsContext
+from llamasup.proxy.listeners.tls import TlsContext
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import MAX_WAITING, RequestQueue
 from llamasup.queueing.unavailable import Unavailable

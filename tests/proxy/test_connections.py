@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.proxy.bind import bind_unix
 from llamasup.proxy.connections import REFUSALS, Connections, most_connections
+from llamasup.proxy.listeners.bind import bind_unix
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, get, post, status
 

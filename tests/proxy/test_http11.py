@@ -10,8 +10,8 @@ import pytest
 
 from llamasup.proxy import ProxyConfig, bind, bind_unix
 from tests.proxy.conftest import MakeRig
+from tests.proxy.listeners.test_tls import Certificate
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status
-from tests.proxy.test_tls import Certificate
 
 EVENT = chunk(b"data: {}\n\n")
 LARGE = b"x" * (3 << 20)

@@ -16,7 +16,7 @@ def test_connection_shows_its_exchange_lease_and_endpoint(make_rig: MakeRig) -> 
     request = post(CHAT, body, b"Authorization: Bearer " + SECRET.encode(), b"X-Request-Id: mine")
     streaming(rig, request=request)
     shown = rig.call(lambda: repr(list(rig.proxy.clients)))
-    assert "<Downstream with <Exchange mine /v1/chat/completions: 200, " in shown
+    assert "<Exchange of <Request mine POST /v1/chat/completions, model None>: 200, " in shown
     assert "<Lease of <Endpoint 'tiny' generation 1: 1 in flight, 1 permits taken>, 1 permits>" in shown
     pools = rig.call(lambda: repr(rig.proxy.pool_of(rig.endpoint)))
     assert "0 idle, 1 open" in pools

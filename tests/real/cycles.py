@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from llamasup.proxy.bind import bind
+from llamasup.proxy.listeners.bind import bind
 from llamasup.service.run import RunOptions, Service
 from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
-from tests.proxy.test_tls import Certificate
+from tests.proxy.listeners.test_tls import Certificate
 
 pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
 

@@ -137,7 +137,7 @@ def _tls(reading: Reading) -> _Found:
     http = reading.config.http
     if http.tls_cert is None or http.tls_key is None:
         return
-    from llamasup.proxy.tls import tls_context
+    from llamasup.proxy.listeners.tls import tls_context
 
     try:
         tls_context(str(http.tls_key), str(http.tls_cert))

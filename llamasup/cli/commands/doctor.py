@@ -122,7 +122,7 @@ def _write_report(view: View, target: Path, facts: Facts, checks: Sequence[Check
 
 def _port_problem(port: int) -> LlamasupError | None:
     """The error that ``run`` would have with this port."""
-    from llamasup.proxy.bind import bind
+    from llamasup.proxy.listeners.bind import bind
 
     if not 0 <= port <= 65535:
         raise UsageInvalid(f"Invalid --port {port}.", remedy="Give 1 to 65535, or 0 for any free port.")

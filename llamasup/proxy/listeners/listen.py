@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress
-from llamasup.proxy.bind import bind, bind_unix, socket_lock
-from llamasup.proxy.tls import TlsContext
+from llamasup.proxy.listeners.bind import bind, bind_unix, socket_lock
+from llamasup.proxy.listeners.tls import TlsContext
 from llamasup.system.storage.folders import device_and_inode
 
 __all__ = ["ListenerSet", "listen"]

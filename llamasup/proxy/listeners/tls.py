@@ -15,10 +15,10 @@ from pathlib import Path
 from llamasup.errors import ConfigInvalid
 from llamasup.http.certificate import MAX_PEM_BYTES, Validity, validity_of
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.bind import BACKLOG
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.interfaces import ProxyContext
+from llamasup.proxy.listeners.bind import BACKLOG
 from llamasup.system.storage.folders import read_bounded
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]

@@ -12,8 +12,8 @@ import pytest
 
 from llamasup.errors import ConfigInvalid, PortInUse, PortNotAllowed
 from llamasup.http.address import TcpAddress, UnixAddress
-from llamasup.proxy.listen import listen
-from llamasup.proxy.tls import tls_context
+from llamasup.proxy.listeners.listen import listen
+from llamasup.proxy.listeners.tls import tls_context
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import Wire, get, status
 

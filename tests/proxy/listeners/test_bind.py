@@ -16,8 +16,8 @@ import pytest
 
 from llamasup.errors import PortInUse, PortNotAllowed
 from llamasup.proxy import bind, bind_unix
-from llamasup.proxy.bind import socket_lock
-from llamasup.proxy.listen import listen
+from llamasup.proxy.listeners.bind import socket_lock
+from llamasup.proxy.listeners.listen import listen
 
 
 def test_port_0_binds_a_free_port() -> None:
@@ -100,7 +100,7 @@ RACER = """
 import sys
 from time import monotonic
 from llamasup.errors import PortInUse
-from llamasup.proxy.bind import bind_unix
+from llamasup.proxy.listeners.bind import bind_unix
 print("here", flush=True)
 for line in sys.stdin:
     at, path = line.split()

@@ -17,7 +17,7 @@ import pytest
 
 from llamasup.errors import ConfigInvalid
 from llamasup.proxy import Limits, ProxyConfig
-from llamasup.proxy.tls import TlsContext, tls_context
+from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import (
     CHAT,
