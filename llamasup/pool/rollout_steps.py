@@ -147,9 +147,9 @@ def drained(model: Model, event: ProcessesReleased) -> Outcome:
     model, dropped = release(model, event.id)
     if not is_old:
         return model, dropped
-    if model.error is not None:
+    if (error := model.error) is not None:
         model, ended = end_rollout(model)
-        model, effects = fail(model, model.error)  # type: ignore[arg-type]
+        model, effects = fail(model, error)
     else:
         ended = ()
         model, effects = _finish(model)
