@@ -80,10 +80,13 @@ async def _one_service(runtime: str, model: Path, crashes: int) -> int:
     port = sockets[0].getsockname()[1]
     settings = Settings(ctx_size=2048, parallel=1, extra=("--context-shift",))  # streams without an end
     options = RunOptions(str(model), settings, runtime=runtime, sockets=sockets, restart=AT_ONCE)
-    service = Service(options, Bus())
+    bus, starting = Bus(), asyncio.Event()
+    bus.listen(lambda _: starting.set())
+    service = Service(options, bus)
     async with asyncio.TaskGroup() as tasks:
         run = tasks.create_task(service.run())
-        await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await starting.wait()
         runner = service.runner
         assert runner is not None
         for generation in range(1, crashes + 2):
