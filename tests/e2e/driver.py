@@ -22,6 +22,7 @@ from tests.e2e.forked import ForkedCommand, forked_to_end
 from tests.patience import PATIENCE_S
 
 __all__ = [
+    "NEW_INTERPRETER",
     "PATIENCE_S",
     "Llamasup",
     "adopted",
@@ -36,6 +37,10 @@ __all__ = [
     "started",
     "wrapped",
 ]
+
+
+NEW_INTERPRETER = ("env",)
+"""A ``prefix`` of ``started``: no fork, so the memory and the processes are those of a user's command."""
 
 
 def command(*arguments: str) -> list[str]:

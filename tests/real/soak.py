@@ -22,7 +22,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.e2e.driver import Llamasup, is_alive, llamasup
+from tests.e2e.driver import NEW_INTERPRETER, Llamasup, is_alive, llamasup
 from tests.real.remains import folders_of, remains_of
 from tests.real.soak_clients import IDLE, KEY, KINDS, MAX_IDLE_S, Client, Kind, Result
 from tests.real.soak_wire import Outcome
@@ -128,6 +128,7 @@ def soak(runtime: str, model: Path, home: Path, *, duration_s: float, seed: int 
             *("--runtime", runtime, "--api-key-file", str(keys), "--ready-file", str(ready_file)),
             *("--ctx-size", "4096", "--parallel", "4", "--log-level", "warning"),
             env={**os.environ, **folders_of(home), **notify_environ},
+            prefix=NEW_INTERPRETER,
         ) as running,
     ):
         port = int(running.wait_for("ready")["port"])

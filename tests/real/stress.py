@@ -20,7 +20,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.e2e.driver import Llamasup, started
+from tests.e2e.driver import NEW_INTERPRETER, Llamasup, started
 from tests.real.remains import folders_of, remains_of
 from tests.real.soak_clients import KEY, post, request
 from tests.real.soak_wire import Wire
@@ -106,7 +106,7 @@ def stress(runtime: str, home: Path, *, duration_s: float, seed: int) -> Report:
     write_first(expectations, config)
     words = ["--config", str(config.path), "--runtime", runtime, "--port", "0"]
     words += ["--log-level", "warning", "--ready-file", str(ready_file)]
-    with started("serve", *words, env=environ) as running:
+    with started("serve", *words, env=environ, prefix=NEW_INTERPRETER) as running:
         asyncio.run(_Stress(running, environ, expectations, config, report, duration_s).run())
         code = running.stop()
     if code:
