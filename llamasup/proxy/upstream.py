@@ -12,13 +12,13 @@ import select
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Final, Protocol, cast
 
 import httptools
 
 from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
+from llamasup.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
@@ -26,27 +26,7 @@ REQUESTS_PER_CONNECTION: Final = 100
 COPY_BYTES: Final = 64 * 1024  # a smaller body is copied to its head: cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
 LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more than the kernel buffers
-MAX_LENGTH_DIGITS: Final = 32  # 2^64 has 20; the parser accepts any number of zeros before them
-WITHOUT_BODY: Final = (b"204", b"304")  # whatever their Content-Length or Transfer-Encoding announces
-
-
-class Framing(Enum):
-    """What is read next: a head, or a body of this framing (RFC 9112 §6.3).
-
-    ``HEAD_HELD``: only the head of a stream has arrived. llama-server sends it once a slot takes the request,
-    and then nothing until the prompt is done (b11434: 7.6 s of 8 s in a measured request). The head is held
-    back, because the request can be sent again until the client has received a byte (S10).
-    """
-
-    HEAD = auto()
-    LENGTH = auto()
-    CHUNKED = auto()
-    UNTIL_CLOSE = auto()
-    HEAD_HELD = auto()
-
-
-# Looking up a member of an Enum is a call of a Python function in Python 3.11.
-_HEAD, _LENGTH, _CHUNKED, _UNTIL_CLOSE, _HEAD_HELD = Framing
+_STATUSES_WITHOUT_BODY: Final = tuple(b"%d" % status for status in WITHOUT_BODY)
 
 
 class ResponseReceiver(Protocol):
@@ -136,11 +116,12 @@ class Upstream(asyncio.Protocol):
         "_complete",
         "_content_length",
         "_feed",
+        "_framing",
+        "_head_held",
         "_headers",
         "_headers_complete",
         "_interim",
         "_keep_alive",
-        "_mode",
         "_parser",
         "_partial_head",
         "_paused",
@@ -183,7 +164,8 @@ class Upstream(asyncio.Protocol):
         return f"<Upstream, {self._served} requests so far, with {self.exchange!r}>"
 
     def _reset(self) -> None:
-        self._mode = _HEAD
+        self._framing: Framing | None = None  # of the body that is read next; None: a head is read next
+        self._head_held = False
         self._headers: RawHeaders = []
         self._content_length: bytes | None = None
         self._transfer_coding: bytes | None = None
@@ -262,7 +244,7 @@ class Upstream(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:  # bytes without a request: this connection cannot be trusted
             self.transport.abort()
-        elif self._mode is _CHUNKED:
+        elif self._framing is CHUNKED:
             try:
                 self._feed(data)
             except httptools.HttpParserError:
@@ -275,7 +257,10 @@ class Upstream(asyncio.Protocol):
                 self._finish(exchange)
             else:
                 self._broken(exchange, "sent more than its response")
-        elif self._mode is _HEAD:
+        elif self._framing is None:
+            if self._head_held:
+                self._release_head(exchange, data)
+                return
             known = self.pool.known_head
             if (
                 known is not None
@@ -286,7 +271,7 @@ class Upstream(asyncio.Protocol):
                 self._known_received(exchange, digits, data[known.bytes_beside_digits + len(digits) :])
             else:
                 self._head_received(exchange, data)
-        elif self._mode is _LENGTH:
+        elif self._framing is LENGTH:
             self._remaining -= len(data)
             if self._remaining < 0:
                 self._broken(exchange, "sent more than its Content-Length")
@@ -296,8 +281,6 @@ class Upstream(asyncio.Protocol):
                 if self._headers_complete:
                     self._renew_parser()  # the rest of the body has bypassed the old one
                 self._finish(exchange)
-        elif self._mode is _HEAD_HELD:
-            self._release_head(exchange, data)
         else:
             exchange.relay(data)
 
@@ -305,7 +288,7 @@ class Upstream(asyncio.Protocol):
         exchange = self.exchange
         if exchange is None:
             return
-        if self._mode is _UNTIL_CLOSE:
+        if self._framing is UNTIL_CLOSE:
             self._keep_alive = False
             self._finish(exchange)
         else:
@@ -377,7 +360,7 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, "sent a malformed response (it does not begin with HTTP/1)")
             return
         # The parser would treat bytes after a head without a body as the next response.
-        ends_with_head = exchange.is_head or data[9:12] in WITHOUT_BODY
+        ends_with_head = exchange.is_head or data[9:12] in _STATUSES_WITHOUT_BODY
         try:
             self._feed(data[: end + 4] if ends_with_head else data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -411,27 +394,30 @@ class Upstream(asyncio.Protocol):
         self.streams_events = pool.known_streams_events
 
     def _begin(self, exchange: ResponseReceiver, body: bytes) -> None:
-        """Choose the framing (RFC 9112 §6.3), and forward the head with the first bytes of the body."""
-        length = self._content_length
+        """Forward the head with the first bytes of the body, or hold it back.
+
+        llama-server sends the head of a stream once a slot takes the request, and then nothing until the
+        prompt is done (b11434: 7.6 s of 8 s in a measured request). The request can be sent again until the
+        client has received a byte (S10).
+        """
         if not self._headers_complete or self._untrusted or self.status < 200:
             self._broken(exchange, "sent a malformed response")
-        elif exchange.is_head or self.status in (204, 304):  # rule 1
-            self._begin_without_body(exchange, body)
-        elif self._transfer_coding is not None:  # rules 3 and 4: it overrules a Content-Length
-            if self._transfer_coding.strip(b" ").lower() != b"chunked":
-                self._broken(
-                    exchange, f"used the transfer coding {self._transfer_coding.decode('latin-1')!r}"
-                )
-            elif self.streams_events and not body and exchange.is_replayable:
-                self._mode = _HEAD_HELD
+            return
+        length = self._content_length
+        framing = framing_of(self.status, self._transfer_coding, length, is_head=exchange.is_head)
+        if isinstance(framing, str):
+            self._broken(exchange, framing)
+        elif framing is CHUNKED:
+            if self.streams_events and not body and exchange.is_replayable:
+                self._head_held = True
             else:
                 self._begin_chunked(exchange, body)
-        elif length is not None and len(length) > MAX_LENGTH_DIGITS:  # rule 5
-            self._broken(exchange, "sent a Content-Length with too many digits")
-        elif length is not None:  # rule 6
+        elif framing is LENGTH and length is not None:
             self._begin_with_length(exchange, length, body)
-        else:  # rule 8
-            self._mode = _UNTIL_CLOSE
+        elif framing is EMPTY:
+            self._begin_without_body(exchange, body)
+        else:
+            self._framing = UNTIL_CLOSE
             exchange.begin(self, None, body)
 
     def _is_repeatable(self) -> bool:
@@ -450,7 +436,7 @@ class Upstream(asyncio.Protocol):
         if remaining < 0:
             self._broken(exchange, "sent more than its Content-Length")
             return
-        self._mode = _LENGTH
+        self._framing = LENGTH
         exchange.begin(self, b"Content-Length: " + length + b"\r\n", body)
         if not remaining:
             self._finish(exchange)
@@ -467,7 +453,7 @@ class Upstream(asyncio.Protocol):
         if self._complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
-        self._mode = _CHUNKED
+        self._framing = CHUNKED
         exchange.begin(self, b"Transfer-Encoding: chunked\r\n", body)
         if self._complete:
             self._finish(exchange)
