@@ -12,7 +12,8 @@ from collections.abc import Iterable
 __all__ = ["redact_paths", "whole_and_plain", "without_folders"]
 
 
-_ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s])"  # not the slashes of https:// and org/repo
+# Not the slashes of https:// and org/repo, and not the endpoint /health of our own messages.
+_ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s]|health(?:,|\.?(?:\s|$)))"
 _BEFORE = r"(?:^|(?<=[\s('\"`\[<=:,;]))"
 _AFTER = r"(?![\w-]|\.\w|\S*/|\s[^:;,'\"`]*/)"  # `/srv/my models/x` is not in `/srv/my`
 _PLACE = re.compile(rf"(?<![\w/]){_ROOT}")

@@ -407,7 +407,7 @@ def _ended(reason: str, diagnosis: Diagnosis | None) -> Unavailable:
     if diagnosis is None:
         return generation_ended(reason)
     message, remedy = redact_paths(diagnosis.message, ()), redact_paths(diagnosis.remedy, ())
-    return generation_ended(message, diagnosis.cause, remedy)
+    return generation_ended(message or reason, diagnosis.cause, remedy)
 
 
 def _max_concurrent(policy: Policy, plan: ChildPlan) -> int:

@@ -54,6 +54,21 @@ def test_unknown_path_is_replaced_by_its_file_name(text: str, named: str) -> Non
 @pytest.mark.parametrize(
     "text",
     [
+        "llama-server did not answer 3 /health requests in a row: the process is stopped.",
+        "llama-server answers /health, but its last 3 answers were errors",
+        "cannot read /health.",
+    ],
+)
+def test_endpoint_of_our_own_messages_is_no_path(text: str) -> None:
+    assert redact_paths(text, ()) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/health.d/a b",
+        "open /health/secret folder/m.gguf",
+        "open /healthy/a b/m.gguf",
         "/srv/my models/tiny.gguf: leads to /srv/secret place/none.gguf, which is in none of the folders",
         "/srv/secret place/x.gguf",
         "/srv/x.gguf: see https://host/org/repo",
