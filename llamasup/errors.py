@@ -30,6 +30,7 @@ __all__ = [
     "PortInUse",
     "PortNotAllowed",
     "ProjectorMismatch",
+    "RequestUnknown",
     "RuntimeMissing",
     "ServerFailed",
     "ServiceManagerFailed",
@@ -294,6 +295,14 @@ class Stopping(LlamasupError):
     exit_code = 69
     http_status = 503
     cause = "stopping"
+
+
+class RequestUnknown(LlamasupError):
+    """No request in flight has this id."""
+
+    exit_code = 66
+    http_status = 404
+    cause = "request_not_found"
 
 
 class LogMissing(LlamasupError):

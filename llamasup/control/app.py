@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamasup.control.interface import ControlTarget
     from llamasup.control.routes import Application
     from llamasup.observability.counters import Metrics
+    from llamasup.proxy.live.requests import LiveRequests
 
 __all__ = ["ControlServer"]
 
@@ -36,10 +37,13 @@ _log = logging.getLogger(__name__)
 class ControlServer:
     """Listens at once, and loads the application at the first connection."""
 
-    def __init__(self, socket_path: Path, control_target: ControlTarget, metrics: Metrics) -> None:
+    def __init__(
+        self, socket_path: Path, control_target: ControlTarget, metrics: Metrics, requests: LiveRequests
+    ) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target
         self._metrics = metrics
+        self._requests = requests
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
         self._listener.listen(BACKLOG)
@@ -115,7 +119,7 @@ class ControlServer:
                     await asyncio.sleep(SHUTDOWN_POLL_S)
 
         end = self._end
-        application = Application(self._control_target, self._metrics, tasks)
+        application = Application(self._control_target, self._metrics, self._requests, tasks)
         config = uvicorn.Config(
             application.asgi,
             lifespan="off",

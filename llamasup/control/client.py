@@ -86,6 +86,15 @@ class ControlClient:
     def status(self) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", self._request("GET", "/status"))
 
+    def requests(self, ended: int = 0) -> Mapping[str, Any]:
+        """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
+        return cast("Mapping[str, Any]", self._request("GET", "/requests", {"ended": ended}))
+
+    def cancel(self, request_id: str) -> Mapping[str, Any]:
+        """Cancel a request; returns ``{"cancelled": […]}``. Raises RequestUnknown."""
+        path = f"/requests/{_segment(request_id)}"
+        return cast("Mapping[str, Any]", self._request("DELETE", path))
+
     def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
         """Returns when the model serves (without ``wait``: at once), with its entry of ``status``."""
         return self._change(_of_model(model, "load"), wait=wait)
@@ -221,9 +230,13 @@ def _timeout(read_s: float | None) -> httpx.Timeout:
 
 
 def _of_model(model: str, what: str) -> str:
-    name = quote(model, safe="")
-    # A name of dots alone would be read as a relative path.
-    return f"/models/{name if name.strip('.') else name.replace('.', '%2E')}/{what}"
+    return f"/models/{_segment(model)}/{what}"
+
+
+def _segment(name: str) -> str:
+    """A segment of a path. A name of dots alone would be read as a relative path."""
+    quoted = quote(name, safe="")
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
 
 
 def _event_of(line: str) -> Mapping[str, Any] | None:

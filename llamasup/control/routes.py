@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -17,11 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llamasup.control.interface import ControlTarget
-from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
-from llamasup.errors import LlamasupError, UsageInvalid
+from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
+from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.system.hardware.nvml import vram_by_process
 from llamasup.system.process.log_tail import MAX_LINES
 from llamasup.system.text import json_text
@@ -39,9 +41,16 @@ _Work = Callable[[], Coroutine[Any, Any, Any]]
 class Application:
     """``tasks`` owns the changes that continue after their response (``wait=0``)."""
 
-    def __init__(self, control_target: ControlTarget, metrics: Metrics, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        control_target: ControlTarget,
+        metrics: Metrics,
+        requests: LiveRequests,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
         self._control_target = control_target
         self._metrics = metrics
+        self._requests = requests
         self._tasks = tasks
         self._streams = Streams()
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
@@ -51,6 +60,9 @@ class Application:
                 _get("/metrics", self._show_metrics),
                 _get(f"{PREFIX}/status", self._show_status),
                 _get(f"{PREFIX}/events", self._show_events),
+                _get(f"{PREFIX}/requests", self._show_requests),
+                # An id comes from the client, and may contain a slash.
+                Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
                 _get(f"{model}/logs", self._show_log),
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
@@ -84,8 +96,14 @@ class Application:
         return _json(status)
 
     async def _show_events(self, request: Request) -> Response:
+        requests = self._requests if _number(request, "requests", 0, 1) else None
         self._streams.enter()
-        return Stream(self._streams, event_stream(self._control_target, self._streams), "text/event-stream")
+        events = event_stream(self._control_target, self._streams, requests)
+        return Stream(self._streams, events, "text/event-stream")
+
+    async def _show_requests(self, request: Request) -> Response:
+        ended = _number(request, "ended", 0, MAX_ENDED)
+        return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]
@@ -115,6 +133,16 @@ class Application:
         model = request.path_params["model"]
         done = await self._execute(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
+
+    async def _cancel_request(self, request: Request) -> Response:
+        request_id = request.path_params["id"]
+        cancelled = self._requests.cancel(request_id)
+        if not cancelled:
+            raise RequestUnknown(
+                f"No request in flight has the id {request_id[:100]!r}.",
+                remedy="It may have ended. `llamasup top` shows the requests in flight.",
+            )
+        return _json({"cancelled": msgspec.to_builtins(cancelled)})
 
     async def _reload(self, request: Request) -> Response:
         changes: Mapping[str, Any] = {}

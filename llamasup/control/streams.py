@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from llamasup.control.interface import ControlTarget
 from llamasup.errors import Conflict, LogMissing
+from llamasup.proxy.live.requests import LiveRequests
+from llamasup.proxy.live.state import LiveRequest
 from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.text import json_text
 
-__all__ = ["MAX_WAITING", "Stream", "Streams", "TooManyStreams", "event_stream", "log_stream", "open_log"]
+__all__ = [
+    "MAX_WAITING",
+    "Stream",
+    "Streams",
+    "TooManyStreams",
+    "event_stream",
+    "log_stream",
+    "open_log",
+    "shown_requests",
+]
 
 # A start has about six events: forty models that start at once, or one that crashed forty times.
 MAX_WAITING = 256
@@ -30,6 +42,8 @@ MAX_WAITING = 256
 MAX_STREAMS = 64
 # Half of the usual idle limit of proxies and load balancers.
 KEEPALIVE_S = 15.0
+# Between two looks at the requests of a stream.
+LOOK_S = 1.0
 # For new lines of a followed log; one stat() each.
 POLL_S = 0.2
 
@@ -116,11 +130,21 @@ class Stream(StreamingResponse):
 
 
 async def event_stream(
-    control_target: ControlTarget, streams: Streams, *, keepalive_s: float = KEEPALIVE_S
+    control_target: ControlTarget,
+    streams: Streams,
+    requests: LiveRequests | None = None,
+    *,
+    keepalive_s: float = KEEPALIVE_S,
 ) -> AsyncGenerator[bytes]:
-    """Server-sent events: the state of each model, then every event of the bus."""
+    """Server-sent events: the state of each model, then every event of the bus.
+
+    ``requests``: also the requests in flight, each second in which there are any.
+    """
     queue: deque[PublishedEvent] = deque()
     missed = 0
+    now_s = asyncio.get_running_loop().time
+    sent_s = now_s()
+    feed = None if requests is None else RequestFeed(requests)
     with streams.waking() as wake:
 
         def on_event(event: PublishedEvent) -> None:
@@ -138,6 +162,7 @@ async def event_stream(
             while True:
                 wake.clear()
                 while queue:
+                    sent_s = now_s()
                     yield _frame(as_json(queue.popleft()))
                 if missed:
                     # The client connects again, as a stream with missing events is useless.
@@ -146,13 +171,43 @@ async def event_stream(
                 if streams.ended:
                     yield _frame(as_json(Stopped()))
                     return
+                if feed is not None and (seen := await feed.next(now_s())) is not None:
+                    sent_s = now_s()
+                    yield _event("requests", **seen)
                 try:
-                    async with asyncio.timeout(keepalive_s):
+                    async with asyncio.timeout(keepalive_s if feed is None else min(keepalive_s, LOOK_S)):
                         await wake.wait()
                 except TimeoutError:
-                    yield b": keepalive\n\n"
+                    if now_s() - sent_s >= keepalive_s:
+                        sent_s = now_s()
+                        yield b": keepalive\n\n"
         finally:
             control_target.bus.unsubscribe(on_event)
+
+
+class RequestFeed:
+    """The requests for one stream: a look each second, while there is something to see."""
+
+    def __init__(self, requests: LiveRequests) -> None:
+        self._requests = requests
+        self._mark = requests.ended_so_far
+        self._looked_s = float("-inf")
+        self._was_busy = True  # the first look is sent in any case
+
+    async def next(self, now_s: float) -> Mapping[str, Any] | None:
+        """The requests in flight, and those that ended since the last look; None: nothing new."""
+        if now_s - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = now_s
+        live = await self._requests.in_flight()
+        new, self._mark = self._requests.ended_so_far - self._mark, self._requests.ended_so_far
+        was_busy, self._was_busy = self._was_busy, bool(live)
+        return shown_requests(self._requests, live, new) if was_busy or live or new else None
+
+
+def shown_requests(requests: LiveRequests, live: Sequence[LiveRequest], ended: int) -> Mapping[str, Any]:
+    """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
+    return {"live": msgspec.to_builtins(live), "ended": msgspec.to_builtins(requests.last_ended(ended))}
 
 
 def _event(event: str, **fields: Any) -> bytes:

@@ -29,9 +29,11 @@ __all__ = [
     "NoAnswer",
     "ServerProgress",
     "SlotAnswer",
+    "SlotProgress",
     "TokenProbe",
     "read_progress",
     "read_slot_answer",
+    "read_slots",
 ]
 
 
@@ -88,6 +90,18 @@ class ServerProgress(Struct, frozen=True):
     total: float | None = None
 
 
+class SlotProgress(Struct, frozen=True):
+    """A slot that works. ``prompt``: the tokens of its prompt, of which ``done`` are in the context.
+
+    None: this build does not say. ``decoded``: the tokens of its answer so far.
+    """
+
+    task: int
+    prompt: int | None
+    done: int | None
+    decoded: int
+
+
 class _NextToken(msgspec.Struct):
     n_decoded: _Count = 0
 
@@ -97,7 +111,9 @@ class _Slot(msgspec.Struct):
     id_task: int = 0
     state: int = 0
     is_processing: bool | None = None
+    n_prompt_tokens: _Count | None = None
     n_prompt_tokens_processed: _Count = 0
+    n_prompt_tokens_cache: _Count | None = None
     next_token: list[_NextToken] | _NextToken = msgspec.field(default_factory=list)
 
     @property
@@ -114,12 +130,33 @@ def read_progress(slots: bytes | None, metrics: bytes | None) -> ServerProgress:
     """Read the bodies of ``/slots`` and ``/metrics``, which may be None or invalid."""
     tokens: Mapping[str, int] = _NOTHING
     prefilling: bool | None = None
-    try:
-        busy = [slot for slot in msgspec.json.decode(slots or b"", type=list[_Slot]) if slot.is_busy]
-    except (msgspec.DecodeError, RecursionError):  # RecursionError: deeply nested brackets
-        pass
-    else:
+    busy = _busy_slots(slots)
+    if busy is not None:
         tokens = {f"{slot.id}/{slot.id_task}": slot.n_prompt_tokens_processed + slot.decoded for slot in busy}
         prefilling = any(slot.decoded == 0 for slot in busy)
     totals = _TOTAL.findall(metrics or b"")
     return ServerProgress(tokens, prefilling, sum(map(float, totals)) if totals else None)
+
+
+def read_slots(slots: bytes | None) -> tuple[SlotProgress, ...] | None:
+    """The slots that work, in the order in which they got their requests; None: no valid answer."""
+    busy = _busy_slots(slots)
+    if busy is None:
+        return None
+    return tuple(map(_progress, sorted(busy, key=lambda slot: slot.id_task)))
+
+
+def _busy_slots(slots: bytes | None) -> list[_Slot] | None:
+    try:
+        return [slot for slot in msgspec.json.decode(slots or b"", type=list[_Slot]) if slot.is_busy]
+    except (msgspec.DecodeError, RecursionError):  # RecursionError: deeply nested brackets
+        return None
+
+
+def _progress(slot: _Slot) -> SlotProgress:
+    if slot.n_prompt_tokens is None or slot.n_prompt_tokens_cache is None:
+        return SlotProgress(slot.id_task, None, None, slot.decoded)
+    # b11434 counts the tokens of the answer in ``n_prompt_tokens``, too.
+    prompt = max(0, slot.n_prompt_tokens - slot.decoded)
+    done = min(prompt, slot.n_prompt_tokens_cache + slot.n_prompt_tokens_processed)
+    return SlotProgress(slot.id_task, prompt, done, slot.decoded)

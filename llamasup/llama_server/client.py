@@ -23,9 +23,11 @@ from llamasup.llama_server.answers import (
     NoAnswer,
     ServerProgress,
     SlotAnswer,
+    SlotProgress,
     TokenProbe,
     read_progress,
     read_slot_answer,
+    read_slots,
 )
 from llamasup.llama_server.warmup import WarmUpRequest, no_response, response_problem
 
@@ -122,6 +124,10 @@ class Prober:
         """The server's progress, as far as it reports any."""
         slots = await self._body("/slots", timeout_s)
         return read_progress(slots, await self._body("/metrics", timeout_s))
+
+    async def slots(self) -> tuple[SlotProgress, ...] | None:
+        """The slots that work, if the server reports them."""
+        return read_slots(await self._body("/slots", PROBE_TIMEOUT_S))
 
     async def context_window(self) -> ContextWindow | None:
         """The context of one request, if the server reports it."""

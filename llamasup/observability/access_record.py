@@ -13,14 +13,23 @@ from msgspec import Struct
 
 from llamasup.observability.counters import RequestRecord
 
-__all__ = ["SlowLog", "access_line", "admit_slow", "shortened", "shown_path", "waiting_time_s"]
+__all__ = [
+    "AccessRecord",
+    "SlowLog",
+    "access_line",
+    "access_record",
+    "admit_slow",
+    "shortened",
+    "shown_path",
+    "waiting_time_s",
+]
 
 
 _LONGEST_PATH = 512  # a client may send one of 64 KiB
 _UNPRINTABLE = re.compile(r"[^!-~]")
 
 
-class _Line(msgspec.Struct):
+class AccessRecord(msgspec.Struct):
     """The fields in the order of the output, with their names in ``RequestRecord``."""
 
     time: datetime
@@ -55,8 +64,12 @@ _encode = msgspec.json.Encoder().encode
 
 def access_line(record: RequestRecord, ended: datetime) -> bytes:
     """The line with its line feed. ``ended`` is the end of the request in UTC."""
+    return _encode(access_record(record, ended)) + b"\n"
+
+
+def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
     first_byte_s, speed = record.first_byte_s, record.tokens_per_s
-    line = _Line(
+    return AccessRecord(
         ended,
         record.request_id,
         record.trace_id or None,
@@ -83,7 +96,6 @@ def access_line(record: RequestRecord, ended: datetime) -> bytes:
         record.n_ctx,
         record.replayed,
     )
-    return _encode(line) + b"\n"
 
 
 def shortened(record: RequestRecord) -> RequestRecord:

@@ -43,13 +43,14 @@ class RequestRecord(msgspec.Struct, frozen=True):
 
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
-    ``timed_out``; ``error_event`` (llama-server's error as an SSE event after a 200 and comments). ``model``
-    is the id of the model, empty if there was none; ``generation`` is 0 if no child was involved. Times are
-    in seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
-    forwarded; ``waited_s`` is the part of it spent waiting for a generation. ``replayed``: it was sent again
-    after its first generation ended. ``client`` is the name of its key, or the client's address; ``trace_id``
-    that of its ``traceparent``; ``bytes_in`` and ``bytes_out`` count bodies. ``context``: how the size of the
-    context affected the answer (http/context_end.py), with ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``timed_out``; ``cancelled`` (by an administrator); ``error_event`` (llama-server's error as an SSE event
+    after a 200 and comments). ``model`` is the id of the model, empty if there was none; ``generation`` is 0
+    if no child was involved. Times are in seconds; ``first_byte_s`` is None if there was no response.
+    ``queue_s`` lasts until the request was forwarded; ``waited_s`` is the part of it spent waiting for a
+    generation. ``replayed``: it was sent again after its first generation ended. ``client`` is the name of
+    its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out``
+    count bodies. ``context``: how the size of the context affected the answer (http/context_end.py), with
+    ``n_prompt_tokens`` and ``n_ctx`` if known.
     """
 
     request_id: str

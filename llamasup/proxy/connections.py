@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from llamasup.http.heads import HttpError
+from llamasup.proxy.live.state import LiveConnection
 from llamasup.proxy.settings import Limits
 
 __all__ = ["REFUSALS", "TOO_MANY", "Connection", "Connections", "host_of", "most_connections"]
@@ -41,7 +42,7 @@ TOO_MANY = HttpError(
 )
 
 
-class Connection(Protocol):
+class Connection(LiveConnection, Protocol):
     """A client connection: a ``Downstream``, or a TLS handshake before it."""
 
     def close_if_idle(self) -> None: ...

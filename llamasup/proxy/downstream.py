@@ -15,6 +15,7 @@ from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.interfaces import ProxyContext
+from llamasup.proxy.live.state import InFlight, LivePhase, described
 from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, PHASES, longest_s
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
@@ -429,6 +430,23 @@ class Downstream(asyncio.Protocol):
         """Close the connection if no request runs: for a drain, or to make room for a new connection."""
         if self._phase in (IDLE, NEW) and not self._closing:
             self.close()
+
+    # --- for whoever looks at the requests
+
+    def live(self, now: float) -> InFlight | None:
+        if self._exchange is not None:
+            return self._exchange.live(now)
+        request = self._reader.partial
+        if request is None or not self._body_since:
+            return None
+        model = request.model_route.model.id if request.model_route is not None else request.requested_model
+        return InFlight(described(request, LivePhase.SENDING, now, model=model, since_s=self._body_since))
+
+    def interrupt(self, error: HttpError) -> None:
+        if self._exchange is not None:
+            self._exchange.interrupt(error)
+        elif (request := self._reader.partial) is not None:
+            self._refuse_early(request, error)
 
     def sweep(self, now: float) -> None:
         """Check the timeouts. Called every ``Limits.sweep_s``."""

@@ -18,6 +18,7 @@ from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
+from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
@@ -331,6 +332,27 @@ class Exchange:
 
     def refused(self, error: HttpError) -> None:
         self._fail(error, "refused")
+
+    def interrupt(self, error: HttpError) -> None:
+        """End the request because an administrator cancelled it."""
+        self._fail(error, "cancelled")
+
+    def live(self, now: float) -> InFlight:
+        request, lease = self._request, self._lease
+        is_sent = self.sent_at > 0.0 and self.upload is None
+        phase = phase_of(
+            needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
+        )
+        since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
+        shown = described(request, phase, now, model=lease.endpoint.model, since_s=since_s)
+        waiting = self._waiting
+        shown = replace(
+            shown,
+            generation=lease.endpoint.generation,
+            bytes_out=self.bytes_out,
+            replayed=waiting is not None and waiting.entry.replayed,
+        )
+        return InFlight(shown, lease, self.first_byte_at)
 
     def sweep(self, now: float) -> None:
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import Final, Protocol
 
+from msgspec.structs import replace
+
 from llamasup.http.heads import HttpError
 from llamasup.proxy.interfaces import ClientConnection
+from llamasup.proxy.live.state import InFlight, LivePhase, described
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.queueing.endpoint import Endpoint, Lease
@@ -110,6 +113,26 @@ class Waiting:
             self._downstream.exchange_failed(self._request, error)
         else:
             send_keepalive_if_due(self._downstream, self._request, now)
+
+    def interrupt(self, error: HttpError) -> None:
+        """End the wait because an administrator cancelled the request."""
+        self._queue.leave(self.entry)
+        self._record(error.status, "cancelled")
+        self._downstream.exchange_failed(self._request, error)
+
+    def live(self, now: float) -> InFlight:
+        entry = self.entry
+        outlook = self._queue.outlook(entry)
+        phase = LivePhase.LOADING if outlook.loads else LivePhase.QUEUED
+        return InFlight(
+            replace(
+                described(self._request, phase, now, model=self._model, since_s=entry.since_s),
+                generation=self._generation,
+                position=outlook.position,
+                expected_wait_s=outlook.wait_s,
+                replayed=entry.replayed,
+            )
+        )
 
     def pause(self) -> None:
         """Nothing to pause: no response has begun."""

@@ -118,7 +118,12 @@ class Endpoint:
     @property
     def served(self) -> int:
         """The requests that hold permits."""
-        return sum(lease.since_s > 0.0 for lease in (*self._leases, *self._lingering))
+        return len(self.working())
+
+    def working(self) -> list[Lease]:
+        """The leases that hold permits, in the order in which they got them."""
+        leases = [lease for lease in (*self._leases, *self._lingering) if lease.since_s]
+        return sorted(leases, key=lambda lease: lease.since_s)
 
     def lease(self, *, infers: bool = False) -> Lease:
         """A lease for one request; ``infers``: with a permit, free or not. The endpoint must be open."""

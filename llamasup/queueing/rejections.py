@@ -8,7 +8,7 @@ from llamasup.queueing.endpoint import Endpoint, Serving
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s, until_served_s
 
-__all__ = ["busy_queue_full", "load_queue_full", "wait_timed_out"]
+__all__ = ["busy_queue_full", "free_in_s", "load_queue_full", "wait_timed_out"]
 
 
 _LONGER = "try again, or raise the time that requests may wait (--wait-timeout; wait_timeout in the config)"
@@ -33,7 +33,7 @@ def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) 
         message=f"The model is busy with {_requests(endpoints)}{more}",
         cause="queue_full",
         remedy="try again later",
-        retry_after_s=_free_in_s(endpoints, queued),
+        retry_after_s=retry_after_s(free_in_s(endpoints, queued + 1)),
         queueable=False,
     )
 
@@ -52,7 +52,7 @@ def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: 
             status=503,
             type="unavailable_error",
             message=f"The model is busy with {_requests(state)}",
-            retry_after_s=_free_in_s(state, queued),
+            retry_after_s=retry_after_s(free_in_s(state, queued + 1)),
         )
     return replace(
         why,
@@ -61,12 +61,12 @@ def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: 
     )
 
 
-def _free_in_s(endpoints: tuple[Endpoint, ...], queued: int) -> float:
-    """When the last entry of the queue would be served."""
+def free_in_s(endpoints: tuple[Endpoint, ...], position: int) -> float:
+    """When the entry at ``position`` of the queue gets a permit; 0: not known."""
     held_s = [endpoint.held_s for endpoint in endpoints if endpoint.held_s is not None]
     mean_s = sum(held_s) / len(held_s) if held_s else None
     max_concurrent = sum(endpoint.max_concurrent for endpoint in endpoints)
-    return retry_after_s(until_served_s(queued + 1, max_concurrent, mean_s))
+    return until_served_s(position, max_concurrent, mean_s)
 
 
 def _requests(endpoints: tuple[Endpoint, ...]) -> str:

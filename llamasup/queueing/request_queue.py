@@ -12,15 +12,17 @@ from itertools import chain
 from time import monotonic
 from typing import Final, Protocol
 
+from msgspec import Struct
+
 from llamasup.http.heads import Priority
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease, Serving
 from llamasup.queueing.queue_order import FairQueue, Queued
-from llamasup.queueing.rejections import busy_queue_full, load_queue_full, wait_timed_out
+from llamasup.queueing.rejections import busy_queue_full, free_in_s, load_queue_full, wait_timed_out
 from llamasup.queueing.retry_budget import RetryBudget, RetryPolicy, spend
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.system.timers import CallLater, DeadlineTimer, call_later
 
-__all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "QueueEntry", "QueueListener", "RequestQueue"]
+__all__ = ["GRACE_S", "MAX_BYTES", "MAX_WAITING", "Outlook", "QueueEntry", "QueueListener", "RequestQueue"]
 
 MAX_WAITING: Final = 256  # S9; each holds a connection and its body
 MAX_BYTES: Final = 256 << 20  # of bodies: a MiB each, which is a long prompt with an image
@@ -40,6 +42,17 @@ class QueueListener(Protocol):
     def served(self, lease: Lease) -> None: ...
 
     def refused(self, why: Unavailable) -> None: ...
+
+
+class Outlook(Struct, frozen=True):
+    """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
+
+    ``loads``: it waits for a generation, and not only for a permit.
+    """
+
+    position: int
+    wait_s: float | None
+    loads: bool
 
 
 class QueueEntry(Queued):
@@ -237,6 +250,16 @@ class RequestQueue:
         elif entry.waits:
             self._remove(entry)
             self._notify_unserved(None)
+
+    def outlook(self, entry: QueueEntry) -> Outlook:
+        """The place of a waiting entry, for whoever looks."""
+        if self._successor is not None:
+            return self._successor.outlook(entry)
+        state = self._get_serving()
+        position = self._queue.position(entry) if entry.needs_permit else 1
+        if isinstance(state, Unavailable):
+            return Outlook(position, state.retry_after_s or None, loads=True)
+        return Outlook(position, free_in_s(state, position) or None, loads=False)
 
     def unqueueable_reason(self) -> Unavailable | None:
         """Why no request may wait, because no generation will come; None if requests may wait."""

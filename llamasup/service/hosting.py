@@ -8,7 +8,8 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,14 +19,17 @@ from llamasup.control.app import ControlServer
 from llamasup.control.interface import ControlTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
+from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet
+from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
+from llamasup.queueing.endpoint import Endpoint
 from llamasup.service.options import ServiceOptions
 from llamasup.supervision.events import (
     Bus,
@@ -108,6 +112,7 @@ class ServiceHost:
         self._listen = listen
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
+        self._requests: LiveRequests | None = None
         self._workload: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
@@ -163,16 +168,19 @@ class ServiceHost:
         guardian: Guardian,
         ready_file: ReadyFile | None,
     ) -> LlamasupError | None:
-        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics)
         limits = self._proxy_config.limits
         connections = min(limits.connections, most_connections(raise_limit()))
         proxy = self._proxy = Proxy(
             workload.backend,
             replace(self._proxy_config, limits=replace(limits, connections=connections)),
             metrics=self.metrics,
-            control=control.endpoint,
             on_finished=self._on_finished,
         )
+        requests = self._requests = LiveRequests(
+            proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
+        )
+        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics, requests)
+        proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(workload.run(), name="hosted")
@@ -231,6 +239,8 @@ class ServiceHost:
 
     def _on_finished(self, record: RequestRecord) -> None:
         record = shortened(record)
+        if self._requests is not None:
+            self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
         if self.on_request is not None:
@@ -242,6 +252,14 @@ class ServiceHost:
             self._slow, admitted = admit_slow(self._slow, time.monotonic())
             if admitted and self.on_slow_request is not None:
                 self.on_slow_request(record, left_out)
+
+
+async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:
+    """The slots of one llama-server that work."""
+    from llamasup.llama_server.client import Prober  # here, to keep the start short
+
+    async with Prober(endpoint.address, endpoint.api_key, prefix=prefix.decode()) as prober:
+        return await prober.slots()
 
 
 async def _close_listeners(listeners: ListenerSet, proxy: Proxy) -> None:

@@ -15,12 +15,16 @@ import httpx
 from llamasup.control.app import ControlServer
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
+from llamasup.http.heads import HttpError
 from llamasup.observability.counters import InstanceGauges, Metrics
+from llamasup.proxy.live.requests import LiveRequests
+from llamasup.proxy.live.state import InFlight, LivePhase, LiveRequest
+from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
 
-__all__ = ["PATIENCE_S", "AsyncControlClient", "FakeControlTarget", "controlled", "served"]
+__all__ = ["PATIENCE_S", "AsyncControlClient", "FakeConnection", "FakeControlTarget", "controlled", "served"]
 
 
 class WatchedBus(Bus):
@@ -42,6 +46,29 @@ class WatchedBus(Bus):
         self._changed()
 
 
+class FakeConnection:
+    """A connection with one request in flight, until it is cancelled."""
+
+    def __init__(self, request_id: str) -> None:
+        self.error: HttpError | None = None
+        self._request = LiveRequest(
+            id=request_id,
+            method="POST",
+            path="/completion",
+            model="tiny",
+            key=None,
+            client="127.0.0.1",
+            phase=LivePhase.PROMPT,
+            age_s=1.5,
+        )
+
+    def live(self, now: float) -> InFlight | None:
+        return InFlight(self._request) if self.error is None else None
+
+    def interrupt(self, error: HttpError) -> None:
+        self.error = error
+
+
 class FakeControlTarget:
     """Two models. Each request raises ``error``, and waits while ``gate`` is cleared."""
 
@@ -53,6 +80,7 @@ class FakeControlTarget:
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
+        self.connections: list[FakeConnection] = []
         self.names = {"tiny": ("small",), "org/repo:q8_0": ()}
 
     def status(self) -> Mapping[str, Any]:
@@ -89,6 +117,9 @@ class FakeControlTarget:
     def log_path(self, model: str) -> Path | None:
         self._find(model)
         return self.log
+
+    async def ask_slots(self, endpoint: Endpoint) -> None:
+        """No server shows its slots."""
 
     def happens(self, generation: int) -> None:
         """Publish an event on the bus."""
@@ -135,7 +166,7 @@ async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[C
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        server = ControlServer(path, fake, Metrics())
+        server = ControlServer(path, fake, Metrics(), LiveRequests(fake.connections, fake.ask_slots))
         server.start(tasks)
         try:
             yield server, str(path)

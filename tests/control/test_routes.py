@@ -24,11 +24,12 @@ from llamasup.errors import (
     LlamasupError,
     ModelUnknown,
     NotRunning,
+    RequestUnknown,
     ServerFailed,
     Stopping,
     UsageInvalid,
 )
-from tests.control.fake import AsyncControlClient, FakeControlTarget, controlled, served
+from tests.control.fake import AsyncControlClient, FakeConnection, FakeControlTarget, controlled, served
 
 
 def run(folder: Path, visit: Callable[[FakeControlTarget, AsyncControlClient], Awaitable[None]]) -> None:
@@ -70,6 +71,55 @@ def test_each_request_is_carried_out_once_and_answered(tmp_path: Path) -> None:
         ]
 
     run(tmp_path, visit)
+
+
+def client_of(folder: Path, visit: Callable[[FakeControlTarget, ControlClient], None]) -> None:
+    """``visit`` with the client of the commands, in a thread."""
+
+    async def both() -> None:
+        fake = FakeControlTarget()
+        async with served(fake, folder) as (_, path):
+            with ControlClient(ControlAddress(socket=path)) as client:
+                await asyncio.to_thread(visit, fake, client)
+
+    asyncio.run(both())
+
+
+def test_requests_in_flight_are_listed(tmp_path: Path) -> None:
+    def visit(fake: FakeControlTarget, client: ControlClient) -> None:
+        assert client.requests() == {"live": [], "ended": []}
+        fake.connections.append(FakeConnection("mine"))
+        (shown,) = client.requests(ended=200)["live"]
+        assert (shown["id"], shown["phase"], shown["age_s"]) == ("mine", "prompt", 1.5)
+        assert (shown["key"], shown["position"], shown["tokens_completion"]) == (None, None, None)
+
+    client_of(tmp_path, visit)
+
+
+@pytest.mark.parametrize("request_id", ["mine", "a/b", "..", "ü", "a?b#c", "/"])
+def test_request_is_cancelled_by_its_id(tmp_path: Path, request_id: str) -> None:
+    def visit(fake: FakeControlTarget, client: ControlClient) -> None:
+        mine, other = FakeConnection(request_id), FakeConnection("other")
+        fake.connections += [mine, other]
+        assert [request["id"] for request in client.cancel(request_id)["cancelled"]] == [request_id]
+        assert mine.error is not None
+        assert mine.error.cause == "cancelled"
+        assert other.error is None
+        with pytest.raises(RequestUnknown, match="No request in flight"):
+            client.cancel(request_id)
+
+    client_of(tmp_path, visit)
+
+
+def test_invalid_query_of_the_requests_is_refused(tmp_path: Path) -> None:
+    prefix = "/llamasup/v1"
+    targets = ("/requests?ended=201", "/requests?ended=x", "/events?requests=2")
+    *answers, without_id = raw(
+        tmp_path, *(("GET", prefix + target) for target in targets), ("DELETE", f"{prefix}/requests")
+    )
+    assert [answer.status_code for answer in answers] == [400, 400, 400]
+    assert {answer.json()["error"]["cause"] for answer in answers} == {"usage"}
+    assert without_id.status_code == 405
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,27 @@ import pytest
 from llamasup.control import streams
 from llamasup.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
 from llamasup.errors import LogMissing
+from llamasup.http.heads import HttpError
+from llamasup.observability.counters import RequestRecord
+from llamasup.proxy.live.requests import LiveRequests
 from llamasup.supervision.events import ServerWarned
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.process.output_pump import RotatedFile
-from tests.control.fake import PATIENCE_S, AsyncControlClient, FakeControlTarget, controlled, served
+from tests.control.fake import (
+    PATIENCE_S,
+    AsyncControlClient,
+    FakeConnection,
+    FakeControlTarget,
+    controlled,
+    served,
+)
 
 Event = Mapping[str, Any]
+
+RECORD = RequestRecord(
+    "mine", "POST", "/completion", "/completion", "tiny", 1, 499, None, None, None, None, 0.0, None, 1.0, 0,
+    "cancelled",
+)  # fmt: skip
 
 
 def run(visit: Callable[[], Awaitable[None]]) -> None:
@@ -91,6 +106,35 @@ def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
             await server.aclose()
             told = [each async for each in events]
             assert [each["event"] for each in told] == ["state", "state", "stopped"]
+
+    run(visit)
+
+
+def test_events_may_include_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look is sent in any case, later ones only if there is something new."""
+    monkeypatch.setattr(streams, "LOOK_S", 0.01)
+
+    async def visit() -> None:
+        fake = FakeControlTarget()
+        requests = LiveRequests(fake.connections, fake.ask_slots)
+        stream = event_stream(fake, Streams(), requests, keepalive_s=0.2)
+        told = [as_event(await anext(stream)) for _ in range(3)]
+        assert [each["event"] for each in told] == ["state", "state", "requests"]
+        assert (told[2]["live"], told[2]["ended"]) == ([], [])
+        assert await anext(stream) == b": keepalive\n\n"  # no request, no event
+        fake.connections.append(FakeConnection("mine"))
+        (shown,) = as_event(await anext(stream))["live"]
+        assert shown["id"] == "mine"
+        fake.connections[0].interrupt(HttpError(499, "cancelled"))
+        requests.note_ended(RECORD)
+        while as_event(frame := await anext(stream))["live"]:
+            pass
+        (ended,) = as_event(frame)["ended"]
+        assert (ended["request_id"], ended["outcome"]) == ("mine", "cancelled")
+        assert await anext(stream) == b": keepalive\n\n"
+        fake.happens(7)
+        assert as_event(await anext(stream))["generation"] == 7
+        await stream.aclose()
 
     run(visit)
 

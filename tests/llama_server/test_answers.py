@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.llama_server.answers import ServerProgress, read_progress
+from llamasup.llama_server.answers import ServerProgress, SlotProgress, read_progress, read_slots
 
 # As b11434 answers in the middle of a prompt of 3,962 tokens, after its first batch; parameters left out.
 PREFILLING: dict[str, Any] = {
@@ -88,3 +88,28 @@ def test_invalid_bodies_are_ignored(slots: bytes | None, metrics: bytes | None) 
 def test_deeply_nested_brackets_are_ignored() -> None:
     """A skipped field of the decoder raises RecursionError, which is no DecodeError."""
     assert read_progress(b'[{"params":' + b"[" * 100_000, None) == ServerProgress()
+
+
+def test_working_slots_come_in_the_order_of_their_tasks() -> None:
+    """b11434 counts the tokens of the answer in ``n_prompt_tokens`` as well."""
+    generating = {
+        **PREFILLING,
+        "id": 0,
+        "id_task": 9,
+        "n_prompt_tokens": 1583,
+        "n_prompt_tokens_processed": 20,
+        "n_prompt_tokens_cache": 7,
+        "next_token": [{"n_decoded": 1556}],
+    }
+    slots = json.dumps([generating, IDLE, PREFILLING]).encode()
+    assert read_slots(slots) == (SlotProgress(7, 3962, 2048, 0), SlotProgress(9, 27, 27, 1556))
+
+
+def test_working_slot_of_an_old_build_shows_only_the_answer() -> None:
+    slot = {"id": 0, "id_task": 3, "is_processing": True, "next_token": {"n_decoded": 9}}
+    assert read_slots(json.dumps([slot]).encode()) == (SlotProgress(3, None, None, 9),)
+
+
+@pytest.mark.parametrize("slots", [None, b"", b"{}", b"[1]"])
+def test_invalid_slots_are_no_answer(slots: bytes | None) -> None:
+    assert read_slots(slots) is None

@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -270,7 +270,11 @@ class Rig:
         async def calling() -> Result:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(calling(), self._loop).result(PATIENCE_S)
+        return self.complete(calling())
+
+    def complete(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine in the proxy's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def record(self) -> RequestRecord:
         """The next finished request's record."""

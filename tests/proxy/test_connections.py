@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from llamasup.http.heads import HttpError
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.connections import REFUSALS, Connections, most_connections
 from llamasup.proxy.listeners.bind import bind_unix
@@ -223,6 +224,10 @@ def test_decision_takes_constant_time_for_any_number_of_connections() -> None:
         def abort(self) -> None: ...
 
         def sweep(self, now: float) -> None: ...
+
+        def live(self, now: float) -> None: ...
+
+        def interrupt(self, error: HttpError) -> None: ...
 
     for unauthenticated in (False, True):
         Stub.closed = 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from llamasup.errors import ConfigInvalid
 from llamasup.http.certificate import MAX_PEM_BYTES, Validity, validity_of
+from llamasup.http.heads import HttpError
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
@@ -248,6 +249,12 @@ class Handshake:
 
     def sweep(self, now: float) -> None:
         """Nothing to check: the handshake has its own timeout."""
+
+    def live(self, now: float) -> None:
+        """No request yet."""
+
+    def interrupt(self, error: HttpError) -> None:
+        """No request yet."""
 
 
 class SecureDownstream(Downstream):

@@ -1,0 +1,149 @@
+"""The requests in flight and the last finished ones, for whoever looks.
+
+Nothing here is counted while nobody looks: a look walks over the connections, and asks the llama-servers for
+their slots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from time import monotonic
+from typing import Final
+
+from llamasup.http.heads import HttpError
+from llamasup.llama_server.answers import SlotProgress
+from llamasup.observability.access_record import AccessRecord, access_record
+from llamasup.observability.counters import RequestRecord
+from llamasup.proxy.live.slots import slots_of, with_progress
+from llamasup.proxy.live.state import InFlight, LiveConnection, LivePhase, LiveRequest
+from llamasup.queueing.endpoint import Endpoint, Lease
+
+__all__ = ["FRESH_S", "MAX_ENDED", "LiveRequests"]
+
+MAX_ENDED: Final = 200  # finished requests that are kept; about 1 KiB each
+FRESH_S: Final = 0.25  # several who look share one question to each llama-server
+_CANCELLED = HttpError(
+    499,  # as google.rpc.Code maps CANCELLED; clients repeat a 409 or a 5xx by themselves
+    "this request was cancelled by an administrator of the server",
+    type="cancelled_error",
+    cause="cancelled",
+    remedy="ask the administrator before you send it again",
+)
+
+AskSlots = Callable[[Endpoint], Awaitable[Sequence[SlotProgress] | None]]
+
+
+class LiveRequests:
+    """``connections``: all open ones.
+
+    ``ask_slots`` asks the llama-server of an endpoint for the slots that work, in the order of their tasks;
+    None: it gave no answer.
+    """
+
+    def __init__(
+        self,
+        connections: Iterable[LiveConnection],
+        ask_slots: AskSlots,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._connections = connections
+        self.ended_so_far = 0
+        """How many requests have been noted."""
+        self._ended: deque[tuple[datetime, RequestRecord]] = deque(maxlen=MAX_ENDED)
+        self._ask_slots = ask_slots
+        self._clock = clock
+        self._answers: dict[Endpoint, Sequence[SlotProgress]] = {}
+        self._answered_s = float("-inf")
+        self._asking = asyncio.Lock()
+        self._first_tokens: dict[tuple[Endpoint, int], tuple[float, int]] = {}
+
+    async def in_flight(self) -> tuple[LiveRequest, ...]:
+        """The requests in flight, oldest first."""
+        await self._refresh()
+        now = self._clock()
+        found = self._in_flight(now)
+        slots = self._slots(found)
+        shown = [self._shown(one, slots, now) for one in found]
+        return tuple(sorted(shown, key=lambda request: -request.age_s))
+
+    def note_ended(self, record: RequestRecord) -> None:
+        """Keep a finished request, if it was for a model."""
+        if record.model:
+            self.ended_so_far += 1
+            self._ended.append((datetime.now(UTC), record))
+
+    def last_ended(self, count: int) -> tuple[AccessRecord, ...]:
+        """The last ``count`` finished requests for models, newest first."""
+        last = islice(reversed(self._ended), count)
+        return tuple(access_record(record, ended) for ended, record in last)
+
+    def cancel(self, request_id: str) -> tuple[LiveRequest, ...]:
+        """Cancel the requests with this id; a client may have given it to several. Returns them."""
+        cancelled = []
+        for connection, one in self._of_models(self._clock()):
+            if one.request.id == request_id:
+                cancelled.append(one.request)
+                connection.interrupt(_CANCELLED)
+        return tuple(cancelled)
+
+    def _of_models(self, now: float) -> Iterator[tuple[LiveConnection, InFlight]]:
+        """The requests in flight, without those of the control API."""
+        for connection in self._connections:
+            one = connection.live(now)
+            if one is not None and one.request.model != "":
+                yield connection, one
+
+    def _in_flight(self, now: float) -> Sequence[InFlight]:
+        return [one for _, one in self._of_models(now)]
+
+    async def _refresh(self) -> None:
+        """Ask the servers that work for their slots, unless the last answers are fresh."""
+        async with self._asking:
+            if self._clock() - self._answered_s < FRESH_S:
+                return
+            leases = (one.lease for one in self._in_flight(self._clock()))
+            endpoints = {lease.endpoint for lease in leases if lease is not None and lease.since_s}
+            answers = await asyncio.gather(*map(self._ask_slots, endpoints))
+            answered = zip(endpoints, answers, strict=True)
+            self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
+            self._answered_s = self._clock()
+            self._remember_first_tokens()
+
+    def _remember_first_tokens(self) -> None:
+        """Since when each slot generates, as far as that was seen, for its speed."""
+        self._first_tokens = {
+            (endpoint, slot.task): self._first_tokens.get(
+                (endpoint, slot.task), (self._answered_s, slot.decoded)
+            )
+            for endpoint, slots in self._answers.items()
+            for slot in slots
+            if slot.decoded
+        }
+
+    def _slots(self, in_flight: Sequence[InFlight]) -> Mapping[Lease, Sequence[SlotProgress]]:
+        sending = {one.lease for one in in_flight if one.lease and one.request.phase is LivePhase.SENDING}
+        found: dict[Lease, Sequence[SlotProgress]] = {}
+        for endpoint, slots in self._answers.items():
+            found.update(slots_of(endpoint, sending, slots))
+        return found
+
+    def _shown(self, one: InFlight, slots: Mapping[Lease, Sequence[SlotProgress]], now: float) -> LiveRequest:
+        own = slots.get(one.lease) if one.lease is not None else None
+        if own is None or one.lease is None:
+            return one.request
+        return with_progress(one.request, own, self._speed(one.lease.endpoint, own, one.first_byte_s))
+
+    def _speed(self, endpoint: Endpoint, slots: Sequence[SlotProgress], first_byte_s: float) -> float | None:
+        """Tokens per second since the answer began, or since somebody looked first."""
+        decoded = sum(slot.decoded for slot in slots)
+        if first_byte_s:
+            since_s, at_first = first_byte_s, len(slots)
+        else:
+            first = [self._first_tokens.get((endpoint, slot.task), (self._answered_s, 0)) for slot in slots]
+            since_s, at_first = min(at for at, _ in first), sum(tokens for _, tokens in first)
+        elapsed_s = self._answered_s - since_s
+        return round((decoded - at_first) / elapsed_s, 2) if elapsed_s > 0 and decoded > at_first else None

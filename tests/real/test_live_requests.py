@@ -1,0 +1,128 @@
+"""The requests in flight of a real llama-server, and their cancellation."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
+from llamasup.proxy.live.requests import FRESH_S
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.patience import eventually
+from tests.real.test_queueing import CONTEXT
+
+pytestmark = pytest.mark.real
+
+LONG = 3_000  # tokens
+
+
+@pytest.fixture
+def running(runtime: str, tiny_model: Path) -> Iterator[Llamasup]:
+    options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", CONTEXT)
+    with llamasup(tiny_model, *options) as llamasup_process:
+        llamasup_process.wait_for("ready")
+        yield llamasup_process
+        assert llamasup_process.stop() == 0
+
+
+@pytest.fixture
+def control(running: Llamasup) -> Iterator[ControlClient]:
+    with ControlClient(ControlAddress(socket=select_running(discover(), running.pid).socket)) as client:
+        yield client
+
+
+class Reader:
+    """A client of a long answer, in a thread. ``tokens``: the events of its stream so far."""
+
+    def __init__(self, running: Llamasup, request_id: str, *, stream: bool = True) -> None:
+        self.tokens = 0
+        self.text = ""
+        self.status = 0
+        self.ended = threading.Event()
+        self._url = f"{running.url}/completion"
+        self._body = {"prompt": "Once", "n_predict": LONG, "ignore_eos": True, "stream": stream}
+        self._headers = {"X-Request-Id": request_id}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            with httpx.stream(
+                "POST", self._url, json=self._body, headers=self._headers, timeout=PATIENCE_S
+            ) as response:
+                self.status = response.status_code
+                for line in response.iter_lines():
+                    self.text += line
+                    self.tokens += line.startswith("data: {") and '"error"' not in line
+        except httpx.HTTPError:  # a stream that ends with an error has no last chunk
+            pass
+        finally:
+            self.ended.set()
+
+
+def live(control: ControlClient) -> Mapping[str, Mapping[str, Any]]:
+    return {request["id"]: request for request in control.requests()["live"]}
+
+
+def busy_slots(running: Llamasup) -> int:
+    slots = httpx.get(f"{running.url}/slots", timeout=PATIENCE_S).json()
+    return sum(slot["is_processing"] for slot in slots)
+
+
+def test_each_stream_has_its_own_tokens(running: Llamasup, control: ControlClient) -> None:
+    """A slot is never behind its client. The first is far ahead of the second, so they are not exchanged."""
+    first = Reader(running, "first")
+    eventually(lambda: first.tokens > 200)
+    second = Reader(running, "second")
+    eventually(lambda: second.tokens > 20)
+    checked = 0
+    while not first.ended.wait(FRESH_S + 0.05):  # so that each look asks for the slots
+        before = first.tokens, second.tokens
+        shown = live(control)
+        for reader, least in zip(("first", "second"), before, strict=True):
+            request = shown.get(reader, {})
+            if (tokens := request.get("tokens_completion")) is not None and not first.ended.is_set():
+                assert least <= tokens + 1, (reader, least, tokens)
+                assert request["phase"] == "generating"
+                assert request["tokens_prompt"] is not None
+                checked += 1
+    assert checked
+    for client in (first, second):
+        assert client.ended.wait(PATIENCE_S)
+    ended = {request["request_id"]: request for request in control.requests(ended=10)["ended"]}
+    assert {ended[name]["tokens_completion"] for name in ("first", "second")} == {LONG}
+
+
+def test_waiting_request_has_a_position(running: Llamasup, control: ControlClient) -> None:
+    readers = [Reader(running, f"r{number}", stream=False) for number in range(3)]
+    phases = ["generating", "generating", "queued"]
+    eventually(lambda: sorted(request["phase"] for request in live(control).values()) == phases)
+    (queued,) = [request for request in live(control).values() if request["phase"] == "queued"]
+    assert queued["position"] == 1
+    control.cancel(queued["id"])
+    cancelled = readers[int(queued["id"][1:])]
+    assert cancelled.ended.wait(PATIENCE_S)
+    assert (cancelled.status, json.loads(cancelled.text)["error"]["cause"]) == (499, "cancelled")
+
+
+def test_slot_of_a_cancelled_stream_is_free_at_once(running: Llamasup, control: ControlClient) -> None:
+    readers = {name: Reader(running, name) for name in ("first", "second")}
+    eventually(lambda: all(reader.tokens for reader in readers.values()))
+    (cancelled,) = control.cancel("first")["cancelled"]
+    assert (cancelled["model"], cancelled["phase"]) == ("tiny", "generating")
+    assert readers["first"].ended.wait(PATIENCE_S)
+    assert '"cause":"cancelled"' in readers["first"].text
+    assert readers["first"].tokens < LONG
+    eventually(lambda: busy_slots(running) < 2)
+    assert not readers["second"].ended.is_set()  # only the cancelled one has ended
+    assert readers["second"].ended.wait(PATIENCE_S)
+    assert readers["second"].tokens >= LONG
+    outcomes = {request["request_id"]: request["outcome"] for request in control.requests(ended=5)["ended"]}
+    assert (outcomes["first"], outcomes["second"]) == ("cancelled", "ok")
