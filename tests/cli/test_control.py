@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from llamasup.cli import target as chosen
 from llamasup.cli.commands import control
-from llamasup.cli.commands.control import find_target
+from llamasup.cli.target import find_target
 from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
 from llamasup.errors import DoesNotFit, LlamasupError, UsageInvalid
@@ -36,7 +37,7 @@ def test_restart_of_all_models_continues_after_failed_one(
     async def main() -> tuple[FakeControlTarget, int]:
         fake = OneTooLarge()
         async with served(fake, tmp_path) as (_, path):
-            monkeypatch.setattr(control, "find_target", lambda **_: ControlAddress(socket=path))
+            monkeypatch.setattr(chosen, "find_target", lambda **_: ControlAddress(socket=path))
             code = await asyncio.to_thread(control.restart, None, **ANY_LLAMASUP, json=True)
         return fake, code
 
@@ -62,7 +63,7 @@ def test_reload_shows_renamed_model_neither_as_added_nor_removed(
 ) -> None:
     async def main() -> None:
         async with served(Reloaded(), tmp_path) as (_, path):
-            monkeypatch.setattr(control, "find_target", lambda **_: ControlAddress(socket=path))
+            monkeypatch.setattr(chosen, "find_target", lambda **_: ControlAddress(socket=path))
             assert await asyncio.to_thread(control.reload, None, **ANY_LLAMASUP, json=False) == 0
 
     asyncio.run(main())

@@ -5,55 +5,40 @@
 from __future__ import annotations
 
 import codecs
-import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
-from llamasup.cli.options.groups import Group, number, path, takes_groups, text
+from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.options.parsers import whole_number
-from llamasup.cli.output.error_report import guarded, show_error
+from llamasup.cli.output.error_report import show_error
 from llamasup.cli.output.layout import stdout_columns
 from llamasup.cli.output.results import write_bytes, write_json, write_result
 from llamasup.cli.output.status_table import models_table, summary
 from llamasup.cli.output.view import View, plural, shortened, while_waiting
+from llamasup.cli.target import TargetOptions, models_to_show, with_client
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.pool.state import AWAY
 from llamasup.system.text import printable
 
 if TYPE_CHECKING:
-    from llamasup.control.client import ControlAddress, ControlClient
+    from llamasup.control.client import ControlClient
 
-__all__ = ["commands", "find_target", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
+__all__ = ["commands", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
 
 commands = command_set()
 
-URL_VARIABLE = "LLAMASUP_URL"
 _UNHEALTHY = frozenset({"failed", "backoff"})
 
-# The arguments of ``find_target``.
-_TARGET = Group(
-    (
-        number("--pid", "PID", "Process ID of the llamasup to talk to, if several run."),
-        text(
-            "--url",
-            "URL",
-            "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
-        ),
-        path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
-    )
-)
 _MAX_LINES = 10_000
 
 
-TargetOptions = Annotated[o.OptionValues, _TARGET]
 Model = Annotated[
     str | None,
     typer.Argument(metavar="MODEL", help="Name of the model. Default: the only model.", show_default=False),
@@ -94,14 +79,14 @@ def ps(ctx: typer.Context, *, target: TargetOptions, all_: AllModels = False, js
         if json:
             write_json(status)
             return
-        shown, left_out = _shown(status, all_=all_)
+        shown, left_out = models_to_show(status, all_=all_)
         if shown:
             write_result(models_table(shown, stdout_columns()))
         elif not left_out:
             _say(view, "There are no models yet")
         _say_left_out(view, left_out, any_shown=bool(shown))
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -116,7 +101,7 @@ def status(
 
     def act(view: View, client: ControlClient) -> int:
         status = client.status()
-        shown, left_out = _shown(status, all_=all_)
+        shown, left_out = models_to_show(status, all_=all_)
         if json:
             write_json(status)
         else:
@@ -124,7 +109,7 @@ def status(
             _say_left_out(view, left_out, any_shown=bool(shown))
         return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -147,7 +132,7 @@ def load(
         if json:
             write_json(loaded)
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -173,7 +158,7 @@ def unload(
         if json:
             write_json(unloaded)
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -211,7 +196,7 @@ def restart(
             write_json(restarted[0] if model is not None else {"models": restarted})
         return codes[0] if codes else 0
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -234,7 +219,7 @@ def reload(
         if later := changes.get("next_start"):
             view.say("warning", "control", f"{', '.join(later)}: changed; the next start uses the new values")
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -265,7 +250,7 @@ def stop(
         if json:
             write_json({**answer, "ended": wait_for_exit is not None})
 
-    return _with_client(target, act)
+    return with_client(target, act)
 
 
 @commands.command()
@@ -286,11 +271,7 @@ def logs(
             if not write_bytes(piece):
                 return  # the reader has closed the pipe
 
-    return _with_client(target, act)
-
-
-Target = Mapping[str, Any]
-"""The arguments of ``find_target``."""
+    return with_client(target, act)
 
 
 def _changes_text(changes: Mapping[str, Any]) -> str:
@@ -305,46 +286,6 @@ def _changes_text(changes: Mapping[str, Any]) -> str:
     return "; ".join(f"{change}: {shortened(names)}" for change, names in parts.items() if names)
 
 
-def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
-    """The address of the llamasup that a command talks to.
-
-    Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
-    """
-    from llamasup.auth.key_source import client_key
-    from llamasup.control.client import ControlAddress
-    from llamasup.control.discovery import discover
-    from llamasup.control.selection import select_running
-
-    if pid is not None and url is not None:
-        raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
-    if pid is None and url is None:
-        url = os.environ.get(URL_VARIABLE) or None
-    if url is None:
-        if api_key_file is not None:
-            raise UsageInvalid(
-                "--api-key-file needs --url: a llamasup on this machine requires no key.",
-                remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
-            )
-        return ControlAddress(socket=select_running(discover(), pid).socket)
-    full = url if "://" in url else f"http://{url}"
-    if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
-        raise UsageInvalid(
-            "The URL contains a user name or a password.",
-            remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
-        )
-    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
-
-
-def _with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
-    def talk(view: View) -> int | None:
-        from llamasup.control.client import ControlClient
-
-        with ControlClient(find_target(**target)) as client:
-            return act(view, client)
-
-    return guarded(talk)
-
-
 def _named(client: ControlClient, model: str | None) -> str:
     """``model``, or the only model."""
     if model is not None:
@@ -355,15 +296,6 @@ def _named(client: ControlClient, model: str | None) -> str:
     raise UsageInvalid(
         f"{len(names)} models are served; MODEL is required.", remedy="List them with `llamasup ps --all`."
     )
-
-
-def _shown(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """The models that are loaded, loading or failed, and the number of the others."""
-    models = status["models"]
-    if all_ or len(models) == 1:
-        return models, 0
-    shown = [model for model in models if model["state"] not in AWAY]
-    return shown, len(models) - len(shown)
 
 
 def _say_left_out(view: View, count: int, *, any_shown: bool) -> None:

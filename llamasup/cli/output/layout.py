@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 
 from llamasup.system.text import display_width
 
-__all__ = ["cut_to", "hanging", "stdout_columns", "table"]
+__all__ = ["cut_to", "fitted_table", "hanging", "stdout_columns", "table"]
 
 # The text of a narrower column begins on the next line instead.
 _MIN_COLUMNS = 24
 _INDENT = 4
+_MIN_NAME = 16  # a shorter one is ambiguous
 
 
 def stdout_columns() -> int | None:
@@ -48,6 +49,29 @@ def table(rows: Sequence[Sequence[str]], *, indent: str = "  ", columns: int | N
     return "\n".join(
         hanging(indent + "".join(map(_padded, row, widths)), row[-1], columns=columns) for row in rows
     )
+
+
+def fitted_table(rows: Sequence[Sequence[str]], optional: Sequence[str], columns: int | None) -> str:
+    """A table with headings, whose first column is a name.
+
+    One wider than ``columns`` gets shorter names, then loses the ``optional`` columns, in their order.
+    """
+    shown = table(rows, indent="")
+    if columns is None or _width(shown) <= columns:
+        return shown
+    cut = [[cut_to(max(_MIN_NAME, columns // 3), name), *rest] for name, *rest in rows]
+    for heading in ("", *optional):
+        if heading:
+            left_out = cut[0].index(heading)
+            cut = [[*row[:left_out], *row[left_out + 1 :]] for row in cut]
+        shown = table(cut, indent="")
+        if _width(shown) <= columns:
+            break
+    return shown
+
+
+def _width(text: str) -> int:
+    return max(map(display_width, text.splitlines()))
 
 
 def hanging(start: str, text: str, *, columns: int | None = None) -> str:

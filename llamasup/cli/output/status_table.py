@@ -9,43 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from llamasup.cli.output.layout import cut_to, table
+from llamasup.cli.output.layout import fitted_table
 from llamasup.cli.output.view import duration_text
 from llamasup.pool.state import AWAY
-from llamasup.system.text import display_width, memory_text, printable
+from llamasup.system.text import memory_text, printable
 
 __all__ = ["models_table", "summary"]
 
 Model = Mapping[str, Any]
-Rows = list[tuple[str, ...]]
 
 _HEADINGS = ("NAME", "STATE", "SIZE", "DEVICE", "CONTEXT", "SLOTS", "MEMORY", "UNTIL", "RESTARTS")
 
 # Left out on a narrow terminal, in this order.
 _OPTIONAL = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS")
-_MIN_NAME = 16  # a shorter one is ambiguous
 
 
 def models_table(models: Sequence[Model], columns: int | None = None) -> str:
     """One row for each model. A table wider than ``columns`` gets shorter names, then fewer columns."""
     now = datetime.now(UTC)
-    rows: Rows = [_HEADINGS, *(_row(model, now) for model in models)]
-    shown = table(rows, indent="")
-    if columns is None or _width(shown) <= columns:
-        return shown
-    rows = [(cut_to(max(_MIN_NAME, columns // 3), name), *rest) for name, *rest in rows]
-    for heading in ("", *_OPTIONAL):
-        if heading:
-            left_out = rows[0].index(heading)
-            rows = [(*row[:left_out], *row[left_out + 1 :]) for row in rows]
-        shown = table(rows, indent="")
-        if _width(shown) <= columns:
-            break
-    return shown
-
-
-def _width(text: str) -> int:
-    return max(map(display_width, text.splitlines()))
+    return fitted_table([_HEADINGS, *(_row(model, now) for model in models)], _OPTIONAL, columns)
 
 
 def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:

@@ -1,0 +1,151 @@
+"""``llamasup top``: the models and the requests of a running llamasup, live in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import typer
+from msgspec.structs import replace
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.output.layout import stdout_columns
+from llamasup.cli.output.request_table import requests_table, sorted_requests
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.status_table import models_table
+from llamasup.cli.output.top_screen import (
+    Cancel,
+    Line,
+    Quit,
+    Screen,
+    log_lines,
+    press,
+    rows_of,
+    shown_lines,
+)
+from llamasup.cli.target import TargetOptions, models_to_show, with_client
+from llamasup.errors import LlamasupError
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from llamasup.cli.output.view import View
+    from llamasup.control.client import ControlClient
+
+__all__ = ["commands", "top"]
+
+commands = command_set()
+
+LOOK_S = 1.0
+ENDED = 20
+_STYLES = {"heading": "bold", "chosen": "reverse", "dim": "dim", "warning": "yellow"}
+
+
+@commands.command()
+@takes_groups
+def top(ctx: typer.Context, *, target: TargetOptions, json: o.Json = False) -> int:
+    """Show the models and the requests of a running llamasup, live.
+
+    Keys choose a request, sort, cancel, and open the log of a model. Without a terminal, the command prints
+    the tables once.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        if json:
+            write_json(client.requests(ended=ENDED))
+        elif sys.stdin.isatty() and stdout_columns() is not None:
+            _Top(client).run()
+        else:
+            _print_once(client)
+
+    return with_client(target, act)
+
+
+def _print_once(client: ControlClient) -> None:
+    status, live = client.status(), client.requests()["live"]
+    models, _ = models_to_show(status, all_=False)
+    tables = [models_table(models, stdout_columns())] if models else []
+    tables.append(requests_table(live, stdout_columns()) if live else "No request is in flight.")
+    write_result("\n\n".join(tables))
+
+
+class _Top:
+    def __init__(self, client: ControlClient) -> None:
+        self._client = client
+        self._screen = Screen()
+        self._status: Mapping[str, Any] = {"models": ()}
+        self._requests: Mapping[str, Any] = {"live": (), "ended": ()}
+
+    def run(self) -> None:
+        """Until the user quits, or llamasup ends."""
+        from rich.console import Console
+        from rich.live import Live
+
+        from llamasup.cli.keyboard import keyboard
+
+        console = Console()
+        self._look()
+        with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            looked_s = monotonic()
+            while True:
+                live.update(_text(self._lines(console.width, console.height)), refresh=True)
+                try:
+                    key = keys.next(max(0.0, looked_s + LOOK_S - monotonic()))
+                except EOFError:
+                    return
+                if key is not None and self._press(key):
+                    return
+                if key is None or monotonic() - looked_s >= LOOK_S:
+                    self._look()
+                    looked_s = monotonic()
+
+    def _look(self) -> None:
+        status = self._client.status()
+        models, _ = models_to_show(status, all_=False)
+        self._status = {**status, "models": models}
+        self._requests = self._client.requests(ended=ENDED)
+
+    def _press(self, key: str) -> bool:
+        """Whether the user quits."""
+        rows = rows_of(self._status, sorted_requests(self._requests["live"], self._screen.sort))
+        self._screen, action = press(self._screen, key, rows)
+        match action:
+            case Cancel(request):
+                try:
+                    self._client.cancel(request)
+                except LlamasupError as error:
+                    self._screen = replace(self._screen, message=error.message)
+                self._look()
+            case Quit():
+                return True
+            case None:
+                pass
+        return False
+
+    def _lines(self, columns: int, lines: int) -> Sequence[Line]:
+        if self._screen.log_of:
+            return self._log(columns, lines)
+        return shown_lines(self._screen, self._status, self._requests, columns=columns, lines=lines)
+
+    def _log(self, columns: int, lines: int) -> Sequence[Line]:
+        model = self._screen.log_of
+        try:
+            log = b"".join(self._client.log(model, lines=lines)).decode(errors="replace")
+        except LlamasupError as error:
+            self._screen = Screen(sort=self._screen.sort, message=error.message)
+            return self._lines(columns, lines)
+        return log_lines(model, log.splitlines(), columns=columns, lines=lines)
+
+
+def _text(lines: Iterable[Line]) -> Text:
+    from rich.text import Text
+
+    text = Text("\n", no_wrap=True, overflow="ellipsis").join(
+        Text(line.text, style=_STYLES.get(line.style, "")) for line in lines
+    )
+    text.no_wrap = True
+    return text

@@ -1,0 +1,170 @@
+"""The screen of ``llamasup top``: what it shows, and what a key does (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.cli.output.layout import cut_to
+from llamasup.cli.output.request_table import SORTS, ended_table, requests_table, sorted_requests
+from llamasup.cli.output.status_table import models_table
+from llamasup.cli.output.view import duration_text, plural
+from llamasup.system.text import printable
+
+__all__ = ["Cancel", "Line", "Quit", "Row", "Screen", "log_lines", "press", "rows_of", "shown_lines"]
+
+HELP: Final = "↑ ↓ choose   s sort   c cancel the request   l log of the model   q quit"
+LOG_HELP: Final = "Esc or q back"
+
+
+class Row(NamedTuple):
+    """A row that can be chosen. ``request``: the id of the request; empty for a model."""
+
+    model: str
+    request: str = ""
+
+
+class Line(NamedTuple):
+    """``style``: ``""``, ``"heading"``, ``"chosen"``, ``"dim"`` or ``"warning"``."""
+
+    text: str
+    style: str = ""
+
+
+class Screen(Struct, frozen=True):
+    """What the user has chosen. ``cancels``: the request that waits for a yes. ``log_of``: the model whose
+    log is shown; empty: none. ``message`` is the result of the last key.
+    """
+
+    chosen: Row | None = None
+    sort: str = SORTS[0]
+    cancels: str = ""
+    log_of: str = ""
+    message: str = ""
+
+
+class Cancel(NamedTuple):
+    """Cancel this request."""
+
+    request: str
+
+
+class Quit(NamedTuple):
+    """End ``llamasup top``."""
+
+
+def rows_of(status: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
+    """The rows in the order of the screen. ``requests`` are sorted."""
+    models = [Row(str(model["id"])) for model in status["models"]]
+    return [*models, *(Row(str(request.get("model") or ""), str(request["id"])) for request in requests)]
+
+
+def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel | Quit | None]:
+    """What a key does. ``key``: a character, or ``up``, ``down``, ``escape``."""
+    screen = replace(screen, message="")
+    if screen.log_of:
+        return (replace(screen, log_of="") if key in ("escape", "q") else screen), None
+    if screen.cancels:
+        return replace(screen, cancels=""), Cancel(screen.cancels) if key == "y" else None
+    chosen = screen.chosen if screen.chosen in rows else None
+    match key:
+        case "q":
+            return screen, Quit()
+        case "up" | "k" | "down" | "j":
+            return replace(screen, chosen=_moved(chosen, rows, 1 if key in ("down", "j") else -1)), None
+        case "s":
+            return replace(screen, sort=SORTS[(SORTS.index(screen.sort) + 1) % len(SORTS)]), None
+        case "c" if chosen is not None and chosen.request:
+            return replace(screen, cancels=chosen.request), None
+        case "c":
+            return replace(screen, message="Choose a request with ↑ and ↓ first."), None
+        case "l" if chosen is not None and chosen.model:
+            return replace(screen, log_of=chosen.model), None
+        case "l":
+            return replace(screen, message="Choose a model or a request with ↑ and ↓ first."), None
+        case _:
+            return screen, None
+
+
+def _moved(chosen: Row | None, rows: Sequence[Row], by: int) -> Row | None:
+    if not rows:
+        return None
+    if chosen is None:
+        return rows[0 if by > 0 else -1]
+    return rows[max(0, min(len(rows) - 1, rows.index(chosen) + by))]
+
+
+def shown_lines(
+    screen: Screen,
+    status: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    *,
+    columns: int,
+    lines: int,
+) -> Sequence[Line]:
+    """The lines from top to bottom. The tables lose rows from their end if the terminal is short."""
+    live = sorted_requests(requests["live"], screen.sort)
+    rows = rows_of(status, live)
+    models = _marked(models_table(status["models"], columns), rows, screen.chosen)
+    rest = rows[len(status["models"]) :]
+    table = _marked(requests_table(live, columns), rest, screen.chosen) if live else []
+    ended = ended_table(requests["ended"], columns).splitlines() if requests["ended"] else []
+    room = lines - 5  # the title, the blank lines and the last line
+    models = _window(models, max(3, room // 3) if live or ended else room)
+    table = _window(table, room - len(models))
+    ended = ended[: max(0, room - len(models) - len(table))]
+    body = [
+        _title(status, len(live), screen),
+        Line(""),
+        *models,
+        Line(""),
+        *(table or [Line("No request is in flight.", "dim")]),
+        Line(""),
+        *(Line(text, "dim") for text in ended),
+    ]
+    body = body[: lines - 1]
+    body += [Line("")] * (lines - 1 - len(body))
+    return [*(Line(cut_to(columns, line.text), line.style) for line in body), _last(screen, columns)]
+
+
+def _title(status: Mapping[str, Any], in_flight: int, screen: Screen) -> Line:
+    version, url = printable(str(status.get("version"))), printable(str(status.get("url")))
+    uptime = duration_text(float(status.get("uptime_s") or 0))
+    flight = f"{plural(in_flight, 'request')} in flight, sorted by {screen.sort}"
+    return Line(f"llamasup {version} at {url}, up {uptime} · {flight}", "heading")
+
+
+def _marked(table: str, rows: Sequence[Row], chosen: Row | None) -> list[Line]:
+    heading, *others = table.splitlines()
+    marked = [Line(text, "chosen" if row == chosen else "") for text, row in zip(others, rows, strict=False)]
+    return [Line(heading, "heading"), *marked]
+
+
+def _window(table: list[Line], height: int) -> list[Line]:
+    """The heading, and the rows around the chosen one."""
+    if len(table) <= max(1, height):
+        return table
+    heading, *rows = table
+    at = next((number for number, row in enumerate(rows) if row.style == "chosen"), 0)
+    first = max(0, min(at - height // 2, len(rows) - height + 1))
+    return [heading, *rows[first : first + max(1, height - 1)]]
+
+
+def _last(screen: Screen, columns: int) -> Line:
+    if screen.cancels:
+        question = f"Cancel the request {printable(screen.cancels)}? y: yes, other keys: no"
+        return Line(cut_to(columns, question), "warning")
+    if screen.message:
+        return Line(cut_to(columns, screen.message), "warning")
+    return Line(cut_to(columns, HELP), "dim")
+
+
+def log_lines(model: str, log: Sequence[str], *, columns: int, lines: int) -> Sequence[Line]:
+    """The end of the log of ``model``."""
+    title = Line(cut_to(columns, f"Log of {printable(model)}"), "heading")
+    last = [Line(cut_to(columns, printable(text))) for text in log[-(lines - 2) :]]
+    blank = [Line("")] * (lines - 2 - len(last))
+    return [title, *last, *blank, Line(LOG_HELP, "dim")]

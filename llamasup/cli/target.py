@@ -1,0 +1,91 @@
+"""The running llamasup that a command talks to: its options, and a client for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import Group, number, path, text
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.view import View
+from llamasup.errors import UsageInvalid
+from llamasup.pool.state import AWAY
+
+if TYPE_CHECKING:
+    from llamasup.control.client import ControlAddress, ControlClient
+
+__all__ = ["TargetOptions", "find_target", "models_to_show", "with_client"]
+
+URL_VARIABLE = "LLAMASUP_URL"
+
+# The arguments of ``find_target``.
+_TARGET = Group(
+    (
+        number("--pid", "PID", "Process ID of the llamasup to talk to, if several run."),
+        text(
+            "--url",
+            "URL",
+            "URL of a llamasup on another machine. Needs a key with the control right. Env: $LLAMASUP_URL.",
+        ),
+        path("--api-key-file", "File with the API key for --url. Env: $LLAMASUP_API_KEY."),
+    )
+)
+
+TargetOptions = Annotated[o.OptionValues, _TARGET]
+
+Target = Mapping[str, Any]
+"""The arguments of ``find_target``."""
+
+
+def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) -> ControlAddress:
+    """The address of the llamasup that a command talks to.
+
+    Raises NotRunning, ConfigInvalid, and UsageInvalid if several run or the options exclude each other.
+    """
+    from llamasup.auth.key_source import client_key
+    from llamasup.control.client import ControlAddress
+    from llamasup.control.discovery import discover
+    from llamasup.control.selection import select_running
+
+    if pid is not None and url is not None:
+        raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
+    if pid is None and url is None:
+        url = os.environ.get(URL_VARIABLE) or None
+    if url is None:
+        if api_key_file is not None:
+            raise UsageInvalid(
+                "--api-key-file needs --url: a llamasup on this machine requires no key.",
+                remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
+            )
+        return ControlAddress(socket=select_running(discover(), pid).socket)
+    full = url if "://" in url else f"http://{url}"
+    if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
+        raise UsageInvalid(
+            "The URL contains a user name or a password.",
+            remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
+        )
+    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
+
+
+def with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:
+    """Run ``act`` with a client of the chosen llamasup; returns the exit code."""
+
+    def talk(view: View) -> int | None:
+        from llamasup.control.client import ControlClient
+
+        with ControlClient(find_target(**target)) as client:
+            return act(view, client)
+
+    return guarded(talk)
+
+
+def models_to_show(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """The models that are loaded, loading or failed, and the number of the others."""
+    models = status["models"]
+    if all_ or len(models) == 1:
+        return models, 0
+    shown = [model for model in models if model["state"] not in AWAY]
+    return shown, len(models) - len(shown)
