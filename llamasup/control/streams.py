@@ -42,8 +42,8 @@ MAX_WAITING = 256
 MAX_STREAMS = 64
 # Half of the usual idle limit of proxies and load balancers.
 KEEPALIVE_S = 15.0
-# Between two looks at the requests of a stream.
-LOOK_S = 1.0
+# Between two `requests` events of a stream.
+REQUESTS_INTERVAL_S = 1.0
 # For new lines of a followed log; one stat() each.
 POLL_S = 0.2
 
@@ -175,7 +175,9 @@ async def event_stream(
                     sent_s = now_s()
                     yield _event("requests", **seen)
                 try:
-                    async with asyncio.timeout(keepalive_s if feed is None else min(keepalive_s, LOOK_S)):
+                    async with asyncio.timeout(
+                        keepalive_s if feed is None else min(keepalive_s, REQUESTS_INTERVAL_S)
+                    ):
                         await wake.wait()
                 except TimeoutError:
                     if now_s() - sent_s >= keepalive_s:
@@ -186,19 +188,19 @@ async def event_stream(
 
 
 class RequestFeed:
-    """The requests for one stream: a look each second, while there is something to see."""
+    """The `requests` events of one stream: one each second in which there are requests."""
 
     def __init__(self, requests: LiveRequests) -> None:
         self._requests = requests
         self._mark = requests.ended_so_far
-        self._looked_s = float("-inf")
-        self._was_busy = True  # the first look is sent in any case
+        self._read_s = float("-inf")
+        self._was_busy = True  # the first event is sent in any case
 
     async def next(self, now_s: float) -> Mapping[str, Any] | None:
-        """The requests in flight, and those that ended since the last look; None: nothing new."""
-        if now_s - self._looked_s < LOOK_S:
+        """The requests in flight, and those that ended since the last event; None: nothing new."""
+        if now_s - self._read_s < REQUESTS_INTERVAL_S:
             return None
-        self._looked_s = now_s
+        self._read_s = now_s
         live = await self._requests.in_flight()
         new, self._mark = self._requests.ended_so_far - self._mark, self._requests.ended_so_far
         was_busy, self._was_busy = self._was_busy, bool(live)

@@ -91,7 +91,7 @@ class ServerProgress(Struct, frozen=True):
 
 
 class SlotProgress(Struct, frozen=True):
-    """A slot that works. ``prompt``: the tokens of its prompt, of which ``done`` are in the context.
+    """A busy slot. ``prompt``: the tokens of its prompt, of which ``done`` are in the context.
 
     None: this build does not say. ``decoded``: the tokens of its answer so far.
     """
@@ -139,7 +139,7 @@ def read_progress(slots: bytes | None, metrics: bytes | None) -> ServerProgress:
 
 
 def read_slots(slots: bytes | None) -> tuple[SlotProgress, ...] | None:
-    """The slots that work, in the order in which they got their requests; None: no valid answer."""
+    """The busy slots, in the order in which they got their requests; None: no valid answer."""
     busy = _busy_slots(slots)
     if busy is None:
         return None

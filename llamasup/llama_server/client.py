@@ -126,7 +126,7 @@ class Prober:
         return read_progress(slots, await self._body("/metrics", timeout_s))
 
     async def slots(self) -> tuple[SlotProgress, ...] | None:
-        """The slots that work, if the server reports them."""
+        """The busy slots, if the server reports them."""
         return read_slots(await self._body("/slots", PROBE_TIMEOUT_S))
 
     async def context_window(self) -> ContextWindow | None:

@@ -431,7 +431,7 @@ class Downstream(asyncio.Protocol):
         if self._phase in (IDLE, NEW) and not self._closing:
             self.close()
 
-    # --- for whoever looks at the requests
+    # --- for the control API
 
     def live(self, now: float) -> InFlight | None:
         if self._exchange is not None:

@@ -252,7 +252,7 @@ class RequestQueue:
             self._notify_unserved(None)
 
     def outlook(self, entry: QueueEntry) -> Outlook:
-        """The place of a waiting entry, for whoever looks."""
+        """The position of a waiting entry, and its expected wait."""
         if self._successor is not None:
             return self._successor.outlook(entry)
         state = self._get_serving()

@@ -255,7 +255,7 @@ class ServiceHost:
 
 
 async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:
-    """The slots of one llama-server that work."""
+    """The busy slots of one llama-server."""
     from llamasup.llama_server.client import Prober  # here, to keep the start short
 
     async with Prober(endpoint.address, endpoint.api_key, prefix=prefix.decode()) as prober:

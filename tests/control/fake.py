@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
 from llamasup.errors import LlamasupError, ModelUnknown
@@ -18,11 +19,12 @@ from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import InstanceGauges, Metrics
 from llamasup.proxy.live.requests import LiveRequests
-from llamasup.proxy.live.state import InFlight, LivePhase, LiveRequest
+from llamasup.proxy.live.state import InFlight
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
 from tests.patience import PATIENCE_S
+from tests.proxy.live.samples import REQUEST
 
 __all__ = ["PATIENCE_S", "AsyncControlClient", "FakeConnection", "FakeControlTarget", "controlled", "served"]
 
@@ -51,16 +53,7 @@ class FakeConnection:
 
     def __init__(self, request_id: str) -> None:
         self.error: HttpError | None = None
-        self._request = LiveRequest(
-            id=request_id,
-            method="POST",
-            path="/completion",
-            model="tiny",
-            key=None,
-            client="127.0.0.1",
-            phase=LivePhase.PROMPT,
-            age_s=1.5,
-        )
+        self._request = replace(REQUEST, id=request_id)
 
     def live(self, now: float) -> InFlight | None:
         return InFlight(self._request) if self.error is None else None
@@ -118,7 +111,7 @@ class FakeControlTarget:
         self._find(model)
         return self.log
 
-    async def ask_slots(self, endpoint: Endpoint) -> None:
+    async def query_slots(self, endpoint: Endpoint) -> None:
         """No server shows its slots."""
 
     def happens(self, generation: int) -> None:
@@ -166,7 +159,7 @@ async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[C
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        server = ControlServer(path, fake, Metrics(), LiveRequests(fake.connections, fake.ask_slots))
+        server = ControlServer(path, fake, Metrics(), LiveRequests(fake.connections, fake.query_slots))
         server.start(tasks)
         try:
             yield server, str(path)

@@ -111,12 +111,12 @@ def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
 
 
 def test_events_may_include_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first look is sent in any case, later ones only if there is something new."""
-    monkeypatch.setattr(streams, "LOOK_S", 0.01)
+    """The first event is sent in any case, later ones only if there is something new."""
+    monkeypatch.setattr(streams, "REQUESTS_INTERVAL_S", 0.01)
 
     async def visit() -> None:
         fake = FakeControlTarget()
-        requests = LiveRequests(fake.connections, fake.ask_slots)
+        requests = LiveRequests(fake.connections, fake.query_slots)
         stream = event_stream(fake, Streams(), requests, keepalive_s=0.2)
         told = [as_event(await anext(stream)) for _ in range(3)]
         assert [each["event"] for each in told] == ["state", "state", "requests"]

@@ -83,7 +83,7 @@ def test_each_stream_has_its_own_tokens(running: Llamasup, control: ControlClien
     second = Reader(running, "second")
     eventually(lambda: second.tokens > 20)
     checked = 0
-    while not first.ended.wait(FRESH_S + 0.05):  # so that each look asks for the slots
+    while not first.ended.wait(FRESH_S + 0.05):  # so that the slots are read each time
         before = first.tokens, second.tokens
         shown = live(control)
         for reader, least in zip(("first", "second"), before, strict=True):

@@ -40,7 +40,7 @@ __all__ = ["commands", "top"]
 
 commands = command_set()
 
-LOOK_S = 1.0
+REFRESH_S = 1.0
 ENDED = 20
 _STYLES = {"heading": "bold", "chosen": "reverse", "dim": "dim", "warning": "yellow"}
 
@@ -66,11 +66,17 @@ def top(ctx: typer.Context, *, target: TargetOptions, json: o.Json = False) -> i
 
 
 def _print_once(client: ControlClient) -> None:
-    status, live = client.status(), client.requests()["live"]
-    models, _ = models_to_show(status, all_=False)
+    models, live = _read_status(client)["models"], client.requests()["live"]
     tables = [models_table(models, stdout_columns())] if models else []
     tables.append(requests_table(live, stdout_columns()) if live else "No request is in flight.")
     write_result("\n\n".join(tables))
+
+
+def _read_status(client: ControlClient) -> Mapping[str, Any]:
+    """The status, without the models that are not loaded."""
+    status = client.status()
+    models, _ = models_to_show(status, all_=False)
+    return {**status, "models": models}
 
 
 class _Top:
@@ -88,25 +94,23 @@ class _Top:
         from llamasup.cli.keyboard import keyboard
 
         console = Console()
-        self._look()
+        self._refresh()
         with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            looked_s = monotonic()
+            refreshed_s = monotonic()
             while True:
                 live.update(_text(self._lines(console.width, console.height)), refresh=True)
                 try:
-                    key = keys.next(max(0.0, looked_s + LOOK_S - monotonic()))
+                    key = keys.next(max(0.0, refreshed_s + REFRESH_S - monotonic()))
                 except EOFError:
                     return
                 if key is not None and self._press(key):
                     return
-                if key is None or monotonic() - looked_s >= LOOK_S:
-                    self._look()
-                    looked_s = monotonic()
+                if key is None or monotonic() - refreshed_s >= REFRESH_S:
+                    self._refresh()
+                    refreshed_s = monotonic()
 
-    def _look(self) -> None:
-        status = self._client.status()
-        models, _ = models_to_show(status, all_=False)
-        self._status = {**status, "models": models}
+    def _refresh(self) -> None:
+        self._status = _read_status(self._client)
         self._requests = self._client.requests(ended=ENDED)
 
     def _press(self, key: str) -> bool:
@@ -119,7 +123,7 @@ class _Top:
                     self._client.cancel(request)
                 except LlamasupError as error:
                     self._screen = replace(self._screen, message=error.message)
-                self._look()
+                self._refresh()
             case Quit():
                 return True
             case None:

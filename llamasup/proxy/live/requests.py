@@ -1,7 +1,7 @@
-"""The requests in flight and the last finished ones, for whoever looks.
+"""The requests in flight and the last finished ones, for the control API.
 
-Nothing here is counted while nobody looks: a look walks over the connections, and asks the llama-servers for
-their slots.
+Listing the requests in flight walks over the connections, and reads the slots of the llama-servers. Between
+two listings, nothing is counted.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from llamasup.queueing.endpoint import Endpoint, Lease
 __all__ = ["FRESH_S", "MAX_ENDED", "LiveRequests"]
 
 MAX_ENDED: Final = 200  # finished requests that are kept; about 1 KiB each
-FRESH_S: Final = 0.25  # several who look share one question to each llama-server
+FRESH_S: Final = 0.25  # several clients share one query to each llama-server
 _CANCELLED = HttpError(
     499,  # as google.rpc.Code maps CANCELLED; clients repeat a 409 or a 5xx by themselves
     "this request was cancelled by an administrator of the server",
     type="cancelled_error",
     cause="cancelled",
-    remedy="ask the administrator before you send it again",
+    remedy="contact the administrator before you send it again",
 )
 
-AskSlots = Callable[[Endpoint], Awaitable[Sequence[SlotProgress] | None]]
+QuerySlots = Callable[[Endpoint], Awaitable[Sequence[SlotProgress] | None]]
 
 
 class LiveRequests:
     """``connections``: all open ones.
 
-    ``ask_slots`` asks the llama-server of an endpoint for the slots that work, in the order of their tasks;
+    ``query_slots`` returns the busy slots of the llama-server of an endpoint, in the order of their tasks;
     None: it gave no answer.
     """
 
     def __init__(
         self,
         connections: Iterable[LiveConnection],
-        ask_slots: AskSlots,
+        query_slots: QuerySlots,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._connections = connections
         self.ended_so_far = 0
         """How many requests have been noted."""
         self._ended: deque[tuple[datetime, RequestRecord]] = deque(maxlen=MAX_ENDED)
-        self._ask_slots = ask_slots
+        self._query_slots = query_slots
         self._clock = clock
         self._answers: dict[Endpoint, Sequence[SlotProgress]] = {}
         self._answered_s = float("-inf")
-        self._asking = asyncio.Lock()
+        self._querying = asyncio.Lock()
         self._first_tokens: dict[tuple[Endpoint, int], tuple[float, int]] = {}
 
     async def in_flight(self) -> tuple[LiveRequest, ...]:
@@ -101,20 +101,20 @@ class LiveRequests:
         return [one for _, one in self._of_models(now)]
 
     async def _refresh(self) -> None:
-        """Ask the servers that work for their slots, unless the last answers are fresh."""
-        async with self._asking:
+        """Read the slots of the busy servers, unless the last answers are fresh."""
+        async with self._querying:
             if self._clock() - self._answered_s < FRESH_S:
                 return
             leases = (one.lease for one in self._in_flight(self._clock()))
             endpoints = {lease.endpoint for lease in leases if lease is not None and lease.since_s}
-            answers = await asyncio.gather(*map(self._ask_slots, endpoints))
+            answers = await asyncio.gather(*map(self._query_slots, endpoints))
             answered = zip(endpoints, answers, strict=True)
             self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
             self._answered_s = self._clock()
             self._remember_first_tokens()
 
     def _remember_first_tokens(self) -> None:
-        """Since when each slot generates, as far as that was seen, for its speed."""
+        """Store when each slot was first seen generating, to compute its speed."""
         self._first_tokens = {
             (endpoint, slot.task): self._first_tokens.get(
                 (endpoint, slot.task), (self._answered_s, slot.decoded)
@@ -138,7 +138,7 @@ class LiveRequests:
         return with_progress(one.request, own, self._speed(one.lease.endpoint, own, one.first_byte_s))
 
     def _speed(self, endpoint: Endpoint, slots: Sequence[SlotProgress], first_byte_s: float) -> float | None:
-        """Tokens per second since the answer began, or since somebody looked first."""
+        """Tokens per second since the answer began, or since the first query that saw a token."""
         decoded = sum(slot.decoded for slot in slots)
         if first_byte_s:
             since_s, at_first = first_byte_s, len(slots)

@@ -23,7 +23,7 @@ def slots_of(
 ) -> Mapping[Lease, Sequence[SlotProgress]]:
     """The slots of each request. ``unsent``: leases of requests that llama-server does not have yet.
 
-    ``slots`` are those that work, in the order of their tasks.
+    ``slots`` are the busy ones, in the order of their tasks.
     """
     leases = [lease for lease in endpoint.working() if lease not in unsent]
     if sum(lease.weight for lease in leases) != len(slots):

@@ -69,7 +69,7 @@ class InFlight(Struct, frozen=True):
 
 
 class LiveConnection(Protocol):
-    """A client connection, for whoever looks at its request or cancels it."""
+    """A client connection, as the control API needs it: to show its request, or to cancel it."""
 
     def live(self, now: float) -> InFlight | None:
         """The request in flight, if any. ``now``: monotonic."""

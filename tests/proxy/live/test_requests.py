@@ -1,4 +1,4 @@
-"""The requests in flight, as they look from the control API, and their cancellation."""
+"""The requests in flight, as the control API lists them, and their cancellation."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from tests.proxy.rig import CHAT, Rig, Wire, answer, error_of, eventually, get, 
 LOADING = Unavailable(503, "Loading model", cause="loading", retry_after_s=12.0, queueable=True)
 
 
-class Looking:
-    """A look at the requests of a rig. ``slots``: what the llama-server answers."""
+class LiveView:
+    """The live requests of a rig. ``slots``: what the llama-server answers."""
 
     def __init__(self, rig: Rig, clock: Callable[[], float] | None = None) -> None:
         self.slots: Sequence[SlotProgress] | None = ()
-        self.questions = 0
+        self.queries = 0
         self.rig = rig
         self.now_s: float | None = None
 
-        async def ask(endpoint: Endpoint) -> Sequence[SlotProgress] | None:
+        async def query_slots(endpoint: Endpoint) -> Sequence[SlotProgress] | None:
             assert endpoint is rig.endpoint
-            self.questions += 1
+            self.queries += 1
             return self.slots
 
-        self.live = LiveRequests(rig.proxy.clients, ask)
+        self.live = LiveRequests(rig.proxy.clients, query_slots)
 
     def requests(self) -> tuple[LiveRequest, ...]:
-        self.live._answered_s = float("-inf")  # as if the last look was long ago
+        self.live._answered_s = float("-inf")  # as if the last query was long ago
         return self.rig.complete(self.live.in_flight())
 
     def only(self) -> LiveRequest:
@@ -63,49 +63,49 @@ def ended(client: Wire) -> dict[str, object]:
 
 def test_stream_at_its_prompt(make_rig: MakeRig) -> None:
     rig = make_rig()
-    looking = Looking(rig)
-    assert looking.requests() == ()
+    view = LiveView(rig)
+    assert view.requests() == ()
     client, child = rig.begin(post(CHAT, b'{"stream":true}', b"X-Request-Id: mine"))
-    looking.slots = [SlotProgress(3, 100, 40, 0)]
-    shown = looking.only()
+    view.slots = [SlotProgress(3, 100, 40, 0)]
+    shown = view.only()
     assert (shown.id, shown.method, shown.path, shown.model) == ("mine", "POST", CHAT.decode(), "tiny")
     assert (shown.phase, shown.percent, shown.tokens_prompt) == (LivePhase.PROMPT, 40.0, 100)
     assert (shown.generation, shown.bytes_in, shown.key, shown.client) == (1, 15, None, "127.0.0.1")
     child.send(answer(b'{"choices":[]}'))
     client.message()
     rig.record()
-    assert looking.requests() == ()
+    assert view.requests() == ()
 
 
 def test_stream_that_has_begun(make_rig: MakeRig) -> None:
     rig = make_rig()
-    looking = Looking(rig)
+    view = LiveView(rig)
     streaming(rig)
-    looking.slots = [SlotProgress(4, 100, 100, 6)]
-    shown = looking.only()
+    view.slots = [SlotProgress(4, 100, 100, 6)]
+    shown = view.only()
     assert (shown.phase, shown.percent, shown.tokens_completion) == (LivePhase.GENERATING, None, 6)
     assert shown.bytes_out > 0
     assert shown.tokens_per_s is not None
 
 
 def test_plain_request_generates_as_soon_as_its_slot_does(make_rig: MakeRig) -> None:
-    """Its speed is known at the second look: nothing counts its tokens while nobody looks."""
+    """Its speed is known at the second query: nothing counts its tokens before."""
     rig = make_rig()
-    looking = Looking(rig)
+    view = LiveView(rig)
     rig.begin(post(CHAT, b"{}"))
-    looking.slots = [SlotProgress(1, 10, 10, 5)]
-    first = looking.only()
+    view.slots = [SlotProgress(1, 10, 10, 5)]
+    first = view.only()
     assert (first.phase, first.tokens_completion, first.tokens_per_s) == (LivePhase.GENERATING, 5, None)
-    looking.slots = [SlotProgress(1, 10, 10, 25)]
-    assert (looking.only().tokens_per_s or 0.0) > 0.0
+    view.slots = [SlotProgress(1, 10, 10, 25)]
+    assert (view.only().tokens_per_s or 0.0) > 0.0
 
 
 def test_server_without_slots_shows_no_tokens(make_rig: MakeRig) -> None:
     rig = make_rig()
-    looking = Looking(rig)
+    view = LiveView(rig)
     rig.begin(post(CHAT, b"{}"))
-    looking.slots = None
-    shown = looking.only()
+    view.slots = None
+    shown = view.only()
     assert (shown.phase, shown.tokens_prompt, shown.tokens_completion) == (LivePhase.PROMPT, None, None)
 
 
@@ -113,7 +113,7 @@ def test_request_that_waits_for_its_model(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.call(lambda: setattr(rig.backend, "unavailable", LOADING))
     rig.send(post(CHAT, b"{}"))
-    shown = Looking(rig).until(LivePhase.LOADING)
+    shown = LiveView(rig).until(LivePhase.LOADING)
     assert (shown.model, shown.position, shown.expected_wait_s) == ("tiny", 1, 12.0)
 
 
@@ -122,9 +122,9 @@ def test_request_that_waits_for_a_slot(make_rig: MakeRig) -> None:
     rig.call(lambda: setattr(rig.endpoint, "held_s", 4.0))
     rig.begin(post(CHAT, b"{}"))
     rig.send(post(CHAT, b"{}", b"X-Request-Id: second"), source="127.0.0.2")
-    looking = Looking(rig)
-    eventually(lambda: len(looking.requests()) == 2)
-    second = next(request for request in looking.requests() if request.id == "second")
+    view = LiveView(rig)
+    eventually(lambda: len(view.requests()) == 2)
+    second = next(request for request in view.requests() if request.id == "second")
     assert (second.phase, second.position, second.expected_wait_s) == (LivePhase.QUEUED, 1, 4.0)
     assert second.client == "127.0.0.2"
 
@@ -132,7 +132,7 @@ def test_request_that_waits_for_a_slot(make_rig: MakeRig) -> None:
 def test_body_that_arrives(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.send(post(CHAT, b"{}" * 100)[:-50])
-    shown = Looking(rig).until(LivePhase.SENDING)
+    shown = LiveView(rig).until(LivePhase.SENDING)
     assert (shown.bytes_in, shown.position) == (150, None)
 
 
@@ -140,44 +140,44 @@ def test_body_that_is_forwarded_while_it_arrives(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False, limits=Limits(stream_above_bytes=100)))
     rig.send(post(CHAT, b" " * 1000)[:-50])
     rig.accept().head()
-    shown = Looking(rig).until(LivePhase.SENDING)
+    shown = LiveView(rig).until(LivePhase.SENDING)
     assert (shown.model, shown.bytes_in) == ("tiny", 950)
 
 
 def test_work_without_a_slot(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.begin(post(b"/tokenize", b"{}"))
-    looking = Looking(rig)
-    assert looking.only().phase is LivePhase.ANSWERING
-    assert looking.questions == 0
+    view = LiveView(rig)
+    assert view.only().phase is LivePhase.ANSWERING
+    assert view.queries == 0
 
 
 def test_name_of_the_key_is_shown_and_not_the_key(make_rig: MakeRig) -> None:
     rig = make_rig(ProxyConfig(key_file=keys_of("secret name=phone")))
     rig.begin(post(CHAT, b"{}", b"Authorization: Bearer secret"))
-    shown = Looking(rig).only()
+    shown = LiveView(rig).only()
     assert shown.key == "phone"
     assert "secret" not in repr(shown)
 
 
-# --- looks
+# --- queries
 
 
-def test_two_who_look_ask_the_server_once(make_rig: MakeRig) -> None:
+def test_two_queries_read_the_slots_once(make_rig: MakeRig) -> None:
     rig = make_rig()
-    looking = Looking(rig)
+    view = LiveView(rig)
     rig.begin(post(CHAT, b"{}"))
 
     async def both() -> None:
-        await asyncio.gather(looking.live.in_flight(), looking.live.in_flight())
+        await asyncio.gather(view.live.in_flight(), view.live.in_flight())
 
     rig.complete(both())
-    assert looking.questions == 1
+    assert view.queries == 1
 
 
 def test_finished_requests_are_kept_up_to_a_limit(make_rig: MakeRig) -> None:
     rig = make_rig()
-    live = Looking(rig).live
+    live = LiveView(rig).live
     client, child = rig.begin(post(CHAT, b"{}"))
     child.send(answer())
     client.message()
@@ -193,7 +193,7 @@ def test_finished_requests_are_kept_up_to_a_limit(make_rig: MakeRig) -> None:
 
 def test_request_without_a_model_is_not_kept(make_rig: MakeRig) -> None:
     rig = make_rig()
-    live = Looking(rig).live
+    live = LiveView(rig).live
     rig.ask(get(b"/health"))
     live.note_ended(rig.record())
     assert live.ended_so_far == 0
@@ -205,7 +205,7 @@ def test_request_without_a_model_is_not_kept(make_rig: MakeRig) -> None:
 def test_cancelled_stream_ends_with_an_error_event(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = streaming(rig, request=post(CHAT, b'{"stream":true}', b"X-Request-Id: mine"))
-    (cancelled,) = Looking(rig).cancel("mine")
+    (cancelled,) = LiveView(rig).cancel("mine")
     assert cancelled.phase is LivePhase.GENERATING
     event = client.rest()
     assert not event.endswith(b"0\r\n\r\n")
@@ -218,7 +218,7 @@ def test_cancelled_stream_ends_with_an_error_event(make_rig: MakeRig) -> None:
 def test_cancelled_plain_request_gets_an_error_and_its_connection_stays(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = rig.begin(post(CHAT, b"{}", b"X-Request-Id: mine"))
-    Looking(rig).cancel("mine")
+    LiveView(rig).cancel("mine")
     assert ended(client)["cause"] == "cancelled"
     assert child.sees_the_end()
     client.send(get(b"/health"))
@@ -230,9 +230,9 @@ def test_permit_of_a_cancelled_request_serves_the_next(make_rig: MakeRig) -> Non
     rig = make_rig(max_concurrent=1)
     _, child = rig.begin(post(CHAT, b"{}", b"X-Request-Id: first"))
     rig.send(post(CHAT, b"{}"))
-    looking = Looking(rig)
-    eventually(lambda: len(looking.requests()) == 2)
-    looking.cancel("first")
+    view = LiveView(rig)
+    eventually(lambda: len(view.requests()) == 2)
+    view.cancel("first")
     assert child.sees_the_end()
     child.close()  # as llama-server does as soon as it has stopped its work
     rig.accept().message()
@@ -242,9 +242,9 @@ def test_cancelled_waiting_request_leaves_the_queue(make_rig: MakeRig) -> None:
     rig = make_rig()
     rig.call(lambda: setattr(rig.backend, "unavailable", LOADING))
     client = rig.send(post(CHAT, b"{}", b"X-Request-Id: mine"))
-    looking = Looking(rig)
-    looking.until(LivePhase.LOADING)
-    looking.cancel("mine")
+    view = LiveView(rig)
+    view.until(LivePhase.LOADING)
+    view.cancel("mine")
     assert ended(client)["cause"] == "cancelled"
     assert rig.call(lambda: len(rig.backend.queue)) == 0
     record = rig.record()
@@ -255,9 +255,9 @@ def test_cancelled_waiting_request_leaves_the_queue(make_rig: MakeRig) -> None:
 def test_request_is_cancelled_while_its_body_arrives(make_rig: MakeRig, limits: Limits) -> None:
     rig = make_rig(ProxyConfig(route_by_model=False, limits=limits))
     client = rig.send(post(CHAT, b" " * 1000, b"X-Request-Id: mine")[:-50])
-    looking = Looking(rig)
-    looking.until(LivePhase.SENDING)
-    looking.cancel("mine")
+    view = LiveView(rig)
+    view.until(LivePhase.SENDING)
+    view.cancel("mine")
     assert ended(client)["cause"] == "cancelled"
     assert client.sees_the_end()
     eventually(lambda: rig.in_flight() == 0)
@@ -266,7 +266,7 @@ def test_request_is_cancelled_while_its_body_arrives(make_rig: MakeRig, limits: 
 def test_unknown_id_cancels_nothing(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = rig.begin(post(CHAT, b"{}", b"X-Request-Id: mine"))
-    assert Looking(rig).cancel("other") == ()
+    assert LiveView(rig).cancel("other") == ()
     child.send(answer())
     assert status(client.message()[0]) == 200
 
@@ -274,6 +274,6 @@ def test_unknown_id_cancels_nothing(make_rig: MakeRig) -> None:
 def test_all_requests_with_the_same_id_are_cancelled(make_rig: MakeRig) -> None:
     rig = make_rig()
     clients = [rig.begin(post(CHAT, b"{}", b"X-Request-Id: same"))[0] for _ in range(2)]
-    assert len(Looking(rig).cancel("same")) == 2
+    assert len(LiveView(rig).cancel("same")) == 2
     for client in clients:
         assert ended(client)["cause"] == "cancelled"

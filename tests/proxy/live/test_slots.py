@@ -7,19 +7,9 @@ import pytest
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.proxy.live.slots import slots_of, with_progress
-from llamasup.proxy.live.state import LivePhase, LiveRequest
+from llamasup.proxy.live.state import LivePhase
 from llamasup.queueing.endpoint import Endpoint, Lease
-
-REQUEST = LiveRequest(
-    id="a",
-    method="POST",
-    path="/completion",
-    model="tiny",
-    key=None,
-    client="",
-    phase=LivePhase.PROMPT,
-    age_s=1.0,
-)
+from tests.proxy.live.samples import REQUEST
 
 
 def slot(task: int, *, prompt: int | None = 10, done: int | None = 0, decoded: int = 0) -> SlotProgress:
