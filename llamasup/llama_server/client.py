@@ -29,6 +29,7 @@ from llamasup.llama_server.answers import (
     read_slot_answer,
     read_slots,
 )
+from llamasup.llama_server.network import AsyncioBackend
 from llamasup.llama_server.warmup import WarmUpRequest, no_response, response_problem
 
 __all__ = ["Health", "Prober"]
@@ -47,7 +48,9 @@ class Prober:
 
     def __init__(self, address: Address, api_key: str | None = None, *, prefix: str = "") -> None:
         socket_path = address.path if isinstance(address, UnixAddress) else None
-        self._pool = httpcore.AsyncConnectionPool(uds=socket_path, max_keepalive_connections=0)
+        self._pool = httpcore.AsyncConnectionPool(
+            uds=socket_path, max_keepalive_connections=0, network_backend=AsyncioBackend()
+        )
         self._url = address.url + prefix
         self._headers = [("Authorization", f"Bearer {api_key}")] if api_key else []
 

@@ -153,7 +153,7 @@ class Proxy:
     def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = UpstreamPool(endpoint, self._loop, self._tasks, self.limits.connect_s, self.config.rules)
+            pool = UpstreamPool(endpoint, self._tasks, self.limits.connect_s, self.config.rules)
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool

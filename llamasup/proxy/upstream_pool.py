@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
-from llamasup.http.address import UnixAddress
+from llamasup.http.connection import open_connection
 from llamasup.http.head_cache import KnownHead
 from llamasup.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
 from llamasup.proxy.upstream import Upstream
@@ -78,7 +78,6 @@ class UpstreamPool:
         "_connect_s",
         "_endpoint",
         "_idle",
-        "_loop",
         "_open",
         "_tasks",
         "_waiting",
@@ -92,13 +91,11 @@ class UpstreamPool:
     def __init__(
         self,
         endpoint: Endpoint,
-        loop: asyncio.AbstractEventLoop,
         tasks: Tasks,
         connect_s: float,
         rules: HeadRules = DEFAULT_RULES,
     ) -> None:
         self._endpoint = endpoint
-        self._loop = loop
         self._tasks = tasks
         self._connect_s = connect_s
         self.rules = rules
@@ -170,25 +167,14 @@ class UpstreamPool:
         self._tasks.start(self._connect(user), f"connect to {self._endpoint.address.url}")
 
     async def _connect(self, user: ConnectionUser) -> None:
-        address = self._endpoint.address
         try:
             async with asyncio.timeout(self._connect_s):
-                if isinstance(address, UnixAddress):
-                    _, upstream = await self._loop.create_unix_connection(
-                        lambda: Upstream(self), address.path
-                    )
-                else:
-                    _, upstream = await self._loop.create_connection(
-                        lambda: Upstream(self), address.host, address.port
-                    )
+                _, upstream = await open_connection(self._endpoint.address, lambda: Upstream(self))
         except (OSError, TimeoutError) as error:
             user.connect_failed(error)
             return
         if user.over:  # its client has disconnected, or the generation has ended
             upstream.abort()
-        elif (why := _connect_error(upstream.transport)) is not None:
-            upstream.abort()
-            user.connect_failed(why)
         else:
             user.connected(upstream)
 
@@ -213,16 +199,3 @@ class UpstreamPool:
 
     def _is_congested(self, now: float) -> bool:
         return bool(self._waiting) and now - next(iter(self._waiting.values())) > CONGESTED_AFTER_S
-
-
-def _connect_error(transport: asyncio.Transport) -> OSError | None:
-    """Why a new connection cannot be used; None if it can."""
-    if transport.is_closing():
-        return ConnectionResetError("the connection was closed at once")
-    try:
-        transport.get_extra_info("socket").getpeername()
-    except OSError:
-        # If its backlog is full, a Unix socket returns EAGAIN, which asyncio treats as "in progress" and then
-        # as connected (Python 3.11 to 3.13). llama-server's backlog is 512 (b11434).
-        return BlockingIOError("its backlog of new connections is full")
-    return None

@@ -19,21 +19,27 @@ class Pipe:
     """Both ends of a pipe, and the writer to it."""
 
     def __init__(self) -> None:
-        self.read_end, write_end = os.pipe()
+        read_end, write_end = os.pipe()
+        self.reader: TextIOWrapper = os.fdopen(read_end)
         self.stream: TextIOWrapper = os.fdopen(write_end, "w")
         self.writer = OutputWriter(self.stream)
 
     def everything(self) -> str:
-        self.writer.close()
+        self.writer.close(timeout_s=60)
         self.stream.close()
-        with os.fdopen(self.read_end) as reader:
-            return reader.read()
+        return self.reader.read()
+
+    def close(self) -> None:
+        """The writer's thread ends before its descriptor is closed: the next pipe may get the same number."""
+        self.reader.close()
+        self.writer.close(timeout_s=60)
+        self.stream.close()
 
 
 @pytest.fixture
 def pipe() -> Iterator[Pipe]:
     yield (made := Pipe())
-    made.stream.close()
+    made.close()
 
 
 def test_live_line_is_shown_on_terminals_only(pipe: Pipe) -> None:
@@ -138,8 +144,7 @@ def test_later_lines_are_dropped_and_counted_if_the_reader_lags(pipe: Pipe) -> N
     for _ in range(20 * MAX_LINES):
         view.say_later("info", "request", Line("x" * 100))
     assert pipe.writer.left_out > 0
-    pipe.writer.close(timeout_s=0.01)
-    os.close(pipe.read_end)
+    pipe.writer.close(timeout_s=0.01)  # returns although nothing was read
 
 
 def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:
@@ -149,15 +154,14 @@ def test_slow_reader_loses_lines_but_no_events(pipe: Pipe) -> None:
     pipe.writer.write("event\n", keep=True)
     assert pipe.writer.left_out > 0
     pipe.writer.close(timeout_s=0.01)  # returns although nothing was read
-    with os.fdopen(os.dup(pipe.read_end)) as reader:
-        lines = []
-        while (read := reader.readline()) != "event\n":
-            lines.append(read)
+    lines = []
+    while (read := pipe.reader.readline()) != "event\n":
+        lines.append(read)
     assert 64 < len(lines) < 3 * MAX_LINES
 
 
 def test_closed_reader_is_no_error(pipe: Pipe) -> None:
-    os.close(pipe.read_end)
+    pipe.reader.close()
     pipe.writer.write("x\n")
     pipe.writer.close()
     pipe.writer.write("y\n")
@@ -192,7 +196,7 @@ def test_durations_are_shown_in_suitable_units(seconds: float, text: str) -> Non
 def test_while_waiting_shows_live_line_and_removes_it(pipe: Pipe) -> None:
     pipe.writer.is_terminal = True
     with while_waiting(TextView(pipe.writer), "asking the runtimes"):
-        assert os.read(pipe.read_end, 4) == b"\r\x1b[2"  # comes while the block runs
+        assert os.read(pipe.reader.fileno(), 4) == b"\r\x1b[2"  # comes while the block runs
     seen = pipe.everything()
     assert "asking the runtimes · " in seen
     assert seen.endswith("\x1b[2K")
@@ -229,4 +233,4 @@ def test_unread_flood_is_dropped_without_waiting() -> None:
         assert writer.is_behind
         assert writer.held < 2 * MAX_BYTES
         os.close(read_end)
-        writer.close()
+        writer.close(timeout_s=60)

@@ -203,7 +203,7 @@ class RecordedExchanges:
         self.calls: list[object] = []
         self._remembers = remembers
         loop: Any = None
-        self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), loop, Tasks(loop), 1.0)
+        self._pool = UpstreamPool(Endpoint("tiny", 1, UnixAddress("/nowhere")), Tasks(loop), 1.0)
         self.is_open = False
 
     def receive(self, *answers: tuple[bytes, ...]) -> None:
