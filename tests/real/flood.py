@@ -51,7 +51,7 @@ def flooded_over_quiet(testbed: FaultTestbed, *, rounds: int, requests: int) -> 
         with httpx.Client(base_url=run.url, timeout=PATIENCE_S) as client:
             _median_s(client, flood, requests)  # the first requests load what is loaded once
             seen = [_round(client, flood, requests) for _ in range(rounds)]
-        # Not all: a block that began before the signal goes to /dev/null, and the last ones may still be in the pipe.
+        # A block that began before the signal goes to /dev/null, and the last may still be in the pipe.
         assert _flooded_lines(run) > rounds * BLOCK_LINES
         assert run.stop() == ()
     return seen
