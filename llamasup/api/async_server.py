@@ -68,7 +68,7 @@ class AsyncServer:
         return self._hosted.control_target.status()
 
     def why(self, model: str | None = None) -> Mapping[str, Any]:
-        """Why the model is as it is, and what would have to change, in sentences (docs/control.md)."""
+        """Why the model is in its state, and what would have to change, in sentences (docs/control.md)."""
         return self._hosted.control_target.why(self._name_of(model))
 
     def events(self) -> AsyncEvents:

@@ -88,7 +88,7 @@ class ControlClient:
         return cast("Mapping[str, Any]", self._request("GET", "/status"))
 
     def why(self, model: str) -> Mapping[str, Any]:
-        """Why the model is as it is, in sentences (docs/control.md). Raises ModelUnknown."""
+        """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""
         return cast("Mapping[str, Any]", self._request("GET", _of_model(model, "why")))
 
     def decisions(self, limit: int = MAX_DECISIONS) -> Mapping[str, Any]:

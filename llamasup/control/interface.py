@@ -66,7 +66,7 @@ class ControlTarget(Protocol):
         ...
 
     def why(self, model: str) -> Mapping[str, Any]:
-        """Why the model is as it is, in sentences (docs/control.md)."""
+        """Why the model is in its state, in sentences (docs/control.md)."""
         ...
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:

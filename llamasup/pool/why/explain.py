@@ -1,4 +1,4 @@
-"""Why a model is as it is, in sentences, from its state and the last decisions about it (pure)."""
+"""Why a model is in its state, in sentences, from this state and the last decisions about it (pure)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _THEN: Final[dict[Kind, str]] = {
 
 
 class ModelView(Struct, frozen=True):
-    """A model as it is now. ``state``: as in ``status``. Times in seconds from now; None: not due."""
+    """A model now. ``state``: as in ``status``. Times in seconds from now; None: not due."""
 
     id: str
     state: str
@@ -178,7 +178,10 @@ def _queue(view: ModelView) -> Explanation:
     waits = "waits" if view.queued == 1 else "wait"
     if view.state != "ready":
         return Explanation((f"{requests} {waits} for it.",))
-    slots = "all slots are busy" if view.slots is None else f"all {_count(view.slots, 'slot')} are busy"
+    if view.slots == 1:
+        slots = "its only slot is busy"
+    else:
+        slots = f"all {'' if view.slots is None else f'{view.slots} '}slots are busy"
     return Explanation(
         (f"{requests} {waits} because {slots}.",),
         ("More requests run at a time with more slots (parallel), or with more processes (replicas).",),

@@ -138,7 +138,9 @@ def _evicted(for_id: str, grounds: Grounds | None) -> str:
 
 
 def _lacks(who: str, grounds: Grounds) -> str:
-    """What ``who`` wants and is not free."""
+    """What ``who`` wants and is not free. If all is free, a model that has waited longer gets it."""
+    if not grounds.missing:
+        return f"{who} needs memory that a model gets which has waited longer"
     return " and ".join(_lack(who, key, grounds.wanted[key], grounds.free[key]) for key in grounds.missing)
 
 
