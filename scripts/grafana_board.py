@@ -272,8 +272,12 @@ ROWS: Final[Sequence[Row]] = (
                         "increase(llamasup_access_log_dropped_total{here}[{rate}])",
                         "{{instance}} access log lines",
                     ),
+                    Query(
+                        "increase(llamasup_traces_dropped_total{here}[{rate}])",
+                        "{{instance}} requests without spans",
+                    ),
                 ],
-                text="Only with an access log.",
+                text="Only with an access log, and with traces.",
                 width=6,
             ),
         ),

@@ -59,7 +59,7 @@ def used(promql: str) -> Used:
     def visit(node: Any, grouped: set[str]) -> None:
         nonlocal kept
         match node:
-            case promql_parser.VectorSelector():
+            case promql_parser.VectorSelector() if node.name is not None:
                 names = {matcher.name for matcher in node.matchers.matchers}
                 labels.setdefault(node.name, set()).update(names | grouped)
             case promql_parser.MatrixSelector():
