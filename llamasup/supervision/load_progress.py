@@ -1,0 +1,382 @@
+"""How far a load is, and when it ends: samples of the process in, percent and remaining time out (pure).
+
+``load_watch.py`` takes the samples. A load has four stages (``planning/load_times.py``):
+
+- *begin*: until the log says that the model is loaded, or until weights arrive.
+- *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from
+  the disk without both (a device that gets them directly). The largest of these three counts.
+- *memory*: llama-server fills the memory of the context with zeros, so its anonymous memory grows.
+- *warm-up*: its own empty run, then the first token of llamasup. It has no measure but the time.
+
+The log shows where a stage begins (b11434: "loading model", "llama threadpool init"); without these lines the
+bytes show it. The rest of a stage comes from its present speed, the later ones from earlier loads of this
+file. The remaining time grows only if the estimate was clearly wrong, and then there is a ``reason``.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from itertools import pairwise
+from math import exp
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.planning.load_times import LoadFacts, LoadTimes
+from llamasup.system.text import memory_text
+
+__all__ = ["LoadEstimate", "LoadProgress", "Sample", "Stage"]
+
+
+class Stage(IntEnum):
+    BEGIN = 0
+    WEIGHTS = 1
+    MEMORY = 2
+    WARM_UP = 3
+
+
+_NOISE_BYTES: Final = 32 << 20
+"""Less is not measured: the libraries of a Python process alone have more bytes."""
+_COMPLETE: Final = 0.98
+_NEARLY_COMPLETE: Final = 0.85  # and no more bytes come: some were read before the first sample
+_IDLE_S: Final = 0.5
+_STALL_S: Final = 2.0
+"""Without bytes for so long, the disk stalls; a slow one has pauses of some 100 ms."""
+_MIN_RATE_S: Final = 0.4
+"""The shortest time of which a speed is computed."""
+_STEADY: Final = 0.25
+"""If the speed of the last seconds differs less from the mean of the stage, the mean is the better guess."""
+_SHORTEST_MEMORY_S: Final = 1.5
+_LONGEST_MEMORY_S: Final = 15.0
+"""How far the speed of "the last seconds" looks back: half of the stage, within these two."""
+
+# Without an earlier load, on a CPU of 2024: zeros are written at 1 to 3 GB/s, and the empty run of the
+# warm-up reads all weights at 3 to 10 GB/s.
+_FILL_BYTES_S: Final = 1.5e9
+_RUN_BYTES_S: Final = 4e9
+_MIN_WARM_UP_S: Final = 0.3
+
+_SLACK: Final = 0.15
+_SLACK_S: Final = 0.5
+"""By how much a new estimate may exceed the last one, and the remaining time just stays: noise."""
+_MOST_PERCENT: Final = 99.0  # until it serves
+
+
+class Sample(Struct, frozen=True):
+    """One look at the process, ``at_s`` after its start. ``stage``: the last one that the log shows."""
+
+    at_s: float
+    file_bytes: int = 0  # resident pages of mapped files
+    anonymous_bytes: int = 0  # other resident memory
+    read_bytes: int = 0  # by system calls
+    disk_bytes: int = 0  # fetched from a disk
+    stage: Stage = Stage.BEGIN
+
+
+class LoadProgress(Struct, frozen=True):
+    """The ``load`` object of the contract. None: not known. ``reason``: why the remaining time has grown."""
+
+    percent: float | None
+    eta_s: float | None
+    elapsed_s: float
+    reason: str | None = None
+
+    def as_json(self) -> dict[str, float | str | None]:
+        return {
+            "percent": self.percent,
+            "eta_s": self.eta_s,
+            "elapsed_s": round(self.elapsed_s, 3),
+            "reason": self.reason,
+        }
+
+
+class _Meter(Struct, frozen=True):
+    """The bytes of the current stage. ``bytes_s``: the speed of the last seconds; ``grew_s``: when bytes came
+    last.
+    """
+
+    began_s: float
+    first_bytes: int = 0
+    at_s: float = 0.0
+    done_bytes: int = 0
+    bytes_s: float | None = None
+    grew_s: float = 0.0
+
+    def after(self, at_s: float, done_bytes: int) -> _Meter:
+        grown, step_s = max(0, done_bytes - self.done_bytes), at_s - self.at_s
+        if step_s <= 0.0:
+            return replace(self, done_bytes=max(done_bytes, self.done_bytes))
+        speed = self.bytes_s
+        if at_s - self.began_s >= _MIN_RATE_S:
+            if speed is None:
+                speed = (done_bytes - self.first_bytes) / (at_s - self.began_s)
+            else:
+                looks_back_s = (at_s - self.began_s) / 2
+                looks_back_s = min(max(looks_back_s, _SHORTEST_MEMORY_S), _LONGEST_MEMORY_S)
+                speed += (1.0 - exp(-step_s / looks_back_s)) * (grown / step_s - speed)
+        return replace(
+            self,
+            at_s=at_s,
+            done_bytes=self.done_bytes + grown,
+            bytes_s=speed,
+            grew_s=at_s if grown else self.grew_s,
+        )
+
+    @property
+    def mean_bytes_s(self) -> float:
+        elapsed_s = self.at_s - self.began_s
+        return (self.done_bytes - self.first_bytes) / elapsed_s if elapsed_s > 0.0 else 0.0
+
+    @property
+    def idle_s(self) -> float:
+        return self.at_s - self.grew_s
+
+    @property
+    def rate_bytes_s(self) -> float | None:
+        """The speed to count on; None: not known yet."""
+        if self.bytes_s is None:
+            return None
+        mean = self.mean_bytes_s
+        if self.idle_s >= _STALL_S or abs(self.bytes_s - mean) <= _STEADY * mean:
+            return mean or None
+        return self.bytes_s or None
+
+
+class LoadEstimate(Struct, frozen=True):
+    """The estimate of one generation after some samples. ``marks``: when each stage began, so far."""
+
+    facts: LoadFacts
+    marks: tuple[float, ...] = (0.0,)
+    percent: float | None = None
+    eta_s: float | None = None
+    reason: str | None = None
+    last: Sample = Sample(0.0)
+    base: Sample = Sample(0.0)
+    """The last sample before the weights."""
+    weights: _Meter = _Meter(0.0)
+    memory: _Meter = _Meter(0.0)
+    due_s: float | None = None
+    """The end that was announced before the remaining time grew."""
+    rate_bytes_s: float | None = None
+    """The speed that the last estimate counted on."""
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(len(self.marks) - 1)
+
+    def progress(self, elapsed_s: float) -> LoadProgress:
+        return LoadProgress(self.percent, self.eta_s, elapsed_s, self.reason)
+
+    # --- one sample
+
+    def after(self, sample: Sample) -> LoadEstimate:
+        """The estimate after one more sample."""
+        changed = self._entered(sample)
+        changed = changed._measured(sample)
+        while (next_ := changed._completed(sample)) is not None:
+            changed = next_
+        return changed._estimated(sample.at_s)
+
+    def _entered(self, sample: Sample) -> LoadEstimate:
+        """Enter the stage that the log shows, or in which weights arrive."""
+        changed = self
+        stage = sample.stage
+        if changed.stage is Stage.BEGIN and stage is Stage.BEGIN and self._weights_arrive(sample):
+            stage = Stage.WEIGHTS
+        while changed.stage < stage:
+            changed = changed._next_stage(sample)
+        return changed if changed.stage is not Stage.BEGIN else replace(changed, base=sample)
+
+    def _next_stage(self, sample: Sample) -> LoadEstimate:
+        at_s = sample.at_s
+        changed = replace(self, marks=(*self.marks, at_s), reason=None, due_s=None, rate_bytes_s=None)
+        if changed.stage is Stage.WEIGHTS:
+            return replace(changed, weights=_Meter(at_s, at_s=at_s, grew_s=at_s))
+        if changed.stage is Stage.MEMORY:
+            memory = _Meter(at_s, sample.anonymous_bytes, at_s, sample.anonymous_bytes, grew_s=at_s)
+            return replace(changed, memory=memory)
+        return changed
+
+    def _weights_arrive(self, sample: Sample) -> bool:
+        return self._knows_weights and _arrived(sample, self.base) >= _NOISE_BYTES
+
+    @property
+    def _knows_weights(self) -> bool:
+        return self.facts.weights_bytes >= _NOISE_BYTES
+
+    def _measured(self, sample: Sample) -> LoadEstimate:
+        """Count the bytes of the current stage."""
+        if self.stage is Stage.WEIGHTS:
+            done_bytes = min(_arrived(sample, self.base), self.facts.weights_bytes)
+            return replace(self, last=sample, weights=self.weights.after(sample.at_s, done_bytes))
+        if self.stage is Stage.MEMORY:
+            return replace(self, last=sample, memory=self.memory.after(sample.at_s, sample.anonymous_bytes))
+        return replace(self, last=sample)
+
+    def _completed(self, sample: Sample) -> LoadEstimate | None:
+        """The next stage, if the bytes of this one are complete; None otherwise."""
+        if self.stage is Stage.WEIGHTS and self._knows_weights:
+            share = self.weights.done_bytes / self.facts.weights_bytes
+            is_over = share >= _NEARLY_COMPLETE and self.weights.idle_s >= _IDLE_S
+            return self._next_stage(sample) if share >= _COMPLETE or is_over else None
+        if self.stage is Stage.MEMORY and self.facts.earlier is not None:
+            target = self.facts.earlier.memory_bytes
+            grown = self.memory.done_bytes - self.memory.first_bytes
+            return self._next_stage(sample) if _NOISE_BYTES <= target * _COMPLETE <= grown else None
+        return None
+
+    # --- the estimate
+
+    def _estimated(self, at_s: float) -> LoadEstimate:
+        rest_s = self._rest_s(at_s)
+        if rest_s is None:
+            return self
+        eta_s = round(rest_s, 1)
+        changed = self
+        if self.eta_s is not None and eta_s > self.eta_s:
+            slack_s = max(_SLACK_S, _SLACK * self.eta_s)
+            if eta_s <= self.eta_s + slack_s:
+                eta_s = self.eta_s
+            else:
+                due_s = self.last.at_s + self.eta_s if self.due_s is None else self.due_s
+                changed = replace(self, reason=self._reason(at_s), due_s=due_s)
+        elif self.due_s is not None and at_s + eta_s <= self.due_s:
+            changed = replace(self, reason=None, due_s=None)
+        percent = min(_MOST_PERCENT, 100.0 * at_s / (at_s + rest_s)) if at_s + rest_s > 0.0 else 0.0
+        return replace(
+            changed,
+            eta_s=eta_s,
+            percent=round(max(percent, self.percent or 0.0), 1),
+            rate_bytes_s=changed._rate_bytes_s,
+        )
+
+    @property
+    def _rate_bytes_s(self) -> float | None:
+        if self.stage is Stage.WEIGHTS:
+            return self.weights.rate_bytes_s
+        return self.memory.rate_bytes_s if self.stage is Stage.MEMORY else None
+
+    def _rest_s(self, at_s: float) -> float | None:
+        """The rest of this stage and of the later ones; None: not known."""
+        in_stage_s, earlier = at_s - self.marks[-1], self.facts.earlier
+        if not self._knows_weights and earlier is None:
+            return None
+        match self.stage:
+            case Stage.BEGIN:
+                if earlier is None:
+                    return None
+                begin_s = _rest_of_s(earlier.begin_s, in_stage_s)
+                return begin_s + self._weights_s(earlier) + self._memory_s + self._warm_up_s
+            case Stage.WEIGHTS:
+                weights_s = self._rest_of_weights_s(in_stage_s)
+                return None if weights_s is None else weights_s + self._memory_s + self._warm_up_s
+            case Stage.MEMORY:
+                return self._rest_of_memory_s(in_stage_s) + self._warm_up_s
+            case Stage.WARM_UP:
+                return _rest_of_s(self._warm_up_s, in_stage_s)
+
+    def _weights_s(self, earlier: LoadTimes) -> float:
+        """Of the whole stage, at the speed of the last load."""
+        if not self._knows_weights or not earlier.weights_bytes:
+            return earlier.weights_s
+        return earlier.weights_s * self.facts.weights_bytes / earlier.weights_bytes
+
+    def _rest_of_weights_s(self, in_stage_s: float) -> float | None:
+        rate, earlier = self.weights.rate_bytes_s, self.facts.earlier
+        if self._knows_weights and rate is not None:
+            return (self.facts.weights_bytes - self.weights.done_bytes) / rate
+        return None if earlier is None else _rest_of_s(self._weights_s(earlier), in_stage_s)
+
+    @property
+    def _target_bytes(self) -> int:
+        """By how much the anonymous memory will grow."""
+        earlier = self.facts.earlier
+        return (earlier.memory_bytes if earlier is not None else 0) or self.facts.memory_bytes
+
+    @property
+    def _memory_s(self) -> float:
+        """Of the whole stage."""
+        earlier = self.facts.earlier
+        return self.facts.memory_bytes / _FILL_BYTES_S if earlier is None else earlier.memory_s
+
+    def _rest_of_memory_s(self, in_stage_s: float) -> float:
+        rate, target = self.memory.rate_bytes_s, self._target_bytes
+        if target < _NOISE_BYTES or rate is None or self.memory.idle_s >= _IDLE_S:
+            return _rest_of_s(self._memory_s, in_stage_s)
+        grown = self.memory.done_bytes - self.memory.first_bytes
+        return max(0, target - grown) / rate
+
+    @property
+    def _warm_up_s(self) -> float:
+        """Of the whole stage."""
+        earlier = self.facts.earlier
+        if earlier is not None:
+            return earlier.warm_up_s
+        return _MIN_WARM_UP_S + self.facts.weights_bytes / _RUN_BYTES_S
+
+    # --- the reason
+
+    def _reason(self, at_s: float) -> str:
+        """Why the remaining time has just grown."""
+        earlier = self.facts.earlier
+        match self.stage:
+            case Stage.BEGIN:
+                return "llama-server takes longer to start than in the last load"
+            case Stage.WEIGHTS:
+                meter, subject = self.weights, "the weights are read"
+                if self.weights.idle_s >= _STALL_S:
+                    return f"no weights have been read for {self.weights.idle_s:.0f} s"
+                known = earlier.weights_bytes / earlier.weights_s if earlier and earlier.weights_s else 0.0
+            case Stage.MEMORY:
+                meter, subject = self.memory, "the memory of the context is filled"
+                known = earlier.memory_bytes / earlier.memory_s if earlier and earlier.memory_s else 0.0
+            case Stage.WARM_UP:
+                than = "expected" if earlier is None else "in the last load"
+                return f"the warm-up takes longer than {than} ({self._warm_up_s:.1f} s)"
+        rate = meter.rate_bytes_s
+        if rate is not None and self.rate_bytes_s is not None and rate < self.rate_bytes_s:
+            before = max(self.rate_bytes_s, meter.mean_bytes_s)
+            return f"{subject} at {_speed(rate)} now, {_speed(before)} before"
+        if rate is not None and rate < known:
+            return f"{subject} at {_speed(rate)}, {_speed(known)} in the last load"
+        than = "expected" if earlier is None else "in the last load"
+        stage_s = at_s - self.marks[-1]
+        return f"{subject} more slowly than {than} (for {stage_s:.1f} s now)"
+
+    # --- its end
+
+    def times(self, runtime: str, key: str, ready_s: float) -> LoadTimes:
+        """The times of this load, which has ended ``ready_s`` after its start."""
+        marks = [*self.marks, *[ready_s] * (len(Stage) + 1 - len(self.marks))]
+        begin_s, weights_s, memory_s, warm_up_s = (max(0.0, end - mark) for mark, end in pairwise(marks))
+        return LoadTimes(
+            runtime,
+            key,
+            begin_s=begin_s,
+            weights_s=weights_s,
+            memory_s=memory_s,
+            warm_up_s=warm_up_s,
+            weights_bytes=self.facts.weights_bytes,
+            memory_bytes=max(0, self.memory.done_bytes - self.memory.first_bytes),
+        )
+
+
+def _arrived(sample: Sample, base: Sample) -> int:
+    return max(
+        sample.file_bytes - base.file_bytes,
+        sample.read_bytes - base.read_bytes,
+        sample.disk_bytes - base.disk_bytes,
+        0,
+    )
+
+
+def _rest_of_s(whole_s: float, elapsed_s: float) -> float:
+    """The rest of a stage without a measure. One that takes longer than expected goes on for a part of that
+    excess.
+    """
+    return max(whole_s - elapsed_s, 0.1 * whole_s + 0.25 * max(0.0, elapsed_s - whole_s))
+
+
+def _speed(bytes_s: float) -> str:
+    return f"{memory_text(round(bytes_s))}/s"
