@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
-from llamasup.queueing.wait_estimate import eta_text, progress_text
+from llamasup.queueing.wait_estimate import eta_text
 
 __all__ = ["BUSY", "Unavailable", "generation_ended"]
 
@@ -37,15 +37,13 @@ class Unavailable(Struct, frozen=True):
         return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
 
     def as_error(self) -> HttpError:
-        """The error that the proxy sends. Its message also says how long the wait would be."""
+        """The error that the proxy sends. During a load, its message also says how far the load is."""
         error = self.as_health()
-        if self.eta_s is None:
+        if self.percent is None or self.eta_s is None:
             return error
-        wait = eta_text(self.eta_s)
-        outlook = f"try again in about {wait}"
-        if self.percent is not None:
-            outlook = f"{progress_text(self.percent, None)} loaded, about {wait} left"
-        return replace(error, message=f"{self.message}; {outlook}")
+        return replace(
+            error, message=f"{self.message}; {self.percent:.0f} % loaded, about {eta_text(self.eta_s)} left"
+        )
 
     def as_health(self) -> HttpError:
         """The error for a health check, with the message of llama-server itself."""
