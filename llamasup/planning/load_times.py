@@ -7,7 +7,7 @@ context, and makes its *warm-up*, up to the token that llamasup asks for.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -22,7 +22,7 @@ _LONGEST_S = 86_400.0
 
 class LoadTimes(Struct, frozen=True):
     """The stages of one load. ``key``: of the plan. ``memory_bytes``: by how much the anonymous memory of the
-    process grew while the context was allocated.
+    process grew while the context was allocated. ``warm_up_cpu_s``: 0.0: not known.
     """
 
     runtime: str
@@ -33,6 +33,7 @@ class LoadTimes(Struct, frozen=True):
     warm_up_s: float
     weights_bytes: int = 0
     memory_bytes: int = 0
+    warm_up_cpu_s: float = 0.0
 
     @property
     def total_s(self) -> float:
@@ -78,6 +79,7 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
         weights_s=last.weights_s,
         memory_s=median(record.memory_s for record in found),
         warm_up_s=median(record.warm_up_s for record in found),
+        warm_up_cpu_s=median(record.warm_up_cpu_s for record in found),
         weights_bytes=last.weights_bytes,
         memory_bytes=last.memory_bytes if is_same else 0,  # another context has another size
     )
@@ -85,7 +87,7 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
 
 def is_possible(times: LoadTimes) -> bool:
     """False for a record from a damaged file."""
-    stages: Iterable[float] = (times.begin_s, times.weights_s, times.memory_s, times.warm_up_s)
+    stages = (times.begin_s, times.weights_s, times.memory_s, times.warm_up_s, times.warm_up_cpu_s)
     are_times = all(math.isfinite(stage_s) and 0.0 <= stage_s <= _LONGEST_S for stage_s in stages)
     return are_times and times.weights_bytes >= 0 and times.memory_bytes >= 0
 

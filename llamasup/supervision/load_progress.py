@@ -6,7 +6,8 @@
 - *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from
   the disk without both (a device that gets them directly). The largest of these three counts.
 - *memory*: llama-server fills the memory of the context with zeros, so its anonymous memory grows.
-- *warm-up*: its own empty run, then the first token of llamasup. It has no measure but the time.
+- *warm-up*: its own empty run, then the first token of llamasup. If the CPU computes, the CPU time of an
+  earlier load is its measure: other programs do not change it. On a GPU, there is only the time.
 
 The log shows where a stage begins (b11434: "loading model", "llama threadpool init"); without these lines the
 bytes show it. The rest of a stage comes from its present speed, the later ones from earlier loads of this
@@ -56,6 +57,8 @@ _LONGEST_MEMORY_S: Final = 15.0
 _FILL_BYTES_S: Final = 1.5e9
 _RUN_BYTES_S: Final = 4e9
 _MIN_WARM_UP_S: Final = 0.3
+_CPU_SHARE: Final = 0.5
+"""If the CPU worked for a smaller part of the warm-up, the time counts: a GPU computed."""
 
 _SLACK: Final = 0.15
 _SLACK_S: Final = 0.5
@@ -71,6 +74,7 @@ class Sample(Struct, frozen=True):
     anonymous_bytes: int = 0  # other resident memory
     read_bytes: int = 0  # by system calls
     disk_bytes: int = 0  # fetched from a disk
+    cpu_s: float = 0.0
     stage: Stage = Stage.BEGIN
 
 
@@ -156,6 +160,8 @@ class LoadEstimate(Struct, frozen=True):
     """The last sample before the weights."""
     weights: _Meter = _Meter(0.0)
     memory: _Meter = _Meter(0.0)
+    warm_up_from: Sample = Sample(0.0)
+    """The first sample of the warm-up."""
     due_s: float | None = None
     """The end that was announced before the remaining time grew."""
     rate_bytes_s: float | None = None
@@ -196,7 +202,7 @@ class LoadEstimate(Struct, frozen=True):
         if changed.stage is Stage.MEMORY:
             memory = _Meter(at_s, sample.anonymous_bytes, at_s, sample.anonymous_bytes, grew_s=at_s)
             return replace(changed, memory=memory)
-        return changed
+        return replace(changed, warm_up_from=sample)
 
     def _weights_arrive(self, sample: Sample) -> bool:
         return self._knows_weights and _arrived(sample, self.base) >= _NOISE_BYTES
@@ -274,7 +280,7 @@ class LoadEstimate(Struct, frozen=True):
             case Stage.MEMORY:
                 return self._rest_of_memory_s(in_stage_s) + self._warm_up_s
             case Stage.WARM_UP:
-                return _rest_of_s(self._warm_up_s, in_stage_s)
+                return self._rest_of_warm_up_s(in_stage_s)
 
     def _weights_s(self, earlier: LoadTimes) -> float:
         """Of the whole stage, at the speed of the last load."""
@@ -314,6 +320,20 @@ class LoadEstimate(Struct, frozen=True):
         if earlier is not None:
             return earlier.warm_up_s
         return _MIN_WARM_UP_S + self.facts.weights_bytes / _RUN_BYTES_S
+
+    def _rest_of_warm_up_s(self, in_stage_s: float) -> float:
+        earlier = self.facts.earlier
+        by_cpu = earlier is not None and earlier.warm_up_cpu_s >= _CPU_SHARE * max(
+            _MIN_WARM_UP_S, earlier.warm_up_s
+        )
+        if earlier is None or not by_cpu or in_stage_s < _MIN_RATE_S or self._warm_up_cpu_s <= 0.0:
+            return _rest_of_s(self._warm_up_s, in_stage_s)
+        return _rest_of_s(earlier.warm_up_cpu_s, self._warm_up_cpu_s) * in_stage_s / self._warm_up_cpu_s
+
+    @property
+    def _warm_up_cpu_s(self) -> float:
+        """So far."""
+        return self.last.cpu_s - self.warm_up_from.cpu_s if self.stage is Stage.WARM_UP else 0.0
 
     # --- the reason
 
@@ -359,6 +379,7 @@ class LoadEstimate(Struct, frozen=True):
             warm_up_s=warm_up_s,
             weights_bytes=self.facts.weights_bytes,
             memory_bytes=max(0, self.memory.done_bytes - self.memory.first_bytes),
+            warm_up_cpu_s=max(0.0, self._warm_up_cpu_s),
         )
 
 

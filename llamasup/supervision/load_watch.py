@@ -55,6 +55,7 @@ class LoadWatch:
                 seen.anonymous_bytes,
                 seen.read_bytes,
                 seen.disk_bytes,
+                seen.cpu_s,
                 self._stage,
             )
             self._estimate = self._estimate.after(sample)

@@ -83,7 +83,7 @@ async def watch_progress(generation: Generation) -> None:
     before: tuple[int, ...] = ()
     published: tuple[float | None, ...] = (None, None)
     now_s = asyncio.get_running_loop().time
-    posted_s = published_s = now_s()
+    posted_s, published_s = now_s(), float("-inf")
     while generation.context.phase() == "starting":
         await asyncio.sleep(_SAMPLE_INTERVAL_S)
         seen = generation.load.sample()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
