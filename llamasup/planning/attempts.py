@@ -178,9 +178,12 @@ class Planner:
 
     def load_facts(self, made: LaunchPlan) -> LoadFacts:
         """What is known about the load of ``made`` before it begins."""
-        filled = sum(part.host_bytes for part in made.memory.parts if part.kind == "kv")
+        of_cpu, filled = (
+            sum(part.host_bytes for part in made.memory.parts if part.kind == kind)
+            for kind in ("weights", "kv")
+        )
         earlier = times_for(self._history.times, self._runtime, made.key)
-        return LoadFacts(made.memory.weights_bytes, filled, earlier)
+        return LoadFacts(made.memory.weights_bytes, of_cpu, filled, earlier)
 
     # --- after a start ----------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 from itertools import pairwise
-from math import exp
 from typing import Final
 
 from msgspec import Struct
@@ -45,18 +44,22 @@ _IDLE_S: Final = 0.5
 _STALL_S: Final = 2.0
 """Without bytes for so long, the disk stalls; a slow one has pauses of some 100 ms."""
 _MIN_RATE_S: Final = 0.4
-"""The shortest time of which a speed is computed."""
+_MIN_RATE_BYTES: Final = 256 << 20
+"""A speed is computed after so long a time, or after so many bytes."""
+_BURST: Final = 0.2
+"""The first part of a stage does not count for its speed: a limited disk begins with a burst."""
+_RECENT: Final = 1 / 3
+_RECENT_S: Final = 1.5
 _STEADY: Final = 0.25
-"""If the speed of the last seconds differs less from the mean of the stage, the mean is the better guess."""
-_SHORTEST_MEMORY_S: Final = 1.5
-_LONGEST_MEMORY_S: Final = 15.0
-"""How far the speed of "the last seconds" looks back: half of the stage, within these two."""
+"""If the speed of the last third differs more from that of the stage, the disk is slower or faster now."""
+_MAX_EDGES: Final = 64
 
-# Without an earlier load, on a CPU of 2024: zeros are written at 1 to 3 GB/s, and the empty run of the
-# warm-up reads all weights at 3 to 10 GB/s.
+# Without an earlier load, on two cores of 2024: zeros are written at 1 to 3 GB/s. The warm-up computes with
+# all weights of the CPU at 3 GB/s, in 0.9 s of CPU time for each GB.
 _FILL_BYTES_S: Final = 1.5e9
-_RUN_BYTES_S: Final = 4e9
-_MIN_WARM_UP_S: Final = 0.3
+_RUN_BYTES_S: Final = 3e9
+_CPU_BYTES_S: Final = 1.1e9
+_MIN_WARM_UP_S: Final = 0.2
 _CPU_SHARE: Final = 0.5
 """If the CPU worked for a smaller part of the warm-up, the time counts: a GPU computed."""
 
@@ -96,55 +99,53 @@ class LoadProgress(Struct, frozen=True):
 
 
 class _Meter(Struct, frozen=True):
-    """The bytes of the current stage. ``bytes_s``: the speed of the last seconds; ``grew_s``: when bytes came
-    last.
-    """
+    """The bytes of one stage. ``edges``: its begin and each time at which bytes came, with their sum."""
 
-    began_s: float
-    first_bytes: int = 0
+    edges: tuple[tuple[float, int], ...] = ((0.0, 0),)
     at_s: float = 0.0
-    done_bytes: int = 0
-    bytes_s: float | None = None
-    grew_s: float = 0.0
 
     def after(self, at_s: float, done_bytes: int) -> _Meter:
-        grown, step_s = max(0, done_bytes - self.done_bytes), at_s - self.at_s
-        if step_s <= 0.0:
-            return replace(self, done_bytes=max(done_bytes, self.done_bytes))
-        speed = self.bytes_s
-        if at_s - self.began_s >= _MIN_RATE_S:
-            if speed is None:
-                speed = (done_bytes - self.first_bytes) / (at_s - self.began_s)
-            else:
-                looks_back_s = (at_s - self.began_s) / 2
-                looks_back_s = min(max(looks_back_s, _SHORTEST_MEMORY_S), _LONGEST_MEMORY_S)
-                speed += (1.0 - exp(-step_s / looks_back_s)) * (grown / step_s - speed)
-        return replace(
-            self,
-            at_s=at_s,
-            done_bytes=self.done_bytes + grown,
-            bytes_s=speed,
-            grew_s=at_s if grown else self.grew_s,
-        )
+        if done_bytes <= self.done_bytes:
+            return replace(self, at_s=at_s)
+        before = self.edges if self.edges[-1][0] < at_s else self.edges[:-1]
+        edges = (*before, (at_s, done_bytes))
+        if len(edges) > _MAX_EDGES:
+            edges = (edges[0], *edges[1:-1:2], edges[-1])
+        return _Meter(edges, at_s)
 
     @property
-    def mean_bytes_s(self) -> float:
-        elapsed_s = self.at_s - self.began_s
-        return (self.done_bytes - self.first_bytes) / elapsed_s if elapsed_s > 0.0 else 0.0
+    def began_s(self) -> float:
+        return self.edges[0][0]
+
+    @property
+    def done_bytes(self) -> int:
+        return self.edges[-1][1]
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.done_bytes - self.edges[0][1]
 
     @property
     def idle_s(self) -> float:
-        return self.at_s - self.grew_s
+        """Since bytes came last."""
+        return self.at_s - self.edges[-1][0]
 
     @property
     def rate_bytes_s(self) -> float | None:
         """The speed to count on; None: not known yet."""
-        if self.bytes_s is None:
+        elapsed_s = self.at_s - self.began_s
+        is_known = elapsed_s >= _MIN_RATE_S or self.grown_bytes >= _MIN_RATE_BYTES
+        if not is_known or len(self.edges) < 2:
             return None
-        mean = self.mean_bytes_s
-        if self.idle_s >= _STALL_S or abs(self.bytes_s - mean) <= _STEADY * mean:
-            return mean or None
-        return self.bytes_s or None
+        whole = self._rate_since(self.began_s + _BURST * elapsed_s)
+        recent = self._rate_since(self.at_s - max(_RECENT_S, _RECENT * elapsed_s))
+        return whole if abs(recent - whole) <= _STEADY * whole else recent
+
+    def _rate_since(self, from_s: float) -> float:
+        """From the edge before ``from_s`` to the last one, as bytes come in blocks. In a stall, until now."""
+        first = max((edge for edge in self.edges[:-1] if edge[0] <= from_s), default=self.edges[0])
+        end_s = self.edges[-1][0] if self.idle_s < _STALL_S else self.at_s
+        return (self.done_bytes - first[1]) / (end_s - first[0])
 
 
 class LoadEstimate(Struct, frozen=True):
@@ -158,8 +159,8 @@ class LoadEstimate(Struct, frozen=True):
     last: Sample = Sample(0.0)
     base: Sample = Sample(0.0)
     """The last sample before the weights."""
-    weights: _Meter = _Meter(0.0)
-    memory: _Meter = _Meter(0.0)
+    weights: _Meter = _Meter()
+    memory: _Meter = _Meter()
     warm_up_from: Sample = Sample(0.0)
     """The first sample of the warm-up."""
     due_s: float | None = None
@@ -198,10 +199,9 @@ class LoadEstimate(Struct, frozen=True):
         at_s = sample.at_s
         changed = replace(self, marks=(*self.marks, at_s), reason=None, due_s=None, rate_bytes_s=None)
         if changed.stage is Stage.WEIGHTS:
-            return replace(changed, weights=_Meter(at_s, at_s=at_s, grew_s=at_s))
+            return replace(changed, weights=_Meter(((at_s, 0),), at_s))
         if changed.stage is Stage.MEMORY:
-            memory = _Meter(at_s, sample.anonymous_bytes, at_s, sample.anonymous_bytes, grew_s=at_s)
-            return replace(changed, memory=memory)
+            return replace(changed, memory=_Meter(((at_s, sample.anonymous_bytes),), at_s))
         return replace(changed, warm_up_from=sample)
 
     def _weights_arrive(self, sample: Sample) -> bool:
@@ -228,8 +228,8 @@ class LoadEstimate(Struct, frozen=True):
             return self._next_stage(sample) if share >= _COMPLETE or is_over else None
         if self.stage is Stage.MEMORY and self.facts.earlier is not None:
             target = self.facts.earlier.memory_bytes
-            grown = self.memory.done_bytes - self.memory.first_bytes
-            return self._next_stage(sample) if _NOISE_BYTES <= target * _COMPLETE <= grown else None
+            is_over = _NOISE_BYTES <= target * _COMPLETE <= self.memory.grown_bytes
+            return self._next_stage(sample) if is_over else None
         return None
 
     # --- the estimate
@@ -310,8 +310,7 @@ class LoadEstimate(Struct, frozen=True):
         rate, target = self.memory.rate_bytes_s, self._target_bytes
         if target < _NOISE_BYTES or rate is None or self.memory.idle_s >= _IDLE_S:
             return _rest_of_s(self._memory_s, in_stage_s)
-        grown = self.memory.done_bytes - self.memory.first_bytes
-        return max(0, target - grown) / rate
+        return max(0, target - self.memory.grown_bytes) / rate
 
     @property
     def _warm_up_s(self) -> float:
@@ -319,16 +318,14 @@ class LoadEstimate(Struct, frozen=True):
         earlier = self.facts.earlier
         if earlier is not None:
             return earlier.warm_up_s
-        return _MIN_WARM_UP_S + self.facts.weights_bytes / _RUN_BYTES_S
+        return _MIN_WARM_UP_S + self.facts.cpu_bytes / _RUN_BYTES_S
 
     def _rest_of_warm_up_s(self, in_stage_s: float) -> float:
-        earlier = self.facts.earlier
-        by_cpu = earlier is not None and earlier.warm_up_cpu_s >= _CPU_SHARE * max(
-            _MIN_WARM_UP_S, earlier.warm_up_s
-        )
-        if earlier is None or not by_cpu or in_stage_s < _MIN_RATE_S or self._warm_up_cpu_s <= 0.0:
+        earlier, used_s = self.facts.earlier, self._warm_up_cpu_s
+        cpu_s = self.facts.cpu_bytes / _CPU_BYTES_S if earlier is None else earlier.warm_up_cpu_s
+        if in_stage_s < _MIN_RATE_S or used_s <= 0.0 or cpu_s < _CPU_SHARE * self._warm_up_s:
             return _rest_of_s(self._warm_up_s, in_stage_s)
-        return _rest_of_s(earlier.warm_up_cpu_s, self._warm_up_cpu_s) * in_stage_s / self._warm_up_cpu_s
+        return _rest_of_s(cpu_s, used_s) * in_stage_s / used_s
 
     @property
     def _warm_up_cpu_s(self) -> float:
@@ -356,8 +353,7 @@ class LoadEstimate(Struct, frozen=True):
                 return f"the warm-up takes longer than {than} ({self._warm_up_s:.1f} s)"
         rate = meter.rate_bytes_s
         if rate is not None and self.rate_bytes_s is not None and rate < self.rate_bytes_s:
-            before = max(self.rate_bytes_s, meter.mean_bytes_s)
-            return f"{subject} at {_speed(rate)} now, {_speed(before)} before"
+            return f"{subject} at {_speed(rate)} now, {_speed(self.rate_bytes_s)} before"
         if rate is not None and rate < known:
             return f"{subject} at {_speed(rate)}, {_speed(known)} in the last load"
         than = "expected" if earlier is None else "in the last load"
@@ -378,7 +374,7 @@ class LoadEstimate(Struct, frozen=True):
             memory_s=memory_s,
             warm_up_s=warm_up_s,
             weights_bytes=self.facts.weights_bytes,
-            memory_bytes=max(0, self.memory.done_bytes - self.memory.first_bytes),
+            memory_bytes=self.memory.grown_bytes,
             warm_up_cpu_s=max(0.0, self._warm_up_cpu_s),
         )
 

@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 _SAMPLE_INTERVAL_S: Final = 0.25
+_FIRST_INTERVAL_S: Final = 0.05
 _PROGRESS_INTERVAL_S: Final = 1.0
 _PUBLISH_INTERVAL_S: Final = 0.5
 
@@ -85,7 +86,8 @@ async def watch_progress(generation: Generation) -> None:
     now_s = asyncio.get_running_loop().time
     posted_s, published_s = now_s(), float("-inf")
     while generation.context.phase() == "starting":
-        await asyncio.sleep(_SAMPLE_INTERVAL_S)
+        elapsed_s = generation.load.progress.elapsed_s
+        await asyncio.sleep(min(max(_FIRST_INTERVAL_S, elapsed_s / 4), _SAMPLE_INTERVAL_S))
         seen = generation.load.sample()
         if now_s() - posted_s >= _PROGRESS_INTERVAL_S:
             posted_s = now_s()
