@@ -54,9 +54,9 @@ _STEADY: Final = 0.25
 """If the speed of the last third differs more from that of the stage, the disk is slower or faster now."""
 _MAX_EDGES: Final = 64
 
-# Without an earlier load, on two cores of 2024: zeros are written at 1 to 3 GB/s. The warm-up computes with
+# Without an earlier load, on two cores of 2024: zeros are written at 2 to 4 GB/s. The warm-up computes with
 # all weights of the CPU at 3 GB/s, in 0.9 s of CPU time for each GB.
-_FILL_BYTES_S: Final = 1.5e9
+_FILL_BYTES_S: Final = 2.5e9
 _RUN_BYTES_S: Final = 3e9
 _CPU_BYTES_S: Final = 1.1e9
 _MIN_WARM_UP_S: Final = 0.2
