@@ -44,6 +44,7 @@ _IDLE_S: Final = 0.5
 _STALL_S: Final = 2.0
 """Without bytes for so long, the disk stalls; a slow one has pauses of some 100 ms."""
 _MIN_RATE_S: Final = 0.4
+_SHORTEST_S: Final = 0.01
 _MIN_RATE_BYTES: Final = 256 << 20
 """A speed is computed after so long a time, or after so many bytes."""
 _BURST: Final = 0.2
@@ -344,10 +345,10 @@ class LoadEstimate(Struct, frozen=True):
                 meter, subject = self.weights, "the weights are read"
                 if self.weights.idle_s >= _STALL_S:
                     return f"no weights have been read for {self.weights.idle_s:.0f} s"
-                known = earlier.weights_bytes / earlier.weights_s if earlier and earlier.weights_s else 0.0
+                known = _rate(earlier.weights_bytes, earlier.weights_s) if earlier else 0.0
             case Stage.MEMORY:
                 meter, subject = self.memory, "the memory of the context is filled"
-                known = earlier.memory_bytes / earlier.memory_s if earlier and earlier.memory_s else 0.0
+                known = _rate(earlier.memory_bytes, earlier.memory_s) if earlier else 0.0
             case Stage.WARM_UP:
                 than = "expected" if earlier is None else "in the last load"
                 return f"the warm-up takes longer than {than} ({self._warm_up_s:.1f} s)"
@@ -393,6 +394,11 @@ def _rest_of_s(whole_s: float, elapsed_s: float) -> float:
     excess.
     """
     return max(whole_s - elapsed_s, 0.1 * whole_s + 0.25 * max(0.0, elapsed_s - whole_s))
+
+
+def _rate(done_bytes: int, time_s: float) -> float:
+    """0.0: the stage was too short to show a speed."""
+    return done_bytes / time_s if time_s >= _SHORTEST_S else 0.0
 
 
 def _speed(bytes_s: float) -> str:
