@@ -45,8 +45,9 @@ _STALL_S: Final = 2.0
 """Without bytes for so long, the disk stalls; a slow one has pauses of some 100 ms."""
 _MIN_RATE_S: Final = 0.4
 _SHORTEST_S: Final = 0.01
-_MIN_RATE_BYTES: Final = 256 << 20
-"""A speed is computed after so long a time, or after so many bytes."""
+_SURE_S: Final = 2.0
+_SURE_BYTES: Final = 256 << 20
+"""A speed is computed after so long a time, or after so many bytes, or after some of both."""
 _BURST: Final = 0.2
 """The first part of a stage does not count for its speed: a limited disk begins with a burst."""
 _RECENT: Final = 1 / 3
@@ -135,7 +136,8 @@ class _Meter(Struct, frozen=True):
     def rate_bytes_s(self) -> float | None:
         """The speed to count on; None: not known yet."""
         elapsed_s = self.at_s - self.began_s
-        is_known = elapsed_s >= _MIN_RATE_S or self.grown_bytes >= _MIN_RATE_BYTES
+        is_sure = elapsed_s >= _SURE_S or self.grown_bytes >= _SURE_BYTES
+        is_known = is_sure or (elapsed_s >= _MIN_RATE_S and self.grown_bytes >= _NOISE_BYTES)
         if not is_known or len(self.edges) < 2:
             return None
         whole = self._rate_since(self.began_s + _BURST * elapsed_s)
@@ -280,7 +282,7 @@ class LoadEstimate(Struct, frozen=True):
                 return None if weights_s is None else weights_s + self._memory_s + self._warm_up_s
             case Stage.MEMORY:
                 return self._rest_of_memory_s(in_stage_s) + self._warm_up_s
-            case Stage.WARM_UP:
+            case _:
                 return self._rest_of_warm_up_s(in_stage_s)
 
     def _weights_s(self, earlier: LoadTimes) -> float:
@@ -349,7 +351,7 @@ class LoadEstimate(Struct, frozen=True):
             case Stage.MEMORY:
                 meter, subject = self.memory, "the memory of the context is filled"
                 known = _rate(earlier.memory_bytes, earlier.memory_s) if earlier else 0.0
-            case Stage.WARM_UP:
+            case _:
                 than = "expected" if earlier is None else "in the last load"
                 return f"the warm-up takes longer than {than} ({self._warm_up_s:.1f} s)"
         rate = meter.rate_bytes_s
