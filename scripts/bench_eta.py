@@ -3,7 +3,8 @@
 Loads a generated model again and again, and reads the `progress` events as a parent program does. At half
 time of each load, the remaining time of the last event, less the time since then, is compared with the real
 one. Every second load follows earlier loads of the file, mostly of other kinds; before the others, the state
-folder is empty. All kinds, with and without a memory map, and the runtimes alternate.
+folder is empty. All kinds, with and without a memory map, and the runtimes alternate. Each load waits until
+the CPU is idle, because other programs change the time of the warm-up.
 
 The disk is throttled by a cgroup (v1 `blkio`, or a delegated v2 `io.max`), to another speed for each load. An
 *uneven* disk changes its speed once during the load. Without such a cgroup these loads are left out.
@@ -80,6 +81,7 @@ class Load:
 def main() -> None:
     options = _options()
     random.seed(options.seed)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # removes the model and the cgroup
     with tempfile.TemporaryDirectory(dir=options.folder) as folder, _throttle() as throttle:
         kinds = [kind for kind in options.kinds or KINDS if throttle or kind in ("cold", "warm")]
         model = write_large_decoder(Path(folder) / "model.gguf", options.size_mb << 20)
@@ -143,6 +145,7 @@ def _load(
     state: Path,
     throttle: Throttle | None,
 ) -> Load:
+    _wait_for_idle_cpu()
     if kind == "warm":
         _read(model)
     else:
@@ -227,6 +230,22 @@ def _table(loads: Sequence[Load]) -> str:
                 f"| {sum(load.grew + load.fell for load in found)} |"
             )
     return "\n".join(rows)
+
+
+def _wait_for_idle_cpu() -> None:
+    """Until it was nearly idle for a second, for two minutes at most."""
+    until_s = time.monotonic() + 120.0
+    while time.monotonic() < until_s:
+        before = _cpu_times()
+        time.sleep(1.0)
+        total, idle = (after - first for after, first in zip(_cpu_times(), before, strict=True))
+        if idle >= 0.8 * total:
+            return
+
+
+def _cpu_times() -> tuple[int, int]:
+    times = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]))
+    return sum(times), times[3] + times[4]
 
 
 # --- the page cache

@@ -6,8 +6,8 @@
 - *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from
   the disk without both (a device that gets them directly). The largest of these three counts.
 - *memory*: llama-server fills the memory of the context with zeros, so its anonymous memory grows.
-- *warm-up*: its own empty run, then the first token of llamasup. If the CPU computes, the CPU time of an
-  earlier load is its measure: other programs do not change it. On a GPU, there is only the time.
+- *warm-up*: its own empty run, then the first token of llamasup. If the CPU computes, its measure is the CPU
+  time, which other programs do not change. On a GPU, there is only the time.
 
 The log shows where a stage begins (b11434: "loading model", "llama threadpool init"); without these lines the
 bytes show it. The rest of a stage comes from its present speed, the later ones from earlier loads of this
@@ -62,8 +62,6 @@ _FILL_BYTES_S: Final = 2.5e9
 _RUN_BYTES_S: Final = 3e9
 _CPU_BYTES_S: Final = 1.1e9
 _MIN_WARM_UP_S: Final = 0.2
-_CPU_SHARE: Final = 0.5
-"""If the CPU worked for a smaller part of the warm-up, the time counts: a GPU computed."""
 
 _SLACK: Final = 0.15
 _SLACK_S: Final = 0.5
@@ -326,7 +324,8 @@ class LoadEstimate(Struct, frozen=True):
     def _rest_of_warm_up_s(self, in_stage_s: float) -> float:
         earlier, used_s = self.facts.earlier, self._warm_up_cpu_s
         cpu_s = self.facts.cpu_bytes / _CPU_BYTES_S if earlier is None else earlier.warm_up_cpu_s
-        if in_stage_s < _MIN_RATE_S or used_s <= 0.0 or cpu_s < _CPU_SHARE * self._warm_up_s:
+        on_cpu = self.facts.cpu_bytes > self.facts.weights_bytes / 2
+        if not on_cpu or cpu_s <= 0.0 or used_s <= 0.0 or in_stage_s < _MIN_RATE_S:
             return _rest_of_s(self._warm_up_s, in_stage_s)
         return _rest_of_s(cpu_s, used_s) * in_stage_s / used_s
 

@@ -178,7 +178,7 @@ class WrappedPlanner:
         if model is not None and not _IS_PART.search(model):
             with suppress(OSError, ValueError):
                 size_bytes = (self._wrapping.cwd / model).stat().st_size
-        return LoadFacts(size_bytes, size_bytes, earlier=self._times)
+        return LoadFacts(size_bytes, earlier=self._times)
 
     def served(
         self,
