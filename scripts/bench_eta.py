@@ -4,7 +4,8 @@ Loads a generated model again and again, and reads the `progress` events as a pa
 time of each load, the remaining time of the last event, less the time since then, is compared with the real
 one. Every second load follows earlier loads of the file, mostly of other kinds; before the others, the state
 folder is empty. All kinds, with and without a memory map, and the runtimes alternate. Each load waits until
-the CPU is idle, because other programs change the time of the warm-up.
+the CPU is idle. It is measured again if other programs used the CPU meanwhile, because they change the time of
+the warm-up; `--disturbed` counts such loads, too.
 
 The disk is throttled by a cgroup (v1 `blkio`, or a delegated v2 `io.max`), to another speed for each load. An
 *uneven* disk changes its speed once during the load. Without such a cgroup these loads are left out.
@@ -19,6 +20,7 @@ import json
 import os
 import platform
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -49,12 +51,16 @@ KINDS = {
 }
 _SLOWEST_BYTES_S, _FASTEST_BYTES_S = 100e6, 250e6
 """Of a throttled disk. A faster one would not be limited by the cgroup but, now and then, by the machine."""
+_MOST_OTHERS = 0.25
+"""Cores. A load is measured again if other programs used more."""
+_MOST_TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``eta_s``: the announced remaining time at half time; None: none was announced. ``grew``: how often the
-    remaining time grew without a reason.
+    """``eta_s``: the announced remaining time at half time; None: none was announced. ``grew`` and ``fell``:
+    how often the remaining time grew, and the percent fell, without a reason. ``others``: the cores that other
+    programs used.
     """
 
     runtime: str
@@ -65,6 +71,7 @@ class Load:
     eta_s: float | None
     grew: int
     fell: int
+    others: float
     events: list[dict[str, Any]]
 
     @property
@@ -101,6 +108,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--loads", type=int, default=30, help="of each kind")
     parser.add_argument("--size-mb", type=int, default=1500, help="of the model")
     parser.add_argument("--kinds", nargs="*", choices=KINDS)
+    parser.add_argument("--disturbed", action="store_true", help="count every load")
     parser.add_argument("--folder", help="for the model, on a real disk")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", metavar="FILE")
@@ -124,12 +132,15 @@ def _loads(
             known, mapped = number % 2 == 0, number // 2 % 2 == 0
             runtime = runtimes[number // 4 % len(runtimes)]
             for kind in random.sample(kinds, len(kinds)):
-                with tempfile.TemporaryDirectory() as new_state:
-                    state = Path(known_state if known else new_state)
-                    load = _load(model, runtime, kind, known, mapped, state, throttle)
+                for _ in range(1 if options.disturbed else _MOST_TRIES):
+                    with tempfile.TemporaryDirectory() as new_state:
+                        state = Path(known_state if known else new_state)
+                        load = _load(model, runtime, kind, known, mapped, state, throttle)
+                    if load.others <= _MOST_OTHERS:
+                        break
                 print(
                     f"{number + 1:3} {load.runtime:9} {'known' if known else 'first':6} {kind:10}"
-                    f"{'mmap' if mapped else 'read'} {load.took_s:6.1f} s {load.error:5.0%}",
+                    f"{'mmap' if mapped else 'read'} {load.took_s:6.1f} s {load.error:5.0%} {load.others:5.2f}",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -164,6 +175,7 @@ def _load(
             changed = bytes_s * random.choice([0.6, 1.6])
             change = threading.Timer(random.uniform(1.0, 3.0), throttle.limit, [changed])
             change.start()
+    began_s, cpu_before_s = time.monotonic(), _cpu_of_others_s()
     process = subprocess.Popen(
         command,
         env=os.environ | {"XDG_STATE_HOME": str(state)},
@@ -173,7 +185,7 @@ def _load(
     )
     try:
         assert process.stdout is not None
-        began_s, events = 0.0, []
+        events = []
         for line in process.stdout:
             event: dict[str, Any] = json.loads(line)
             at_s = time.monotonic()
@@ -193,12 +205,13 @@ def _load(
             throttle.limit(None)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+    others = (_cpu_of_others_s() - cpu_before_s) / (time.monotonic() - began_s)
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
     name = "embedded" if runtime == "embedded" else "binary"
     before = [event for event in events if event["at_s"] <= took_s / 2 and event["eta_s"] is not None]
     eta_s = before[-1]["eta_s"] - (took_s / 2 - before[-1]["at_s"]) if before else None
-    return Load(name, kind, known, mapped, took_s, eta_s, *_surprises(events), events)
+    return Load(name, kind, known, mapped, took_s, eta_s, *_surprises(events), others, events)
 
 
 def _surprises(events: Sequence[dict[str, Any]]) -> tuple[int, int]:
@@ -241,6 +254,13 @@ def _wait_for_idle_cpu() -> None:
         total, idle = (after - first for after, first in zip(_cpu_times(), before, strict=True))
         if idle >= 0.8 * total:
             return
+
+
+def _cpu_of_others_s() -> float:
+    """Of this machine since its start, without the ended children of this process."""
+    total, idle = _cpu_times()
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (total - idle) / os.sysconf("SC_CLK_TCK") - own.ru_utime - own.ru_stime
 
 
 def _cpu_times() -> tuple[int, int]:
