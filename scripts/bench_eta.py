@@ -4,8 +4,8 @@ Loads a generated model again and again, and reads the `progress` events as a pa
 time of each load, the remaining time of the last event, less the time since then, is compared with the real
 one. Every second load follows earlier loads of the file, mostly of other kinds; before the others, the state
 folder is empty. All kinds, with and without a memory map, and the runtimes alternate. Each load waits until
-the CPU is idle. It is measured again if other programs used the CPU meanwhile, because they change the time of
-the warm-up; `--disturbed` counts such loads, too.
+the CPU is idle. It is measured again if other programs used the CPU meanwhile, because they change the time
+of the warm-up; `--disturbed` counts such loads, too.
 
 The disk is throttled by a cgroup (v1 `blkio`, or a delegated v2 `io.max`), to another speed for each load. An
 *uneven* disk changes its speed once during the load. Without such a cgroup these loads are left out.
@@ -59,8 +59,8 @@ _MOST_TRIES = 5
 @dataclass(frozen=True, slots=True)
 class Load:
     """``eta_s``: the announced remaining time at half time; None: none was announced. ``grew`` and ``fell``:
-    how often the remaining time grew, and the percent fell, without a reason. ``others``: the cores that other
-    programs used.
+    how often the remaining time grew, and the percent fell, without a reason. ``others``: the cores that
+    other programs used.
     """
 
     runtime: str
@@ -140,7 +140,8 @@ def _loads(
                         break
                 print(
                     f"{number + 1:3} {load.runtime:9} {'known' if known else 'first':6} {kind:10}"
-                    f"{'mmap' if mapped else 'read'} {load.took_s:6.1f} s {load.error:5.0%} {load.others:5.2f}",
+                    f"{'mmap' if mapped else 'read'} {load.took_s:6.1f} s {load.error:5.0%}"
+                    f" {load.others:5.2f}",
                     file=sys.stderr,
                     flush=True,
                 )
