@@ -12,11 +12,19 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["LoadFacts", "LoadTimes", "add_times", "is_possible", "times_for"]
+__all__ = [
+    "LoadFacts",
+    "LoadTimes",
+    "add_times",
+    "is_possible",
+    "most_similar",
+    "records_of",
+    "times_for",
+]
 
 # A load after another differs by what is in the page cache, and by what else the machine does.
-_MAX_OF_PLAN = 3
-_MAX_RECORDS = 16
+_MAX_OF_PLAN = 5
+_MAX_RECORDS = 20
 _LONGEST_S = 86_400.0
 
 
@@ -45,13 +53,14 @@ class LoadFacts(Struct, frozen=True):
 
     ``cpu_bytes``: the weights with which the CPU computes. ``memory_bytes``: the estimated host memory of the
     context, which llama-server fills with zeros.
-    ``earlier``: the expected times, from earlier loads.
+    ``earlier``: the expected times, from earlier loads. ``records``: the earlier loads of the same plan.
     """
 
     weights_bytes: int = 0
     cpu_bytes: int = 0
     memory_bytes: int = 0
     earlier: LoadTimes | None = None
+    records: tuple[LoadTimes, ...] = ()
 
 
 def add_times(records: Sequence[LoadTimes], times: LoadTimes) -> tuple[LoadTimes, ...]:
@@ -85,6 +94,23 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
         weights_bytes=last.weights_bytes,
         memory_bytes=last.memory_bytes if is_same else 0,  # another context has another size
     )
+
+
+def records_of(records: Sequence[LoadTimes], runtime: str, key: str) -> tuple[LoadTimes, ...]:
+    """The loads with this plan, the newest last."""
+    return tuple(record for record in records if _plan_of(record) == (runtime, key))
+
+
+def most_similar(records: Sequence[LoadTimes], weights_s: float) -> LoadTimes:
+    """The load whose weights took the most similar time, the newest of several.
+
+    After a slow disk, the warm-up takes longer, too: the kernel has put the file into small pages.
+    """
+    return min(reversed(records), key=lambda record: abs(_scale(record.weights_s) - _scale(weights_s)))
+
+
+def _scale(time_s: float) -> float:
+    return math.log(max(time_s, 0.1))
 
 
 def is_possible(times: LoadTimes) -> bool:

@@ -55,6 +55,7 @@ _SAMPLE_INTERVAL_S: Final = 0.25
 _FIRST_INTERVAL_S: Final = 0.05
 _PROGRESS_INTERVAL_S: Final = 1.0
 _PUBLISH_INTERVAL_S: Final = 0.5
+_FIRST_PUBLISH_INTERVAL_S: Final = 0.1
 
 
 # --- its start
@@ -79,7 +80,7 @@ async def probe(generation: Generation) -> None:
 async def watch_progress(generation: Generation) -> None:
     """Post an event for each second with progress of the start: log output, memory, bytes read (S6).
 
-    Publishes how far the load is, at most twice a second.
+    Publishes how far the load is, twice a second at most, but more often in its first second.
     """
     before: tuple[int, ...] = ()
     published: tuple[float | None, ...] = (None, None)
@@ -97,7 +98,8 @@ async def watch_progress(generation: Generation) -> None:
                 generation.post(states.Progressed(generation.number))
         progress = generation.load.progress
         shown = (progress.percent, progress.eta_s)
-        if now_s() - published_s >= _PUBLISH_INTERVAL_S and shown != published:
+        interval_s = min(max(_FIRST_PUBLISH_INTERVAL_S, progress.elapsed_s / 4), _PUBLISH_INTERVAL_S)
+        if now_s() - published_s >= interval_s and shown != published:
             published, published_s = shown, now_s()
             context = generation.context
             context.bus.publish(LoadProgressed(context.model, generation.number, progress))
