@@ -46,7 +46,7 @@ from llamasup.planning.load_history import (
     runtime_id,
 )
 from llamasup.planning.load_history_store import load, save
-from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, records_of, times_for
+from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -183,8 +183,7 @@ class Planner:
             for kind in ("weights", "kv")
         )
         earlier = times_for(self._history.times, self._runtime, made.key)
-        records = records_of(self._history.times, self._runtime, made.key)
-        return LoadFacts(made.memory.weights_bytes, of_cpu, filled, earlier, records)
+        return LoadFacts(made.memory.weights_bytes, of_cpu, filled, earlier)
 
     # --- after a start ----------------------------------------------------------------------------
 

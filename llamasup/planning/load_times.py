@@ -12,15 +12,7 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = [
-    "LoadFacts",
-    "LoadTimes",
-    "add_times",
-    "is_possible",
-    "most_similar",
-    "records_of",
-    "times_for",
-]
+__all__ = ["LoadFacts", "LoadTimes", "add_times", "is_possible", "times_for"]
 
 # A load after another differs by what is in the page cache, and by what else the machine does.
 _MAX_OF_PLAN = 5
@@ -53,14 +45,13 @@ class LoadFacts(Struct, frozen=True):
 
     ``cpu_bytes``: the weights with which the CPU computes. ``memory_bytes``: the estimated host memory of the
     context, which llama-server fills with zeros.
-    ``earlier``: the expected times, from earlier loads. ``records``: the earlier loads of the same plan.
+    ``earlier``: the expected times, from earlier loads.
     """
 
     weights_bytes: int = 0
     cpu_bytes: int = 0
     memory_bytes: int = 0
     earlier: LoadTimes | None = None
-    records: tuple[LoadTimes, ...] = ()
 
 
 def add_times(records: Sequence[LoadTimes], times: LoadTimes) -> tuple[LoadTimes, ...]:
@@ -75,7 +66,9 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
     """The expected times of a load with the plan ``key``; None without a load by this ``runtime``.
 
     Loads of the same plan count, or else those of other plans. The weights take as long as last time, because
-    the last load has changed the page cache; each other stage takes the median.
+    the last load has changed the page cache. The warm-up takes as long as the fastest one: it computes the
+    same each time, and only other programs, or a file in small pages after a slow disk, make it slower. The
+    other stages take the median.
     """
     of_runtime = [record for record in records if record.runtime == runtime]
     found = [record for record in of_runtime if record.key == key] or of_runtime
@@ -83,34 +76,18 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
         return None
     last = found[-1]
     is_same = last.key == key
+    fastest = min(found, key=lambda record: record.warm_up_s)
     return LoadTimes(
         runtime,
         key,
         begin_s=median(record.begin_s for record in found),
         weights_s=last.weights_s,
         memory_s=median(record.memory_s for record in found),
-        warm_up_s=median(record.warm_up_s for record in found),
-        warm_up_cpu_s=median(record.warm_up_cpu_s for record in found),
+        warm_up_s=fastest.warm_up_s,
+        warm_up_cpu_s=fastest.warm_up_cpu_s,
         weights_bytes=last.weights_bytes,
         memory_bytes=last.memory_bytes if is_same else 0,  # another context has another size
     )
-
-
-def records_of(records: Sequence[LoadTimes], runtime: str, key: str) -> tuple[LoadTimes, ...]:
-    """The loads with this plan, the newest last."""
-    return tuple(record for record in records if _plan_of(record) == (runtime, key))
-
-
-def most_similar(records: Sequence[LoadTimes], weights_s: float) -> LoadTimes:
-    """The load whose weights took the most similar time, the newest of several.
-
-    After a slow disk, the warm-up takes longer, too: the kernel has put the file into small pages.
-    """
-    return min(reversed(records), key=lambda record: abs(_scale(record.weights_s) - _scale(weights_s)))
-
-
-def _scale(time_s: float) -> float:
-    return math.log(max(time_s, 0.1))
 
 
 def is_possible(times: LoadTimes) -> bool:

@@ -10,9 +10,8 @@
   time, which other programs do not change. On a GPU, there is only the time.
 
 The log shows where a stage begins (b11434: "loading model", "llama threadpool init"); without these lines the
-bytes show it. The rest of a stage comes from its present speed, the later ones from the earlier load of this
-file whose weights took the most similar time. The remaining time grows only if the estimate was clearly
-wrong, and then there is a ``reason``.
+bytes show it. The rest of a stage comes from its present speed, the later ones from earlier loads of this
+file. The remaining time grows only if the estimate was clearly wrong, and then there is a ``reason``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import LoadFacts, LoadTimes, most_similar
+from llamasup.planning.load_times import LoadFacts, LoadTimes
 from llamasup.system.text import memory_text
 
 __all__ = ["LoadEstimate", "LoadProgress", "Sample", "Stage"]
@@ -168,8 +167,7 @@ class LoadEstimate(Struct, frozen=True):
     due_s: float | None = None
     """The end that was announced before the remaining time grew."""
     rate_bytes_s: float | None = None
-    later_s: float = 0.0
-    """The speed and the time after the weights that the last estimate counted on."""
+    """The speed that the last estimate counted on."""
 
     @property
     def stage(self) -> Stage:
@@ -186,7 +184,7 @@ class LoadEstimate(Struct, frozen=True):
         changed = changed._measured(sample)
         while (next_ := changed._completed(sample)) is not None:
             changed = next_
-        return changed._compared(sample.at_s)._estimated(sample.at_s)
+        return changed._estimated(sample.at_s)
 
     def _entered(self, sample: Sample) -> LoadEstimate:
         """Enter the stage that the log shows, or in which weights arrive."""
@@ -235,29 +233,6 @@ class LoadEstimate(Struct, frozen=True):
             return self._next_stage(sample) if is_over else None
         return None
 
-    def _compared(self, at_s: float) -> LoadEstimate:
-        """Expect the later stages of the most similar load, once the speed of the weights is known."""
-        facts = self.facts
-        weights_s = self._expected_weights_s(at_s)
-        if weights_s is None or not facts.records or facts.earlier is None:
-            return self
-        like = most_similar(facts.records, weights_s)
-        earlier = replace(
-            facts.earlier,
-            memory_s=like.memory_s,
-            memory_bytes=like.memory_bytes,
-            warm_up_s=like.warm_up_s,
-            warm_up_cpu_s=like.warm_up_cpu_s,
-        )
-        return replace(self, facts=replace(facts, earlier=earlier))
-
-    def _expected_weights_s(self, at_s: float) -> float | None:
-        """Of the whole stage, by its present speed; None: not known."""
-        if self.stage > Stage.WEIGHTS:
-            return self.marks[Stage.MEMORY] - self.marks[Stage.WEIGHTS]
-        rest_s = self._rest_by_speed_s if self.stage is Stage.WEIGHTS else None
-        return None if rest_s is None else at_s - self.marks[-1] + rest_s
-
     # --- the estimate
 
     def _estimated(self, at_s: float) -> LoadEstimate:
@@ -272,7 +247,7 @@ class LoadEstimate(Struct, frozen=True):
                 eta_s = self.eta_s
             else:
                 due_s = self.last.at_s + self.eta_s if self.due_s is None else self.due_s
-                changed = replace(self, reason=self._reason(at_s, eta_s - self.eta_s), due_s=due_s)
+                changed = replace(self, reason=self._reason(at_s), due_s=due_s)
         elif self.due_s is not None and at_s + eta_s <= self.due_s:
             changed = replace(self, reason=None, due_s=None)
         percent = min(_MOST_PERCENT, 100.0 * at_s / (at_s + rest_s)) if at_s + rest_s > 0.0 else 0.0
@@ -281,7 +256,6 @@ class LoadEstimate(Struct, frozen=True):
             eta_s=eta_s,
             percent=round(max(percent, self.percent or 0.0), 1),
             rate_bytes_s=changed._rate_bytes_s,
-            later_s=changed._later_s,
         )
 
     @property
@@ -316,18 +290,10 @@ class LoadEstimate(Struct, frozen=True):
         return earlier.weights_s * self.facts.weights_bytes / earlier.weights_bytes
 
     def _rest_of_weights_s(self, in_stage_s: float) -> float | None:
-        rest_s, earlier = self._rest_by_speed_s, self.facts.earlier
-        if rest_s is not None or earlier is None:
-            return rest_s
-        return _rest_of_s(self._weights_s(earlier), in_stage_s)
-
-    @property
-    def _rest_by_speed_s(self) -> float | None:
-        """Of the weights; None: not known yet."""
-        rate = self.weights.rate_bytes_s
-        if not self._knows_weights or rate is None:
-            return None
-        return (self.facts.weights_bytes - self.weights.done_bytes) / rate
+        rate, earlier = self.weights.rate_bytes_s, self.facts.earlier
+        if self._knows_weights and rate is not None:
+            return (self.facts.weights_bytes - self.weights.done_bytes) / rate
+        return None if earlier is None else _rest_of_s(self._weights_s(earlier), in_stage_s)
 
     @property
     def _target_bytes(self) -> int:
@@ -346,11 +312,6 @@ class LoadEstimate(Struct, frozen=True):
         if target < _NOISE_BYTES or rate is None or self.memory.idle_s >= _IDLE_S:
             return _rest_of_s(self._memory_s, in_stage_s)
         return max(0, target - self.memory.grown_bytes) / rate
-
-    @property
-    def _later_s(self) -> float:
-        """After the weights."""
-        return self._memory_s + self._warm_up_s
 
     @property
     def _warm_up_s(self) -> float:
@@ -375,11 +336,9 @@ class LoadEstimate(Struct, frozen=True):
 
     # --- the reason
 
-    def _reason(self, at_s: float, growth_s: float) -> str:
-        """Why the remaining time has just grown by this."""
+    def _reason(self, at_s: float) -> str:
+        """Why the remaining time has just grown."""
         earlier = self.facts.earlier
-        if self.stage < Stage.WARM_UP and self._later_s - self.later_s > growth_s / 2:
-            return f"an earlier load at this speed took {self._later_s:.1f} s after the weights"
         match self.stage:
             case Stage.BEGIN:
                 return "llama-server takes longer to start than in the last load"

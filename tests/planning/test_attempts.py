@@ -228,7 +228,6 @@ def test_next_load_is_expected_to_take_as_long_as_the_last_one(host: Machine, pr
     earlier = host.planner(profile=profile).load_facts(made).earlier
     assert earlier is not None
     assert earlier == replace(times, runtime=earlier.runtime, key=made.key)
-    assert host.planner(profile=profile).load_facts(made).records == (earlier,)
 
 
 def test_step_that_did_not_serve_is_not_recorded(host: Machine) -> None:

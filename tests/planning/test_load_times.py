@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import (
-    LoadTimes,
-    add_times,
-    is_possible,
-    most_similar,
-    records_of,
-    times_for,
-)
+from llamasup.planning.load_times import LoadTimes, add_times, is_possible, times_for
 
 TIMES = LoadTimes("runtime", "plan", 0.5, 4.0, 1.0, 2.0, weights_bytes=1000, memory_bytes=100)
 
@@ -36,11 +29,11 @@ def test_first_load_has_no_expected_times() -> None:
     assert times_for((TIMES,), "another runtime", "plan") is None
 
 
-def test_weights_take_as_long_as_last_time_and_the_rest_the_median() -> None:
-    records = (TIMES, slower(10.0, warm_up_cpu_s=9.0), slower(2.0, warm_up_cpu_s=3.0))
-    assert times_for(records, "runtime", "plan") == slower(2.0, warm_up_cpu_s=3.0)
-    records = (TIMES, slower(2.0), slower(10.0))
-    assert times_for(records, "runtime", "plan") == slower(2.0, weights_s=40.0)
+def test_weights_take_as_long_as_last_time_and_the_warm_up_as_the_fastest() -> None:
+    records = (replace(TIMES, warm_up_cpu_s=3.0), slower(2.0), slower(10.0))
+    assert times_for(records, "runtime", "plan") == slower(
+        2.0, weights_s=40.0, warm_up_s=2.0, warm_up_cpu_s=3.0
+    )
 
 
 def test_another_plan_has_another_context() -> None:
@@ -57,8 +50,6 @@ def test_last_five_loads_of_a_plan_are_kept() -> None:
     for factor in range(1, 8):
         records = add_times(records, slower(factor))
     assert records == (other, *(slower(factor) for factor in range(3, 8)))
-    assert records_of(records, "runtime", "other plan") == (other,)
-    assert records_of(records, "another runtime", "plan") == ()
 
 
 def test_number_of_records_has_a_limit() -> None:
@@ -66,17 +57,6 @@ def test_number_of_records_has_a_limit() -> None:
     for number in range(40):
         records = add_times(records, replace(TIMES, key=str(number)))
     assert [record.key for record in records] == [str(number) for number in range(20, 40)]
-
-
-@pytest.mark.parametrize(("weights_s", "index"), [(0.0, 0), (4.0, 0), (7.0, 1), (30.0, 2), (900.0, 2)])
-def test_most_similar_load_is_that_of_a_disk_as_fast(weights_s: float, index: int) -> None:
-    records = (TIMES, slower(2.0), slower(10.0))  # 4, 8 and 40 s
-    assert most_similar(records, weights_s) is records[index]
-
-
-def test_newest_of_equally_similar_loads_counts() -> None:
-    records = (TIMES, replace(TIMES, warm_up_s=9.0), slower(10.0))
-    assert most_similar(records, 4.0) is records[1]
 
 
 @pytest.mark.parametrize(

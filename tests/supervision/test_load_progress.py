@@ -247,30 +247,6 @@ def test_slow_memory_without_a_measure_is_a_reason(facts: LoadFacts, than: str) 
     )
 
 
-SLOW = replace(EARLIER, weights_s=40.0, memory_s=3.0, memory_bytes=256 * MIB, warm_up_s=6.0)
-BOTH = replace(KNOWN, records=(SLOW, EARLIER))
-
-
-@pytest.mark.parametrize(("time_s", "rest_s"), [(4.0, 3.0), (40.0, 9.0)])
-def test_later_stages_are_those_of_a_load_with_similar_weights(time_s: float, rest_s: float) -> None:
-    process = Process(BOTH).spend(0.5).spend(time_s, stage=Stage.WEIGHTS, read_bytes=2 * GIB / time_s)
-    assert process.stage() is Stage.MEMORY
-    assert process.estimate.eta_s == pytest.approx(rest_s, rel=0.1)
-    assert process.estimate.facts.earlier is not None
-    assert (
-        process.estimate.facts.earlier.weights_s == EARLIER.weights_s
-    )  # for the comparison with the last load
-
-
-def test_slow_load_takes_longer_after_the_weights_and_that_is_a_reason() -> None:
-    slow = replace(SLOW, weights_s=6.0, warm_up_s=40.0)
-    process = Process(replace(BOTH, records=(slow, EARLIER)))
-    process.spend(0.5).spend(1.0, stage=Stage.WEIGHTS, read_bytes=600 * MIB)
-    assert process.estimate.reason is None
-    process.spend(2.0, read_bytes=200 * MIB)
-    assert process.estimate.reason == "an earlier load at this speed took 43.0 s after the weights"
-
-
 def test_warm_up_is_measured_by_cpu_time() -> None:
     process = loaded().spend(1.0, stage=Stage.WARM_UP, cores=1.0)
     assert process.estimate.eta_s == 3.0  # of 4 s of CPU time
