@@ -407,14 +407,14 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "options": options,
         "targets": [
             {
-                "refId": chr(ord("A") + place),
+                "refId": chr(ord("A") + index),
                 "datasource": _DATASOURCE,
                 "editorMode": "code",
                 "expr": filled(query.promql),
                 "legendFormat": query.legend or "__auto",
                 "range": True,
             }
-            for place, query in enumerate(panel.queries)
+            for index, query in enumerate(panel.queries)
         ],
     }
 

@@ -19,6 +19,7 @@ from llamasup.system.text import path_text
 __all__ = [
     "DEFAULT_RULES",
     "METHODS",
+    "NO_TRACE_PARENT",
     "STATUS_LINES",
     "Head",
     "HeadRules",
@@ -402,12 +403,12 @@ class TraceParent(msgspec.Struct, frozen=True):
     is_sampled: bool = False
 
 
-_NO_PARENT = TraceParent()
+NO_TRACE_PARENT = TraceParent()
 
 
 def trace_parent_of(traceparent: bytes) -> TraceParent:
     """The client's trace and span, and whether the client exports them."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
-        return _NO_PARENT
+        return NO_TRACE_PARENT
     return TraceParent(found[1].decode("ascii"), found[2].decode("ascii"), bool(int(found[3], 16) & _SAMPLED))

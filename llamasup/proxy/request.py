@@ -11,7 +11,7 @@ import msgspec
 from llamasup.auth.keys import ApiKey
 from llamasup.auth.quota import Quota
 from llamasup.http.context_end import ContextEnd
-from llamasup.http.heads import Head, HttpError, Priority, TraceParent, trace_parent_of
+from llamasup.http.heads import NO_TRACE_PARENT, Head, HttpError, Priority, trace_parent_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
@@ -20,7 +20,6 @@ from llamasup.queueing.queue_order import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 
-_NO_PARENT = TraceParent()
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
 
@@ -229,7 +228,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head = request.head
-    parent = trace_parent_of(head.traceparent) if head.traceparent else _NO_PARENT
+    parent = trace_parent_of(head.traceparent) if head.traceparent else NO_TRACE_PARENT
     if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
     record = RequestRecord(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from llamasup.observability.prometheus import own_families
 from scripts import grafana_board
 from tests.paths import ROOT
+from tests.script import run_script
 
 TARGET = {"instance", "job"}  # labels that Prometheus itself adds
 
@@ -95,9 +95,7 @@ def targets() -> Iterator[tuple[str, str, str]]:
             yield panel["title"], target["expr"], target["legendFormat"]
 
 
-def write(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "grafana_board.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+write = partial(run_script, "grafana_board.py")
 
 
 def test_the_board_is_current() -> None:

@@ -76,12 +76,11 @@ class SpanExporter:
 
     def __init__(self, settings: TracingSettings) -> None:
         self._settings = settings
-        self._rejected = 0  # counted by the event loop's thread
         self._lost = 0  # counted by the exporter's thread
         self._closing = threading.Event()
         self._collector = _Collector(settings)
         self._warned_s = float("-inf")
-        self._writer = BatchWriter(self._export, name="spans", linger_s=LINGER_S)
+        self._writer = BatchWriter(self._export, name="spans", linger_s=LINGER_S, max_waiting=MAX_PENDING)
 
     def __repr__(self) -> str:
         counts = f"{len(self._writer)} waiting, {self.dropped()} lost"
@@ -93,14 +92,11 @@ class SpanExporter:
             return
         if not is_sampled(self._settings.sampler, record.trace_id, record.parent_sampled, getrandbits(64)):
             return
-        if len(self._writer) >= MAX_PENDING:
-            self._rejected += 1
-            return
         self._writer.put((monotonic(), record))
 
     def dropped(self) -> int:
         """The number of requests whose spans were lost so far."""
-        return self._rejected + self._lost
+        return self._writer.rejected + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the pending spans. Blocks for ``timeout_s`` at most."""
@@ -194,7 +190,6 @@ class _Collector:
                     raise
                 return self._post(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self.close()
             return Failed(_reason(error))
 
     def abort(self) -> None:
