@@ -33,7 +33,7 @@ _read_streamed = msgspec.json.Decoder(_Streamed).decode
 class BegunStream(Protocol):
     """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
 
-    def comment(self) -> None:
+    def comment(self, text: str) -> None:
         """Send an SSE comment."""
         ...
 
