@@ -12,7 +12,7 @@ from llamasup.api.access import Access
 from llamasup.api.arguments import ModelArguments
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
-from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.http.httpx_import import httpx
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
@@ -66,6 +66,19 @@ class AsyncServer:
     def status(self) -> Mapping[str, Any]:
         """The ``status`` object of docs/design.md."""
         return self._hosted.control_target.status()
+
+    async def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
+        """The ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several of them
+        with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid, and Conflict if llamasup does
+        not count the usage.
+        """
+        self._hosted_here()
+        usage = self._service.usage
+        if usage is None:
+            raise Conflict(
+                "This llamasup does not count the usage.", remedy="Set usage.enabled in its config."
+            )
+        return await asyncio.to_thread(usage.report, by, since)
 
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.

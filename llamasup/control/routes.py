@@ -17,9 +17,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import ControlTarget
+from llamasup.control.interface import ControlTarget, UsageReport
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
@@ -47,11 +47,14 @@ class Application:
         metrics: Metrics,
         requests: LiveRequests,
         tasks: asyncio.TaskGroup,
+        *,
+        usage: UsageReport | None = None,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
         self._tasks = tasks
+        self._usage = usage
         self._streams = Streams()
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
@@ -61,6 +64,7 @@ class Application:
                 _get(f"{PREFIX}/status", self._show_status),
                 _get(f"{PREFIX}/events", self._show_events),
                 _get(f"{PREFIX}/requests", self._show_requests),
+                _get(f"{PREFIX}/usage", self._show_usage),
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
                 _get(f"{model}/logs", self._show_log),
@@ -104,6 +108,16 @@ class Application:
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
         return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+
+    async def _show_usage(self, request: Request) -> Response:
+        if self._usage is None:
+            raise Conflict(
+                "This llamasup does not count the usage.",
+                remedy="Start it without --no-usage, or with `usage: {enabled: true}` in its config.",
+            )
+        query = request.query_params
+        by, since = query.get("by", "model"), query.get("since")
+        return _json(await asyncio.to_thread(self._usage, by, since))  # in a thread: it reads a file
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

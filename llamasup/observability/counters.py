@@ -50,7 +50,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     generation. ``replayed``: it was sent again after its first generation ended. ``client`` is the name of
     its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out``
     count bodies. ``context``: how the size of the context affected the answer (http/context_end.py), with
-    ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
+    long it held permits, times their number; ``tokens_estimated``: the estimate of the tokens that its answer
+    did not report.
     """
 
     request_id: str
@@ -77,6 +79,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     context: str = ""
     n_prompt_tokens: int | None = None
     n_ctx: int | None = None
+    ended_s: float = 0.0
+    slot_s: float = 0.0
+    tokens_estimated: int = 0
 
 
 class Histogram:

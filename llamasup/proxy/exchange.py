@@ -426,10 +426,14 @@ class Exchange:
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
+                if lease.since_s:  # it keeps its permits, but the request is over
+                    request.slot_s += (monotonic() - lease.since_s) * lease.weight
+                request.slot_s += lease.permit_s
                 self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
             upstream.abort()
         lease.release()
+        request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         can_send_event = self._can_send_event
@@ -477,7 +481,7 @@ class Exchange:
                 context = context_refusal(tail_of(self._tail))
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
-            if request.quota is not None and request.quota.counts_tokens:
+            if counts is None or (request.quota is not None and request.quota.counts_tokens):
                 self._estimate_unreported(outcome, counts)
         self._downstream.proxy.record_request(
             request,
@@ -498,7 +502,7 @@ class Exchange:
         )
 
     def _estimate_unreported(self, outcome: str, counts: TokenCounts | None) -> None:
-        """The tokens that the answer did not report, for the quota of the key."""
+        """The tokens that the answer did not report, for the usage and for the quota of the key."""
         request, endpoint = self._request, self._lease.endpoint
         if self.sent_at and not self._body_incomplete and self.status in (0, 200):
             request.unreported_tokens = unreported(

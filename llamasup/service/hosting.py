@@ -47,6 +47,7 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.usage.recorder import UsageRecorder
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -118,6 +119,8 @@ class ServiceHost:
         self._loads_began_s: dict[str, float] = {}
         self._access_log: AccessLog[RequestRecord] | None = None
         self._slow = SlowLog(time.monotonic())
+        self.usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
+        """What the requests have used; None if it is not counted."""
 
     @property
     def stops_asked(self) -> int:
@@ -154,6 +157,8 @@ class ServiceHost:
             listeners.close()
             if self._access_log is not None:
                 self._access_log.close()
+            if self.usage is not None:
+                self.usage.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
@@ -179,7 +184,13 @@ class ServiceHost:
         requests = self._requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
-        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics, requests)
+        control = ControlServer(
+            folder / "control.sock",
+            workload.control_target,
+            self.metrics,
+            requests,
+            usage=None if self.usage is None else self.usage.report,
+        )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
@@ -243,6 +254,8 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
+        if self.usage is not None:
+            self.usage.add(record)
         if self.on_request is not None:
             self.on_request(record)
         limit_s = self._options.slow_request_s
