@@ -78,7 +78,7 @@ class AsyncServer:
             raise Conflict(
                 "This llamasup does not count the usage.", remedy="Set usage.enabled in its config."
             )
-        return await asyncio.to_thread(usage.report, by, since)
+        return await usage.report(by, since)
 
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.

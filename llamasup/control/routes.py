@@ -117,7 +117,7 @@ class Application:
             )
         query = request.query_params
         by, since = query.get("by", "model"), query.get("since")
-        return _json(await asyncio.to_thread(self._usage, by, since))  # in a thread: it reads a file
+        return _json(await self._usage(by, since))
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

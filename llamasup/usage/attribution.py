@@ -13,9 +13,10 @@ from typing import Final
 
 from msgspec import Struct
 
+from llamasup.usage.batch import Work
 from llamasup.usage.ledger import Group
 
-__all__ = ["Counter", "Reading", "Work", "divided", "energy_between"]
+__all__ = ["Counter", "Reading", "divided", "energy_between"]
 
 MAX_INTERVAL_S: Final = 300.0
 """An older reading is not compared: a counter of 262 kJ may have wrapped around twice after a quarter of an
@@ -35,15 +36,6 @@ class Reading(Struct, frozen=True):
 
     at_s: float
     counters: Mapping[str, Counter]
-
-
-class Work(Struct, frozen=True):
-    """The time in which one request had a slot. ``slot_s``: that time, multiplied by the number of slots."""
-
-    group: Group
-    began_s: float
-    ended_s: float
-    slot_s: float
 
 
 def energy_between(before: Reading, after: Reading) -> int | None:

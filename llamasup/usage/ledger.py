@@ -6,16 +6,19 @@ All sums are whole numbers (microseconds, microjoules), so that every grouping h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, time, timedelta
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from llamasup.observability.counters import RequestRecord
 
-__all__ = ["Group", "Ledger", "Sums", "is_error", "key_of"]
+__all__ = ["Group", "Ledger", "Sums", "day_at", "is_error", "key_of"]
 
 _KEY_PREFIX: Final = "key:"
 _NO_ERRORS: Final = frozenset({"ok", "local", "client_gone"})
+# The clock may be set, and a machine that was suspended continues on another day.
+_CHECK_DAY_S: Final = 60.0
 
 
 class Group(NamedTuple):
@@ -69,19 +72,26 @@ def is_error(record: RequestRecord) -> bool:
     return record.outcome == "ok" and record.status >= 400
 
 
+def day_at(now: datetime) -> tuple[str, float]:
+    """The day of a local time, and how many seconds later to ask again."""
+    midnight = datetime.combine(now.date() + timedelta(days=1), time(), now.tzinfo)
+    return now.date().isoformat(), min(_CHECK_DAY_S, (midnight - now).total_seconds())
+
+
 class Ledger:
-    """The sums that are not saved yet. For one thread at a time."""
+    """Sums that are not saved yet. For one thread."""
 
     def __init__(self) -> None:
         self._sums: dict[Group, Sums] = {}
 
+    def __repr__(self) -> str:
+        return f"<Ledger of {len(self._sums)} groups>"
+
     def __len__(self) -> int:
         return len(self._sums)
 
-    def count(self, record: RequestRecord, day: str) -> Group | None:
-        """Add a finished request. None, and nothing is added, for a request that was not for a model."""
-        if not record.model:
-            return None
+    def count(self, record: RequestRecord, day: str) -> Group:
+        """Add a finished request, which was for a model."""
         group = Group(day, record.model, key_of(record.client))
         sums = self._of(group)
         sums.requests += 1
@@ -96,10 +106,12 @@ class Ledger:
             sums.unreported += 1
         return group
 
+    def add(self, taken: Mapping[Group, Sums]) -> None:
+        for group, sums in taken.items():
+            self._of(group).add(sums)
+
     def add_energy(self, shares_uj: Mapping[Group, int]) -> None:
-        for group, share_uj in shares_uj.items():
-            sums = self._of(group)
-            sums.energy_uj = (sums.energy_uj or 0) + share_uj
+        self.add({group: Sums(energy_uj=share_uj) for group, share_uj in shares_uj.items()})
 
     def rows(self) -> Sequence[tuple[Group, Sums]]:
         return list(self._sums.items())
@@ -108,11 +120,6 @@ class Ledger:
         """All sums; the ledger is empty then."""
         taken, self._sums = self._sums, {}
         return taken
-
-    def put_back(self, taken: Mapping[Group, Sums]) -> None:
-        """Add sums that could not be saved."""
-        for group, sums in taken.items():
-            self._of(group).add(sums)
 
     def _of(self, group: Group) -> Sums:
         sums = self._sums.get(group)

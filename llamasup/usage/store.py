@@ -10,7 +10,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CorruptFile",
-    "NewerFile",
     "UsageFileUnusable",
     "move_aside",
     "read_rows",
@@ -71,10 +70,6 @@ class UsageFileUnusable(FolderUnusable):
     """The file cannot be read or written."""
 
 
-class NewerFile(UsageFileUnusable):
-    """A later version of llamasup has written the file."""
-
-
 class CorruptFile(UsageFileUnusable):
     """The file is not a SQLite database, or a damaged one. ``identity`` is that of ``device_and_inode``."""
 
@@ -86,14 +81,14 @@ def usage_file() -> Path:
     return state_folder() / FILE_NAME
 
 
-def save(path: Path, sums: Mapping[Group, Sums], *, delete_before: date | None = None) -> None:
-    """Add the sums to those of the file, in one transaction. ``delete_before``: remove earlier days.
+def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date | None = None) -> None:
+    """Add the rows to those of the file, in one transaction. ``delete_before``: remove earlier days.
 
-    Raises UsageFileUnusable, NewerFile and CorruptFile.
+    Raises UsageFileUnusable and CorruptFile.
     """
-    rows = [
+    values = [
         (group.day, path_text(group.model), path_text(group.key), *(getattr(one, name) for name in _SUMS))
-        for group, one in sums.items()
+        for group, one in rows
     ]
     with _mapped_errors(path):
         _create_private(path)
@@ -105,7 +100,7 @@ def save(path: Path, sums: Mapping[Group, Sums], *, delete_before: date | None =
             if _version_of(connection, path) == 0:
                 connection.execute(_CREATE)
                 connection.execute(f"PRAGMA user_version = {VERSION}")
-            connection.executemany(_INSERT, rows)
+            connection.executemany(_INSERT, values)
             if delete_before is not None:
                 connection.execute("DELETE FROM usage WHERE day < ?", (delete_before.isoformat(),))
             connection.execute("COMMIT")
@@ -173,7 +168,7 @@ def _opened_to_read(path: Path) -> Iterator[sqlite3.Connection]:
 def _version_of(connection: sqlite3.Connection, path: Path) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
-        raise NewerFile(
+        raise UsageFileUnusable(
             f"The usage file {str(path)!r} is from a newer llamasup (version {version} of its tables;"
             f" this one knows {VERSION}).",
             remedy="Upgrade llamasup, or move the file away.",

@@ -1,9 +1,10 @@
-"""``llamasup usage``: the requests and tokens of each model, key and day, from the file or a running llamasup."""
+"""``llamasup usage``: the requests and tokens of each model, key and day, of a file or a llamasup."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,9 +89,8 @@ def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
     """The usage in the file, after each running llamasup has saved its last minute there."""
     from llamasup.usage.report import read_by, read_since, report
     from llamasup.usage.store import read_rows, usage_file
-    from llamasup.usage.writer import today
 
-    first = None if since is None else read_since(since, today())
+    first = None if since is None else read_since(since, datetime.now(UTC).astimezone().date())
     path = usage_file()
     _save_running(view, path)
     return report(read_rows(path, first), read_by(by), first, file=str(path), problem=None)
