@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 
 from msgspec import Struct
 
 from llamasup.usage.ledger import Group, Sums
 
-__all__ = ["Batch", "Saved", "Work"]
+__all__ = ["Batch", "Question", "Saved", "Work"]
 
 
 class Work(Struct, frozen=True):
@@ -23,20 +24,28 @@ class Work(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """All rows, those included that could not be saved because of the ``problem``."""
+    """The answer to a question. ``rows`` include those that could not be saved because of the ``problem``."""
 
     rows: Sequence[tuple[Group, Sums]]
     file: str | None
     problem: str | None
 
 
+class Question(Struct, frozen=True):
+    """Asks for the sums by the fields ``by``, from the day ``since`` on."""
+
+    by: Sequence[str]
+    since: date | None
+    answer: Callable[[Saved], None]
+
+
 class Batch(Struct, frozen=True):
     """To the thread. ``sums``: to add to those that are not saved yet; ``measures``: read the energy counters
-    and divide the energy among ``work``; ``saves``: write the sums; ``answer`` then gets all rows.
+    and divide the energy among ``work``; ``saves``: write the sums; then it answers the ``question``.
     """
 
     sums: Mapping[Group, Sums] = {}
     work: Sequence[Work] = ()
     measures: bool = False
     saves: bool = False
-    answer: Callable[[Saved], None] | None = None
+    question: Question | None = None

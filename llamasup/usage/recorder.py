@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llamasup.observability.counters import RequestRecord
 from llamasup.system.batch_writer import BatchWriter
-from llamasup.usage.batch import Batch, Saved, Work
+from llamasup.usage.batch import Batch, Question, Saved, Work
 from llamasup.usage.ledger import Ledger, day_at
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class UsageRecorder:
         first = None if since is None else read_since(since, datetime.now(UTC).astimezone().date())
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Saved] = loop.create_future()
-        self._pass_on(partial(_answer, loop, answer))
+        self._pass_on(Question(groups, first, partial(_answer, loop, answer)))
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 saved = await answer
@@ -112,13 +112,13 @@ class UsageRecorder:
             self._writer.put(Batch(work=self._take_work(), measures=True, saves=True))
         self._writer.close(timeout_s)
 
-    def _pass_on(self, answer: Callable[[Saved], None] | None = None) -> None:
+    def _pass_on(self, question: Question | None = None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         sums = self._ledger.take()
-        if sums or answer is not None:
-            self._writer.put(Batch(sums, saves=True, answer=answer))
+        if sums or question is not None:
+            self._writer.put(Batch(sums, saves=True, question=question))
 
     def _take_work(self) -> Sequence[Work]:
         work, self._work = self._work, []

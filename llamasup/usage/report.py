@@ -85,7 +85,7 @@ def report(
     file: str | None,
     problem: str | None,
 ) -> Mapping[str, Any]:
-    """The ``usage`` object (docs/design.md)."""
+    """The ``usage`` object (docs/design.md) of rows that are all of ``since`` or later."""
     return {
         "by": list(by),
         "since": None if since is None else since.isoformat(),

@@ -52,8 +52,8 @@ class UsageSaver:
             self._divide_energy(batch.work)
         if batch.saves:
             self._save()
-        if batch.answer is not None:
-            batch.answer(self._saved())
+        if (question := batch.question) is not None:
+            question.answer(self._sums(question.by, question.since))
 
     def _divide_energy(self, work: Sequence[Work]) -> None:
         """Read the counters, and divide the energy since the last reading."""
@@ -90,11 +90,11 @@ class UsageSaver:
         save(path, self._unsaved.rows(), delete_before=oldest)
         self._cleaned_on = day
 
-    def _saved(self) -> Saved:
-        unsaved = self._unsaved.rows()
+    def _sums(self, by: Sequence[str], since: date | None) -> Saved:
+        unsaved = [row for row in self._unsaved.rows() if since is None or row[0].day >= since.isoformat()]
         try:
             path = self._find_path()
-            return Saved([*read_rows(path), *unsaved], str(path), self._problem or None)
+            return Saved([*read_rows(path, by, since), *unsaved], str(path), self._problem or None)
         except FolderUnusable as error:
             return Saved(unsaved, None, self._problem or error.message)
 

@@ -63,7 +63,7 @@ INSERT INTO usage VALUES (?, ?, ?, {", ".join("?" * len(_SUMS))})
 ON CONFLICT DO UPDATE SET {_ADD}, energy_uj = CASE WHEN excluded.energy_uj IS NULL THEN energy_uj
     ELSE coalesce(energy_uj, 0) + excluded.energy_uj END
 """  # noqa: S608 - fixed names
-_SELECT = f"SELECT day, model, key, {', '.join(_SUMS)} FROM usage WHERE day >= ?"  # noqa: S608 - fixed names
+_TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
 
 
 class UsageFileUnusable(FolderUnusable):
@@ -106,15 +106,22 @@ def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date 
             connection.execute("COMMIT")
 
 
-def read_rows(path: Path, since: date | None = None) -> list[tuple[Group, Sums]]:
-    """The rows of the file; none if it does not exist. Raises as ``save``."""
+def read_rows(
+    path: Path, by: Sequence[str] = Group._fields, since: date | None = None
+) -> list[tuple[Group, Sums]]:
+    """The sums of the file for each value of ``by``; the other fields of a group are empty. No rows if the
+    file does not exist. Raises as ``save``.
+    """
     if not path.exists():
         return []
+    fields = ", ".join(name if name in by else "''" for name in Group._fields)
+    # The names are fixed.
+    select = f"SELECT {fields}, {_TOTALS} FROM usage WHERE day >= ? GROUP BY {', '.join(by)}"  # noqa: S608
     first = "" if since is None else since.isoformat()
     with _mapped_errors(path), _opened_to_read(path) as connection:
         if _version_of(connection, path) == 0:
             return []
-        rows = connection.execute(_SELECT, (first,)).fetchall()
+        rows = connection.execute(select, (first,)).fetchall()
     return [(Group(*row[:3]), Sums(*row[3:])) for row in rows]
 
 

@@ -90,10 +90,11 @@ def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
     from llamasup.usage.report import read_by, read_since, report
     from llamasup.usage.store import read_rows, usage_file
 
+    groups = read_by(by)
     first = None if since is None else read_since(since, datetime.now(UTC).astimezone().date())
     path = usage_file()
     _save_running(view, path)
-    return report(read_rows(path, first), read_by(by), first, file=str(path), problem=None)
+    return report(read_rows(path, groups, first), groups, first, file=str(path), problem=None)
 
 
 def _save_running(view: View, path: Path) -> None:
