@@ -79,7 +79,7 @@ class UsageRecorder:
                 Work(group, now_s - min(record.slot_s, record.duration_s), now_s, record.slot_s)
             )
         if now_s >= self._next_reading_s:
-            measures = self._saver is None or self._saver.measures
+            measures = self._may_measure
             self._next_reading_s = now_s + self._reading_s if measures else _NEVER
             work = self._take_work()
             if len(self._writer) < MAX_WAITING:
@@ -108,9 +108,14 @@ class UsageRecorder:
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Save the sums. Blocks for ``timeout_s`` at most."""
         self._pass_on()
-        if self._work:  # last, as the driver of a GPU may be slow
+        if self._work and self._may_measure:  # last, as the driver of a GPU may be slow
             self._writer.put(Batch(work=self._take_work(), measures=True, saves=True))
         self._writer.close(timeout_s)
+
+    @property
+    def _may_measure(self) -> bool:
+        """Whether the machine has energy counters, as far as known."""
+        return self._saver is None or self._saver.measures
 
     def _pass_on(self, question: Question | None = None) -> None:
         if self._timer is not None:
