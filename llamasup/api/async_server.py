@@ -12,7 +12,7 @@ from llamasup.api.access import Access
 from llamasup.api.arguments import ModelArguments
 from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
-from llamasup.errors import Conflict, LlamasupError, NotRunning, Stopping, UsageInvalid
+from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.http.httpx_import import httpx
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
@@ -69,16 +69,10 @@ class AsyncServer:
 
     async def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """The ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several of them
-        with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid, and Conflict if llamasup does
-        not count the usage.
+        with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid.
         """
         self._hosted_here()
-        usage = self._service.usage
-        if usage is None:
-            raise Conflict(
-                "This llamasup does not count the usage.", remedy="Set usage.enabled in its config."
-            )
-        return await usage.report(by, since)
+        return await self._service.usage(by, since)
 
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.

@@ -44,7 +44,7 @@ class ControlServer:
         metrics: Metrics,
         requests: LiveRequests,
         *,
-        usage: UsageReport | None = None,
+        usage: UsageReport,
     ) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target

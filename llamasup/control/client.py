@@ -96,7 +96,7 @@ class ControlClient:
         return cast("Mapping[str, Any]", self._request("DELETE", path))
 
     def usage(self, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
-        """The ``usage`` object of docs/design.md. Raises UsageInvalid, and Conflict if it is not counted."""
+        """The ``usage`` object of docs/design.md. Raises UsageInvalid."""
         query = {"by": by} if since is None else {"by": by, "since": since}
         return cast("Mapping[str, Any]", self._request("GET", "/usage", query))
 

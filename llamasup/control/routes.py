@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from llamasup.control.interface import ControlTarget, UsageReport
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
@@ -48,7 +48,7 @@ class Application:
         requests: LiveRequests,
         tasks: asyncio.TaskGroup,
         *,
-        usage: UsageReport | None = None,
+        usage: UsageReport,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
@@ -110,11 +110,6 @@ class Application:
         return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
 
     async def _show_usage(self, request: Request) -> Response:
-        if self._usage is None:
-            raise Conflict(
-                "This llamasup does not count the usage.",
-                remedy="Start it without --no-usage, or with `usage: {enabled: true}` in its config.",
-            )
         query = request.query_params
         by, since = query.get("by", "model"), query.get("since")
         return _json(await self._usage(by, since))

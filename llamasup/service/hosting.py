@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -130,8 +130,7 @@ class ServiceHost:
         self._environ = os.environ if environ is None else environ
         self._spans: SpanExporter | None = None
         self._slow = SlowLog(time.monotonic())
-        self.usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
-        """What the requests have used; None if it is not counted."""
+        self._usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
 
     @property
     def stops_asked(self) -> int:
@@ -142,6 +141,15 @@ class ServiceHost:
         self._stops_asked += 1
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
+
+    async def usage(self, by: str, since: str | None) -> Mapping[str, Any]:
+        """The ``usage`` object of docs/design.md (``UsageReport``)."""
+        if self._usage is not None:
+            return await self._usage.report(by, since)
+        from llamasup.usage.report import not_counted
+        from llamasup.usage.store import today
+
+        return not_counted(by, since, today())
 
     def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
@@ -173,8 +181,8 @@ class ServiceHost:
                 self._access_log.close()
             if self._spans is not None:
                 self._spans.close()
-            if self.usage is not None:
-                self.usage.close()
+            if self._usage is not None:
+                self._usage.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
@@ -205,7 +213,7 @@ class ServiceHost:
             workload.control_target,
             self.metrics,
             requests,
-            usage=None if self.usage is None else self.usage.report,
+            usage=self.usage,
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
@@ -272,8 +280,8 @@ class ServiceHost:
             self._access_log.write(record)
         if self._spans is not None:
             self._spans.write(record)
-        if self.usage is not None:
-            self.usage.add(record)
+        if self._usage is not None:
+            self._usage.add(record)
         if self.on_request is not None:
             self.on_request(record)
         limit_s = self._options.slow_request_s

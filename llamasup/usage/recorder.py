@@ -91,9 +91,10 @@ class UsageRecorder:
         A file that cannot be used is the ``problem`` in the object, which then has the unsaved sums alone.
         """
         from llamasup.usage.report import read_by, read_since, report
+        from llamasup.usage.store import today
 
         groups = read_by(by)
-        first = None if since is None else read_since(since, datetime.now(UTC).astimezone().date())
+        first = None if since is None else read_since(since, today())
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Saved] = loop.create_future()
         self._pass_on(Question(groups, first, partial(_answer, loop, answer)))

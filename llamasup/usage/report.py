@@ -12,7 +12,7 @@ from typing import Any, Final
 from llamasup.errors import UsageInvalid
 from llamasup.usage.ledger import Group, Sums
 
-__all__ = ["COLUMNS", "csv_text", "grouped", "json_rows", "read_by", "read_since", "report"]
+__all__ = ["COLUMNS", "csv_text", "grouped", "json_rows", "not_counted", "read_by", "read_since", "report"]
 
 COLUMNS: Final = (
     *("requests", "errors", "tokens_prompt", "tokens_cached", "tokens_completion"),
@@ -82,8 +82,8 @@ def report(
     by: Sequence[str],
     since: date | None,
     *,
-    file: str | None,
-    problem: str | None,
+    file: str | None = None,
+    problem: str | None = None,
 ) -> Mapping[str, Any]:
     """The ``usage`` object (docs/design.md) of rows that are all of ``since`` or later."""
     return {
@@ -93,6 +93,16 @@ def report(
         "problem": problem,
         "rows": json_rows(rows, by),
     }
+
+
+def not_counted(by: str, since: str | None, today: date) -> Mapping[str, Any]:
+    """The ``usage`` object of a llamasup that does not count the usage. Raises UsageInvalid."""
+    return report(
+        [],
+        read_by(by),
+        None if since is None else read_since(since, today),
+        problem="This llamasup does not count the usage: it runs with --no-usage or usage: {enabled: false}.",
+    )
 
 
 def csv_text(report: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
@@ -16,7 +16,7 @@ from llamasup.usage.attribution import Reading, divided, energy_between
 from llamasup.usage.batch import Batch, Saved, Work
 from llamasup.usage.energy import read_energy
 from llamasup.usage.ledger import Ledger
-from llamasup.usage.store import CorruptFile, move_aside, read_rows, save, usage_file
+from llamasup.usage.store import CorruptFile, move_aside, read_rows, save, today, usage_file
 
 __all__ = ["UsageSaver"]
 
@@ -85,7 +85,7 @@ class UsageSaver:
         self._unsaved.take()
 
     def _write(self, path: Path) -> None:
-        day = datetime.now(UTC).astimezone().date()
+        day = today()
         oldest = None if self._cleaned_on == day else day - timedelta(days=self._keep_days - 1)
         save(path, self._unsaved.rows(), delete_before=oldest)
         self._cleaned_on = day

@@ -30,6 +30,7 @@ __all__ = [
     "move_aside",
     "read_rows",
     "save",
+    "today",
     "usage_file",
 ]
 
@@ -79,6 +80,11 @@ class CorruptFile(UsageFileUnusable):
 def usage_file() -> Path:
     """The path of the file. Raises FolderUnusable."""
     return state_folder() / FILE_NAME
+
+
+def today() -> date:
+    """The local day, to which the requests that end now belong."""
+    return datetime.now(UTC).astimezone().date()
 
 
 def save(path: Path, rows: Sequence[tuple[Group, Sums]], *, delete_before: date | None = None) -> None:

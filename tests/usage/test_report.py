@@ -8,7 +8,7 @@ import pytest
 
 from llamasup.errors import UsageInvalid
 from llamasup.usage.ledger import Group, Sums
-from llamasup.usage.report import csv_text, read_by, read_since, report
+from llamasup.usage.report import csv_text, not_counted, read_by, read_since, report
 
 TODAY = date(2026, 3, 10)
 ROWS = [
@@ -134,3 +134,12 @@ def test_name_in_csv_is_quoted_and_no_formula(name: str, cell: str) -> None:
     rows = [(Group("2026-03-10", name, ""), Sums(1))]
     text = csv_text(report(rows, ("model",), None, file=None, problem=None))
     assert text.splitlines()[1].startswith(f"{cell},1,")
+
+
+def test_llamasup_that_counts_nothing_says_so() -> None:
+    shown = not_counted("key,day", "7d", TODAY)
+    assert (shown["by"], shown["since"], shown["rows"]) == (["key", "day"], "2026-03-03", [])
+    assert "--no-usage" in shown["problem"]
+    assert not_counted("model", None, TODAY)["since"] is None
+    with pytest.raises(UsageInvalid):
+        not_counted("week", None, TODAY)

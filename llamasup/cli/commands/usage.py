@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,10 +87,10 @@ def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[s
 def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
     """The usage in the file, after each running llamasup has saved its last minute there."""
     from llamasup.usage.report import read_by, read_since, report
-    from llamasup.usage.store import read_rows, usage_file
+    from llamasup.usage.store import read_rows, today, usage_file
 
     groups = read_by(by)
-    first = None if since is None else read_since(since, datetime.now(UTC).astimezone().date())
+    first = None if since is None else read_since(since, today())
     path = usage_file()
     _save_running(view, path)
     return report(read_rows(path, groups, first), groups, first, file=str(path), problem=None)
