@@ -481,7 +481,8 @@ class Exchange:
                 context = context_refusal(tail_of(self._tail))
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
-            if counts is None or (request.quota is not None and request.quota.counts_tokens):
+            counts_tokens = request.quota is not None and request.quota.counts_tokens
+            if counts is None or request.jobs > 1 or counts_tokens:
                 self._estimate_unreported(outcome, counts)
         self._downstream.proxy.record_request(
             request,
