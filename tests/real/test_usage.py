@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.driver import llamasup, run_to_end
-from tests.real.usage_load import COUNTS, KEYS, UsageLoad
+from tests.real.usage_load import UsageLoad, counts_of, write_keys
 
 pytestmark = pytest.mark.real
 
@@ -17,17 +16,12 @@ pytestmark = pytest.mark.real
 def test_usage_equals_the_counts_of_clients_and_servers_across_a_crash(
     runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("".join(f"secret-{name} name={name}\n" for name in KEYS))
-    keys.chmod(0o600)
+    keys = write_keys(tmp_path / "keys")
     options = ("--runtime", runtime, "--api-key-file", str(keys), "--parallel", "4")
     with llamasup(tiny_model, *options) as running:
         running.wait_for("ready")
         load = UsageLoad(running)
-        load.requests(60)
-        load.crash()
-        load.requests(40)
-        load.finish()
+        load.run(requests=100, crashes=1)
         assert load.usage("key") == load.counted
         [counted] = load.usage("model").values()
         assert counted == load.total()
@@ -36,5 +30,4 @@ def test_usage_equals_the_counts_of_clients_and_servers_across_a_crash(
         assert counted["tokens_prompt"] - counted["tokens_cached"] == servers["prompt"]
         assert running.stop() == 0
     shown = json.loads(run_to_end("usage", "--by", "key", "--json").stdout)
-    saved = {row["key"]: Counter({name: row[name] for name in COUNTS}) for row in shown["rows"]}
-    assert saved == load.counted
+    assert {row["key"]: counts_of(row) for row in shown["rows"]} == load.counted

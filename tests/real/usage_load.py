@@ -16,6 +16,7 @@ import threading
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -26,7 +27,7 @@ from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup
 from tests.patience import eventually
 
-__all__ = ["COUNTS", "KEYS", "UsageLoad"]
+__all__ = ["COUNTS", "KEYS", "UsageLoad", "counts_of", "write_keys"]
 
 KEYS = ("phone", "laptop", "build")
 COUNTS = ("requests", "errors", "tokens_prompt", "tokens_cached", "tokens_completion", "unreported")
@@ -49,6 +50,14 @@ class UsageLoad:
         self._random = random.Random(seed)  # a reproducible load
         self._lock = threading.Lock()
         self._warm_up = self._scrape()  # llamasup's own requests, the same in each generation
+
+    def run(self, requests: int, crashes: int) -> None:
+        """Send so many requests, with the crashes evenly in between."""
+        for phase in range(crashes + 1):
+            if phase:
+                self.crash()
+            self.requests((requests * (phase + 1)) // (crashes + 1) - requests * phase // (crashes + 1))
+        self.finish()
 
     def requests(self, count: int) -> None:
         """Send mixed requests over some connections at once, and wait for all answers."""
@@ -97,7 +106,7 @@ class UsageLoad:
         with ControlClient(ControlAddress(socket=socket)) as client:
             answer = client.usage(by)
         assert answer["problem"] is None, answer
-        return {row[by]: Counter({name: row[name] for name in COUNTS}) for row in answer["rows"]}
+        return {row[by]: counts_of(row) for row in answer["rows"]}
 
     def total(self) -> Counter[str]:
         return sum(self.counted.values(), Counter())
@@ -152,6 +161,18 @@ class UsageLoad:
         answer = httpx.post(url, json=body, headers=_key(KEYS[2]), timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         self._note("answered after a crash", KEYS[2], _reported(answer.text) | Counter(requests=1))
+
+
+def write_keys(path: Path) -> Path:
+    """The key file of the clients."""
+    path.write_text("".join(f"secret-{name} name={name}\n" for name in KEYS))
+    path.chmod(0o600)
+    return path
+
+
+def counts_of(row: Mapping[str, Any]) -> Counter[str]:
+    """The counts in a row of the ``usage`` object."""
+    return Counter({name: row[name] for name in COUNTS})
 
 
 def _key(name: str) -> Mapping[str, str]:
