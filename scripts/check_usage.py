@@ -98,7 +98,7 @@ def by_key(loads: Sequence[UsageLoad]) -> Mapping[str, Counter[str]]:
 
 
 def kinds_of(kinds: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda one: -one[1]))
+    return "; ".join(f"{count:,} × {kind}" for kind, count in sorted(kinds.items(), key=lambda one: -one[1]))
 
 
 def table(clients: Counter[str], servers: Counter[str], saved: Counter[str]) -> Sequence[str]:
