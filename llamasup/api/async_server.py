@@ -67,6 +67,10 @@ class AsyncServer:
         """The ``status`` object of docs/design.md."""
         return self._hosted.control_target.status()
 
+    def why(self, model: str | None = None) -> Mapping[str, Any]:
+        """Why the model is in its state, and what would have to change, in sentences (docs/control.md)."""
+        return self._hosted.control_target.why(self._name_of(model))
+
     async def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """The ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several of them
         with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid.

@@ -61,6 +61,14 @@ class Server:
 
         return self._thread.do(ask())
 
+    def why(self, model: str | None = None) -> Mapping[str, Any]:
+        """As ``AsyncServer.why``."""
+
+        async def ask() -> Mapping[str, Any]:
+            return self._server.why(model)
+
+        return self._thread.do(ask())
+
     def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
         """As ``AsyncServer.usage``."""
         return self._thread.do(self._server.usage(by=by, since=since))
