@@ -58,6 +58,7 @@ class Exchange:
         "_request",
         "_request_sent_at",
         "_retried",
+        "_streams_events",
         "_swept_bytes",
         "_tail",
         "_upstream",
@@ -92,6 +93,7 @@ class Exchange:
         self._meter: TokenMeter | None = None
         self._abandoned: Abandoned | None = None
         self._body_incomplete = False  # of the request
+        self._streams_events = False  # the answer is a stream of events
         self._redacted: RedactedBody | None = None
         self._end_error: HttpError | None = None  # the server closed the connection; awaits the cause
         self.upload: Upload | None = None  # while the body of the request is forwarded
@@ -151,6 +153,7 @@ class Exchange:
         self.first_byte_at = monotonic()
         self.status = upstream.status
         request, downstream = self._request, self._downstream
+        self._streams_events = upstream.streams_events
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes:
             downstream.proxy.bodies.drop(request)
@@ -512,6 +515,7 @@ class Exchange:
                 counts,
                 self._meter,
                 outcome,
+                streams=self._streams_events if self.first_byte_at else request.wants_events(),
                 request_sent_at=self._request_sent_at,
                 first_byte_at=self.first_byte_at,
                 now=monotonic(),
