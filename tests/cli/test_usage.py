@@ -99,6 +99,11 @@ def test_invalid_option_is_an_error_with_a_remedy(
     assert printed.out == ""
 
 
+def test_key_file_without_an_address_is_an_error(capfd: Captured, tmp_path: Path) -> None:
+    assert usage(api_key_file=tmp_path / "key") == 2
+    assert "--api-key-file needs --url" in capfd.readouterr().err
+
+
 def test_corrupt_file_is_an_error_and_stays(capfd: Captured) -> None:
     path = saved()
     path.write_bytes(b"This is not a database." * 100)

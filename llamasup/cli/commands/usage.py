@@ -59,7 +59,7 @@ def usage(
         if json and csv:
             raise UsageInvalid("--json and --csv exclude each other.", remedy="Leave one of them out.")
         read_by(by)  # before a running llamasup is asked
-        is_chosen = target["pid"] is not None or bool(target["url"] or os.environ.get(URL_VARIABLE))
+        is_chosen = any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE)
         shown = _of_running(by, since, target) if is_chosen else _of_file(view, by, since)
         if shown["problem"]:
             view.say("warning", "usage", shown["problem"])
