@@ -42,12 +42,18 @@ class CommandLine:
         extra_args: ExtraArgs,
         *,
         only_asked: bool = False,
+        measured: ExtraArgs = ExtraArgs(),  # noqa: B008 - a frozen value
+        why_measured: str = "",
     ) -> None:
-        """``only_asked``: pass only what is essential or what the user set (profile plain)."""
+        """``only_asked``: pass only what is essential or what the user set (profile plain). ``measured``:
+        flags that replace the plan's own, for the reason ``why_measured``; the user's own flags win.
+        """
         self._argv = list(command)
         self._reasons: list[Reason] = []
         self._capabilities = capabilities
         self._extra = extra_args
+        self._measured = measured
+        self._why_measured = why_measured
         self._only_requested = only_asked
 
     @property
@@ -85,6 +91,8 @@ class CommandLine:
         if self._extra.has(known):
             self.leave_out(known, "", value=text)
             return False
+        if self._measured.has(known):
+            return False  # append_extra passes the measured value
         if self._only_requested and asked is None and not essential:
             self.leave_out(known, "the profile plain passes only what is needed or requested", value=text)
             return False
@@ -94,12 +102,20 @@ class CommandLine:
 
     def leave_out(self, flag: str, reason: str, *, value: str | None = None) -> None:
         """Record why a flag is not passed."""
+        if self._measured.has(flag):
+            return  # it is passed with its measured value
         if self._extra.has(flag):
             reason = "set by the user after --"
         self._reasons.append(Reason(flag, value, f"left out: {reason}", passed=False))
 
     def append_extra(self) -> None:
-        """Append the user's own arguments, unchanged: of repeated flags llama-server uses the last."""
+        """Append the measured flags, and the user's own arguments, unchanged: of repeated flags llama-server
+        uses the last.
+        """
+        for given in self._measured.options:
+            self._argv += given.words
+            value = " ".join(given.values) if given.values else None
+            self._reasons.append(Reason(given.words[0], value, self._why_measured))
         for given in self._extra.options:
             self._argv += given.words
             value = " ".join(given.values) if given.values else None

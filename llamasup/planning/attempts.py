@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -52,6 +52,8 @@ from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.reductions import reductions
 from llamasup.planning.refusal import refusal
+from llamasup.planning.tuned import Changes, Measured, asked_key, machine_key, result_for
+from llamasup.planning.tuned_store import cpu_name, load_results
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
@@ -83,16 +85,26 @@ class _Failed(Struct, frozen=True):
 class Planner:
     """``folder`` holds the private files of this run; the names of this model's files begin with ``prefix``.
     ``budget`` returns the memory that the model may take now, if it shares the machine with other models.
+    ``trial``: changes to try in place of the kept ones; then nothing is recorded.
     """
 
     def __init__(
-        self, launch: Launch, folder: Path, prefix: str = "", budget: Callable[[], MemoryBudget] | None = None
+        self,
+        launch: Launch,
+        folder: Path,
+        prefix: str = "",
+        budget: Callable[[], MemoryBudget] | None = None,
+        *,
+        trial: Changes | None = None,
     ) -> None:
         self._launch = launch
         self._folder = folder
         self._prefix = prefix
         self._budget = budget
+        self._trial = trial
         self._history = load(launch.model_path)
+        self._results = load_results(launch.model_path)
+        self._measured: Measured | None = None if trial is None else Measured(trial, "to be measured")
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
         self._preferred_key = ""  # the key of the plan without limits
@@ -137,6 +149,10 @@ class Planner:
         def candidate(bounds: PlanLimits) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, endpoint, bounds)
 
+        if self._trial is None:
+            self._measured = self._kept(machine)
+            if self._measured is not None and not self._is_usable(candidate):
+                self._measured = None
         preferred = candidate(PlanLimits())
         self._preferred_key = preferred.key
         if self._failures:
@@ -151,6 +167,25 @@ class Planner:
             found = admit(candidate, start)
         reduced = reductions(preferred, found.plan, self._launch.settings)
         return replace(found, plan=replace(found.plan, reduced=reduced)) if reduced else found
+
+    def _kept(self, machine: Hardware) -> Measured | None:
+        """The kept result of ``llamasup tune`` for this start. After a failed start there is none."""
+        if not self._results.results or self._failures:
+            return None
+        result = result_for(
+            self._results,
+            runtime=self._runtime,
+            machine=machine_key(machine, self._devices, cpu=cpu_name()),
+            asked=asked_key(self._launch.settings, self._launch.environ),
+        )
+        return None if result is None else result.measured
+
+    def _is_usable(self, candidate: Callable[[PlanLimits], LaunchPlan]) -> bool:
+        """Whether the plan with the result is valid and fits in memory; else the plan without it is used."""
+        try:
+            return candidate(PlanLimits()).memory.fits or not self._checks_memory
+        except LlamasupError:  # a damaged file can name any flag
+            return False
 
     def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
         """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""
@@ -201,6 +236,7 @@ class Planner:
         if last is not None and last.plan is made:
             return last.adjustment
         machine, endpoint = self._machine(), self._placeholder_endpoint()
+        self._measured = None  # the next plan is made without it
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
             return self._candidate(self._launch.settings, machine, endpoint, bounds)
@@ -228,6 +264,8 @@ class Planner:
         ``resident_bytes``: None if the process ended before the measurement. ``generated``: the server has
         generated a token.
         """
+        if self._trial is not None:
+            return
         sizes = read_sizes(log)
         if times is not None:
             times = replace(times, runtime=self._runtime, key=made.key)
@@ -321,6 +359,7 @@ class Planner:
             history=self._history,
             shared=self._budget is not None,
             slot_home=self._slot_home,
+            measured=self._measured,
         )
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:

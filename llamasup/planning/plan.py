@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.argv_builder import CommandLine, Reason, read_extra
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, Reason, read_extra
 from llamasup.llama_server.help_text import Capabilities, names_commit
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits, Reduction
@@ -26,14 +26,7 @@ from llamasup.planning.context import give_context
 from llamasup.planning.drafting import give_drafter
 from llamasup.planning.kv_type import give_kv_cache
 from llamasup.planning.load_history import LoadHistory, runtime_id
-from llamasup.planning.memory.estimate import Correction, MemoryEstimate
-from llamasup.planning.memory.kv_cache import ContextShape
-from llamasup.planning.placement import give_gpu_layers
-from llamasup.planning.profiles import preferences
-from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
-from llamasup.planning.purpose import give_purpose, refuse_unservable
-from llamasup.planning.sizes import choose_sizes
-from llamasup.planning.tuning import (
+from llamasup.planning.machine_flags import (
     WHY_SPIN,
     decide_prompt_cache,
     decide_threads,
@@ -45,6 +38,14 @@ from llamasup.planning.tuning import (
     why_no_priority,
     why_no_repack,
 )
+from llamasup.planning.memory.estimate import Correction, MemoryEstimate
+from llamasup.planning.memory.kv_cache import ContextShape
+from llamasup.planning.placement import give_gpu_layers
+from llamasup.planning.profiles import preferences
+from llamasup.planning.projectors import Pairing, give_projector, projector_loaded
+from llamasup.planning.purpose import give_purpose, refuse_unservable
+from llamasup.planning.sizes import choose_sizes
+from llamasup.planning.tuned import Measured
 from llamasup.settings.model import Settings
 from llamasup.settings.names import names_of
 from llamasup.system.hardware.facts import Hardware
@@ -84,6 +85,7 @@ class LaunchPlan(Struct, frozen=True):
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
     nice: int | None = None  # None: that of llamasup
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
+    measured: Measured | None = None  # the changes by ``llamasup tune`` that the plan contains
 
     @property
     def ctx_size_of_slot(self) -> int:
@@ -128,6 +130,7 @@ def plan(
     history: LoadHistory = _NO_HISTORY,
     shared: bool = False,
     slot_home: SlotHome | None = None,
+    measured: Measured | None = None,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
@@ -136,12 +139,15 @@ def plan(
     the model's folder if none is set. ``api_key`` is for a child on TCP; ``api_key_file`` holds it if
     ``needs_key_file``. ``bounds`` limit the sizes, and ``history`` holds the measurements of earlier loads.
     ``shared``: other models need the spare memory. ``slot_home``: the folder for saved slots, if any.
+    ``measured``: changes that replace the plan's own choices.
 
     Raises UsageInvalid (an invalid setting, or one that the build does not support), ModelInvalid (a file
     that cannot be served by itself) and RuntimeMissing (a build that does not support this class of model).
     """
     refuse_unservable(model, model_path)
-    extra_args = read_extra(capabilities, settings.extra)
+    by_user = read_extra(capabilities, settings.extra)
+    better = ExtraArgs() if measured is None else read_extra(capabilities, measured.changes.words)
+    extra_args = ExtraArgs((*better.options, *by_user.options))
     runtime = runtime_id(command, capabilities)
     # A rebuild of the same commit can read the slots that the earlier build saved.
     is_identified = names_commit(capabilities.version)
@@ -168,7 +174,14 @@ def plan(
     no_repack = why_no_repack(hardware, model, memory, extra_args, prefers, budget_bytes=budget_mib * _MIB)
     no_lock = why_no_lock(hardware, model, memory, prefers, on_device=on_device, repacks=no_repack is None)
 
-    line = CommandLine(command, capabilities, extra_args, only_asked=prefers.server_defaults)
+    line = CommandLine(
+        command,
+        capabilities,
+        by_user,
+        only_asked=prefers.server_defaults,
+        measured=better,
+        why_measured="" if measured is None else measured.why,
+    )
     line.give("--model", _absolute("model", model_path), "the requested model", essential=True)
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
@@ -215,6 +228,9 @@ def plan(
         library_path=library_path,
     )
     why_env = {name: why for name, why in WHY_SET.items() if name in env}
+    if measured is not None:
+        env |= dict(measured.changes.env)
+        why_env |= dict.fromkeys(dict(measured.changes.env), measured.why)
     spin = spin_settings(env, prefers)
     env |= spin
     why_env |= dict.fromkeys(spin, WHY_SPIN)
@@ -245,6 +261,7 @@ def plan(
         checked=settings.check_memory and not prefers.server_defaults,
         adjustable=sizes.adjustable,
         nice=settings.nice,
+        measured=measured,
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
         else None,

@@ -8,6 +8,7 @@ from typing import Any
 from llamasup.errors import DoesNotFit
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
+from llamasup.planning.tuned import Measured
 from llamasup.settings.model import Profile
 from llamasup.system.process.environment import RuntimeKind
 
@@ -38,11 +39,16 @@ def plan_as_json(
         ],
         "memory": _memory_as_json(plan.memory),
         "profile": profile,
+        "measured": None if plan.measured is None else _measured_as_json(plan.measured),
         "slots": plan.parallel,
         "ctx_size": plan.ctx_size,  # of one request, as in the status
         "alternatives": [_alternative_as_json(alternative) for alternative in alternatives],
         "remedy": None if refused is None else refused.remedy,
     }
+
+
+def _measured_as_json(measured: Measured) -> dict[str, Any]:
+    return {"taken": measured.changes.as_json, "reason": measured.why}
 
 
 def _memory_as_json(memory: MemoryEstimate) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""Loads and saves the results of ``llamasup tune`` for a model file, in the state folder."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import sys
+from pathlib import Path
+
+from llamasup.errors import FolderUnusable
+from llamasup.planning.tuned import KeptResults
+from llamasup.system.storage.fact_cache import FactCache, FileIdentity
+from llamasup.system.storage.folders import private_folder, state_folder
+
+__all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
+
+# Change it when the meaning of an entry changes.
+_REVISION = "1"
+# The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
+_CPUINFO_BYTES = 4096
+
+
+def load_results(model_path: Path) -> KeptResults:
+    """The results of this file; empty if there are none, or if they cannot be read."""
+    with contextlib.suppress(OSError, FolderUnusable):
+        return _store().get(FileIdentity.of(model_path)) or KeptResults()
+    return KeptResults()
+
+
+def save_results(model_path: Path, results: KeptResults) -> None:
+    """Save the results for the next plan. Raises OSError or FolderUnusable."""
+    _store().put(FileIdentity.of(model_path), results)
+
+
+def tuning_folder() -> Path:
+    """The folder of the results, the unfinished searches and their locks. Raises FolderUnusable."""
+    return private_folder(state_folder() / "tuning")
+
+
+def cpu_name() -> str:
+    """The name of the processor; empty if the system does not say."""
+    if sys.platform != "linux":
+        return platform.processor()
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb", buffering=0) as file:
+        for line in file.read(_CPUINFO_BYTES).decode("utf-8", "replace").splitlines():
+            if line.startswith(("model name", "Model", "cpu model")):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _store() -> FactCache[KeptResults]:
+    return FactCache("tuned", KeptResults, revision=_REVISION, folder=tuning_folder())
