@@ -1,0 +1,1 @@
+"""``llamasup tune``: measures changes of a plan on a real server, and keeps one that is proven better."""

@@ -1,0 +1,298 @@
+"""The search for a better configuration: which measurement is next, and what each one changes (pure).
+
+1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: those that are
+   not better leave, of the others at most half (never fewer than four) get twice as many pairs.
+2. *Combination.* The best candidates of different groups are joined, and compared with the default as a whole.
+3. *Proof.* The combination, or the best single candidate, is compared with the default again, from fresh
+   processes and with new measurements only, until the sequential test decides. So the choice among many
+   candidates cannot inflate the gain. If this proof fails, the other of the two gets one, and no more.
+
+Screening has no error rate and needs none: it only chooses what is proven. A candidate that crashes or does
+not fit in memory is out, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.planning.tuned import NO_CHANGES, Changes
+from llamasup.tuning.candidates import Candidate
+from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
+
+__all__ = [
+    "COMBINATION",
+    "MOST_ROUNDS",
+    "Done",
+    "Entry",
+    "EntryState",
+    "Proof",
+    "ProofRound",
+    "Screen",
+    "Search",
+    "Step",
+    "begin",
+    "failed",
+    "hurry",
+    "next_step",
+    "observed",
+    "proven",
+    "result",
+    "trials",
+]
+
+_PAIRS = (3, 6, 12)
+_COMBINED_PAIRS = 6
+_MOST_IN_NEXT_RUNG = 4
+_WORTHWHILE = 0.01  # in the log: a screened gain below it is not worth a proof
+MOST_ROUNDS = 40
+COMBINATION = "combination"
+
+EntryState = Literal["open", "out", "failed", "lossy"]
+
+
+class Entry(Struct, frozen=True):
+    """A candidate with the log-ratios of its pairs. ``why``: the reason if it is out."""
+
+    candidate: Candidate
+    ratios: tuple[float, ...] = ()
+    state: EntryState = "open"
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.candidate.name
+
+    @property
+    def gain(self) -> float:
+        """The log of the gain so far."""
+        return median(self.ratios) if self.ratios else 0.0
+
+
+class Proof(Struct, frozen=True):
+    """A comparison from fresh processes: one ratio of each round."""
+
+    candidate: Candidate
+    ratios: tuple[float, ...] = ()
+    verdict: Verdict = Verdict.UNDECIDED
+    why: str = ""
+
+
+class Search(msgspec.Struct, frozen=True):
+    """The whole state, which is saved after each step. ``proofs``: those made or to be made, in order."""
+
+    entries: tuple[Entry, ...]
+    phase: Literal["screen", "combine", "proof", "done"] = "screen"
+    rung: int = 0
+    combined: Entry | None = None
+    proofs: tuple[Proof, ...] = ()
+
+
+class Screen(Struct, frozen=True):
+    """Compare this candidate with the default in ``pairs`` pairs."""
+
+    candidate: Candidate
+    pairs: int
+
+
+class ProofRound(Struct, frozen=True):
+    """Compare this candidate with the default once, from fresh processes. ``number`` counts from 1."""
+
+    candidate: Candidate
+    number: int
+
+
+class Done(Struct, frozen=True):
+    pass
+
+
+Step = Screen | ProofRound | Done
+
+
+def begin(candidates: Sequence[Candidate]) -> Search:
+    return _advanced(Search(tuple(map(Entry, candidates))))
+
+
+def next_step(search: Search) -> Step:
+    """What to measure next."""
+    match search.phase:
+        case "screen":
+            entry = next(one for one in search.entries if _is_due(one, search.rung))
+            return Screen(entry.candidate, _PAIRS[search.rung] - len(entry.ratios))
+        case "combine":
+            assert search.combined is not None
+            return Screen(search.combined.candidate, _COMBINED_PAIRS - len(search.combined.ratios))
+        case "proof":
+            proof = _current(search)
+            return ProofRound(proof.candidate, len(proof.ratios) + 1)
+        case "done":
+            return Done()
+
+
+def observed(search: Search, candidate: Candidate, ratios: Sequence[float]) -> Search:
+    """The search after pairs (or a round) of ``candidate``, the one of ``next_step``."""
+    if search.phase == "proof":
+        return _with_proof(search, (*_current(search).ratios, *ratios))
+    return _advanced(
+        _with_entry(search, candidate, lambda entry: replace(entry, ratios=(*entry.ratios, *ratios)))
+    )
+
+
+def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "failed") -> Search:
+    """The search after ``candidate`` crashed, did not fit, or (``lossy``) changed the answers too much."""
+    if search.phase == "proof":
+        proof = replace(_current(search), verdict=Verdict.NOT_BETTER, why=why)
+        return _replaced(search, proof)
+    return _advanced(_with_entry(search, candidate, lambda entry: replace(entry, state=state, why=why)))
+
+
+def hurry(search: Search) -> Search:
+    """End the screening now, because the rest of the time is needed for the proof."""
+    if search.phase == "screen":
+        entries = tuple(
+            one if one.ratios or one.state != "open" else replace(one, state="out", why="no time to try it")
+            for one in search.entries
+        )
+        return _chosen(replace(search, entries=entries), combines=False)
+    if search.phase == "combine":
+        return _to_proof(search)
+    return search
+
+
+def result(search: Search) -> Proof | None:
+    """The proof of a better configuration, if there is one."""
+    return next((proof for proof in search.proofs if proof.verdict is Verdict.BETTER), None)
+
+
+def proven(proof: Proof) -> Interval:
+    """The gain of a proof with its bounds."""
+    return bounds(proof.ratios)
+
+
+def trials(search: Search) -> int:
+    """How many pairs and rounds were measured."""
+    entries = [*search.entries, *([search.combined] if search.combined else [])]
+    return sum(len(one.ratios) for one in (*entries, *search.proofs))
+
+
+# --- transitions ---------------------------------------------------------------------------------
+
+
+def _is_due(entry: Entry, rung: int) -> bool:
+    return entry.state == "open" and len(entry.ratios) < _PAIRS[rung]
+
+
+def _advanced(search: Search) -> Search:
+    """The search in the phase of its next measurement."""
+    if search.phase == "screen":
+        while not any(_is_due(one, search.rung) for one in search.entries):
+            search = _halved(search)
+            if search.rung + 1 == len(_PAIRS) or len(_open(search)) < 2:
+                return _chosen(search, combines=True)
+            search = replace(search, rung=search.rung + 1)
+        return search
+    if search.phase == "combine":
+        assert search.combined is not None
+        combined = search.combined
+        if combined.state != "open" or len(combined.ratios) >= _COMBINED_PAIRS:
+            return _to_proof(search)
+        return search
+    return search
+
+
+def _open(search: Search) -> list[Entry]:
+    return [one for one in search.entries if one.state == "open"]
+
+
+def _halved(search: Search) -> Search:
+    """Candidates that are not better leave, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``."""
+    ranked = sorted((one for one in _open(search) if one.gain > 0), key=lambda one: one.gain, reverse=True)
+    keep = {one.name for one in ranked[: max(_MOST_IN_NEXT_RUNG, (len(ranked) + 1) // 2)]}
+    return replace(
+        search,
+        entries=tuple(
+            one if one.state != "open" or one.name in keep else replace(one, state="out", why=_why_out(one))
+            for one in search.entries
+        ),
+    )
+
+
+def _why_out(entry: Entry) -> str:
+    return "not better than the default" if entry.gain <= 0 else "others were better"
+
+
+def _chosen(search: Search, *, combines: bool) -> Search:
+    """The best candidate of each group, if it is worth a proof; joined if there are several."""
+    best: dict[str, Entry] = {}
+    for entry in _open(search):
+        held = best.get(entry.candidate.group)
+        if entry.gain >= _WORTHWHILE and (held is None or entry.gain > held.gain):
+            best[entry.candidate.group] = entry
+    winners = sorted(best.values(), key=lambda one: one.gain, reverse=True)
+    if not winners:
+        return replace(search, phase="done")
+    if len(winners) == 1:
+        return replace(search, phase="proof", proofs=(Proof(winners[0].candidate),))
+    changes = sum((one.candidate.changes for one in winners), NO_CHANGES)
+    joined = Candidate(
+        COMBINATION,
+        changes,
+        "the best changes together",
+        lossy=any(one.candidate.lossy for one in winners),
+    )
+    search = replace(search, phase="combine", combined=Entry(joined))
+    return search if combines else _to_proof(search)
+
+
+def _to_proof(search: Search) -> Search:
+    """Prove the better of the combination and its best part first."""
+    assert search.combined is not None
+    combined = search.combined
+    of_parts = [one for one in _open(search) if _is_part(one.candidate.changes, combined.candidate.changes)]
+    single = max(of_parts, key=lambda one: one.gain)
+    order = [single.candidate]
+    if combined.state == "open":
+        is_better = not combined.ratios or combined.gain >= single.gain
+        order.insert(0 if is_better else 1, combined.candidate)
+    return replace(search, phase="proof", proofs=tuple(map(Proof, order)))
+
+
+def _is_part(part: Changes, whole: Changes) -> bool:
+    return set(part.flags) <= set(whole.flags) and set(part.env) <= set(whole.env)
+
+
+def _current(search: Search) -> Proof:
+    undecided = (one for one in search.proofs if one.verdict is Verdict.UNDECIDED)
+    return next(undecided, search.proofs[-1])
+
+
+def _with_proof(search: Search, ratios: tuple[float, ...]) -> Search:
+    proof = _current(search)
+    verdict, why = judge(ratios), ""
+    if verdict is Verdict.UNDECIDED and len(ratios) >= FEWEST and median(ratios) <= 0:
+        verdict, why = Verdict.NOT_BETTER, "no gain in half of the rounds"
+    elif verdict is Verdict.UNDECIDED and len(ratios) >= MOST_ROUNDS:
+        verdict, why = Verdict.NOT_BETTER, f"not proven in {MOST_ROUNDS} rounds"
+    return _replaced(search, replace(proof, ratios=ratios, verdict=verdict, why=why))
+
+
+def _replaced(search: Search, proof: Proof) -> Search:
+    """With ``proof`` in place of the current one; a decided search is done."""
+    current = _current(search)
+    proofs = tuple(proof if one is current else one for one in search.proofs)
+    if proof.verdict is Verdict.BETTER or all(one.verdict is Verdict.NOT_BETTER for one in proofs):
+        return replace(search, proofs=proofs, phase="done")
+    return replace(search, proofs=proofs)
+
+
+def _with_entry(search: Search, candidate: Candidate, change: Callable[[Entry], Entry]) -> Search:
+    if search.phase == "combine":
+        assert search.combined is not None
+        return replace(search, combined=change(search.combined))
+    entries = (change(one) if one.name == candidate.name else one for one in search.entries)
+    return replace(search, entries=tuple(entries))

@@ -1,0 +1,179 @@
+"""The requests of a measurement, and its score: what "better" means for each purpose.
+
+The lengths come from an access log, or from a stated mix. Only lengths are read there: a log has no prompts.
+The prompts are pieces of one text. Each begins at another word, so no prompt is found in a cache. Sampling is
+llama-server's default with a fixed seed: greedy answers repeat themselves, which would flatter drafts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.tuning.candidates import Purpose
+
+__all__ = [
+    "STATED_MIX",
+    "Answered",
+    "Block",
+    "Lengths",
+    "Measurement",
+    "as_json",
+    "as_measured",
+    "block_for",
+    "clients_for",
+    "lengths_in_log",
+    "log_ratio",
+    "prompt_tokens",
+]
+
+
+class Lengths(Struct, frozen=True):
+    """The tokens of one request."""
+
+    prompt: int
+    answer: int
+
+
+# A chat with a system prompt, a short question, a text to summarize, and a completion of code.
+STATED_MIX: tuple[Lengths, ...] = (Lengths(384, 96), Lengths(48, 128), Lengths(1024, 48), Lengths(192, 32))
+
+_SHORTEST = Lengths(16, 8)
+_MOST_REQUESTS = 64
+# A memory candidate may be this much slower, and no more.
+_SLOWEST_OF_MEMORY = math.log(0.8)
+
+
+class Block(Struct, frozen=True):
+    """The requests of one measurement: ``clients`` at a time."""
+
+    requests: tuple[Lengths, ...]
+    clients: int = 1
+
+
+class Answered(Struct, frozen=True):
+    """One request as a client saw it."""
+
+    first_token_s: float
+    total_s: float
+    tokens: int
+
+
+class Measurement(Struct, frozen=True):
+    """One block. ``tokens_per_s``: of all clients together, of the answers."""
+
+    seconds: float
+    first_token_s: float
+    tokens_per_s: float
+    memory_bytes: int
+
+
+def as_measured(answers: Sequence[Answered], seconds: float, memory_bytes: int) -> Measurement:
+    return Measurement(
+        seconds,
+        fmean(one.first_token_s for one in answers),
+        sum(one.tokens for one in answers) / max(seconds, 1e-9),
+        memory_bytes,
+    )
+
+
+def log_ratio(purpose: Purpose, default: Measurement, candidate: Measurement) -> float:
+    """The log of the gain, positive if the candidate is better.
+
+    For latency and throughput: the time of the same requests. For memory: the resident memory after them,
+    unless the candidate is slower than four fifths of the default's speed.
+    """
+    time = math.log(max(default.seconds, 1e-9) / max(candidate.seconds, 1e-9))
+    if purpose != "memory":
+        return time
+    if time < _SLOWEST_OF_MEMORY:
+        return time
+    return math.log(max(default.memory_bytes, 1) / max(candidate.memory_bytes, 1))
+
+
+# --- which requests ------------------------------------------------------------------------------
+
+
+class _Line(msgspec.Struct):
+    status: int = 0
+    tokens_prompt: int | None = None
+    tokens_completion: int | None = None
+
+
+def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...]:
+    """The lengths of ``count`` requests that stand for those of an access log, by their sums of tokens.
+
+    Lines that are no answered requests with tokens are skipped.
+    """
+    decode = msgspec.json.Decoder(_Line).decode
+    found: list[Lengths] = []
+    for line in lines:
+        try:
+            request = decode(line)
+        except msgspec.DecodeError:
+            continue
+        prompt, answer = request.tokens_prompt, request.tokens_completion
+        if request.status == 200 and prompt and answer is not None and answer >= 0:
+            found.append(Lengths(prompt, max(1, answer)))
+    found.sort(key=lambda one: (one.prompt + one.answer, one.prompt))
+    if len(found) <= count:
+        return tuple(found)
+    # The middle of each of ``count`` equal parts.
+    return tuple(found[(2 * part + 1) * len(found) // (2 * count)] for part in range(count))
+
+
+def clients_for(purpose: Purpose, slots: int) -> int:
+    """How many requests run at a time."""
+    return 2 * slots if purpose == "throughput" else 1
+
+
+def block_for(
+    mix: Sequence[Lengths], *, ctx_size: int, clients: int, seconds: float, target_s: float
+) -> Block:
+    """The requests of one block, which takes about ``target_s``.
+
+    ``seconds``: what ``mix`` as a whole took, with ``clients`` at a time. A block has the whole mix once or
+    several times. If that takes too long, all lengths are shortened by the same factor.
+    """
+    share = target_s / max(seconds, 1e-9)
+    fitted = tuple(_within(one, ctx_size) for one in mix)
+    if share >= 1:
+        times = max(1, min(int(share), _MOST_REQUESTS // len(fitted)))
+        return Block(fitted * times, clients)
+    return Block(tuple(_within(_shortened(one, share), ctx_size) for one in fitted), clients)
+
+
+def _shortened(one: Lengths, share: float) -> Lengths:
+    return Lengths(
+        min(one.prompt, max(_SHORTEST.prompt, round(one.prompt * share))),
+        min(one.answer, max(_SHORTEST.answer, round(one.answer * share))),
+    )
+
+
+def _within(one: Lengths, ctx_size: int) -> Lengths:
+    """The request cut to a context; a few tokens are left for those that llama-server adds."""
+    room = max(2, ctx_size - 8)
+    answer = min(one.answer, room // 2)
+    return replace(one, prompt=min(one.prompt, room - answer), answer=answer)
+
+
+# --- prompts -------------------------------------------------------------------------------------
+
+
+def prompt_tokens(text: Sequence[int], number: int, length: int) -> list[int]:
+    """The prompt ``number`` of this many tokens: a piece of the tokenized ``text``, repeated if necessary."""
+    start = number * 37 % len(text)
+    return [text[(start + index) % len(text)] for index in range(length)]
+
+
+def as_json(measured: Measurement) -> Mapping[str, float]:
+    return {
+        "first_token_s": round(measured.first_token_s, 4),
+        "tokens_per_s": round(measured.tokens_per_s, 1),
+        "memory_bytes": measured.memory_bytes,
+    }
