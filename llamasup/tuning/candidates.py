@@ -1,8 +1,8 @@
 """Which changes of a plan are worth a measurement, in the order of what the planner expects of them.
 
-A candidate is proposed only if this build has its flags, this machine and model can gain from it, and the user
-set none of its flags. Changes that break a promise of the profile are not candidates: the context of a request
-stays, and for latency the number of slots does. ``lossy`` candidates can alter answers.
+A candidate is proposed only if this build has its flags, this machine and model can gain from it, and the
+user set none of its flags. Changes that break a promise of the profile are not candidates: the context of a
+request stays, and for latency the number of slots does. ``lossy`` candidates can alter answers.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _slots(setup: Setup) -> Iterator[Candidate]:
 
 
 def _prompt_cache(setup: Setup) -> Iterator[Candidate]:
-    # For speed it is not a candidate: its use depends on prompts that come again, and lengths do not show that.
+    # No candidate for speed: its use depends on prompts that come again, which lengths do not show.
     if setup.number("--cache-ram") > 0 and setup.may_change("--cache-ram"):
         yield _flag("cache", "--cache-ram", 0, "no memory for prompts of earlier requests")
 

@@ -2,7 +2,8 @@
 
 1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: those that are
    not better leave, of the others at most half (never fewer than four) get twice as many pairs.
-2. *Combination.* The best candidates of different groups are joined, and compared with the default as a whole.
+2. *Combination.* The best candidates of different groups are joined, and compared with the default as a
+   whole.
 3. *Proof.* The combination, or the best single candidate, is compared with the default again, from fresh
    processes and with new measurements only, until the sequential test decides. So the choice among many
    candidates cannot inflate the gain. If this proof fails, the other of the two gets one, and no more.
@@ -177,7 +178,7 @@ def proven(proof: Proof) -> Interval:
 def trials(search: Search) -> int:
     """How many pairs and rounds were measured."""
     entries = [*search.entries, *([search.combined] if search.combined else [])]
-    return sum(len(one.ratios) for one in (*entries, *search.proofs))
+    return sum(len(one.ratios) for one in entries) + sum(len(one.ratios) for one in search.proofs)
 
 
 # --- transitions ---------------------------------------------------------------------------------
