@@ -35,6 +35,7 @@ __all__ = [
     "ServerFailed",
     "ServiceManagerFailed",
     "Stopping",
+    "TuningFailed",
     "UnitNotOurs",
     "UnsafeBind",
     "UsageInvalid",
@@ -252,6 +253,14 @@ class GaveUp(LlamasupError):
     exit_code = 75
     http_status = 503
     cause = "crash_loop"
+
+
+class TuningFailed(LlamasupError):
+    """A tuning could not measure anything, or had to stop. Nothing was changed."""
+
+    exit_code = 75
+    http_status = 409
+    cause = "tuning_failed"
 
 
 # --- a running llamasup --------------------------------------------------------------------------

@@ -132,20 +132,14 @@ def clients_for(purpose: Purpose, slots: int) -> int:
     return 2 * slots if purpose == "throughput" else 1
 
 
-def block_for(
-    mix: Sequence[Lengths], *, ctx_size: int, clients: int, seconds: float, target_s: float
-) -> Block:
-    """The requests of one block, which takes about ``target_s``.
+def block_for(mix: Sequence[Lengths], scale: float, *, ctx_size: int, clients: int) -> Block:
+    """The requests of one block: the mix ``scale`` times, or with all lengths shortened by that factor.
 
-    ``seconds``: what ``mix`` as a whole took, with ``clients`` at a time. A block has the whole mix once or
-    several times. If that takes too long, all lengths are shortened by the same factor.
+    Each client has a request at least.
     """
-    share = target_s / max(seconds, 1e-9)
-    fitted = tuple(_within(one, ctx_size) for one in mix)
-    if share >= 1:
-        times = max(1, min(int(share), _MOST_REQUESTS // len(fitted)))
-        return Block(fitted * times, clients)
-    return Block(tuple(_within(_shortened(one, share), ctx_size) for one in fitted), clients)
+    times = max(1, min(int(scale), _MOST_REQUESTS // len(mix)), -(-clients // len(mix)))
+    shortened = (_shortened(one, min(scale, 1.0)) for one in mix)
+    return Block(tuple(_within(one, ctx_size) for one in shortened) * times, clients)
 
 
 def _shortened(one: Lengths, share: float) -> Lengths:

@@ -1,0 +1,216 @@
+"""``llamasup tune``: measures which changes of the plan are better on this machine, and keeps them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.model import WithExtra
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View, while_waiting
+from llamasup.errors import OutputFailed, UsageInvalid
+
+if TYPE_CHECKING:
+    from llamasup.planning.facts import Launch
+    from llamasup.tuning.report import SessionResult
+    from llamasup.tuning.session import Options
+    from llamasup.tuning.workload import Lengths
+
+__all__ = ["commands"]
+
+commands = command_set()
+
+_PURPOSES = ("latency", "throughput", "memory")
+_LONGEST_MIN = 24 * 60
+
+For = Annotated[
+    str | None,
+    typer.Option("--for", metavar="|".join(_PURPOSES), help="What to improve. Default: as the profile."),
+]
+Minutes = Annotated[float, typer.Option("--minutes", metavar="N", help="How long to measure at most.")]
+AllowLossy = Annotated[
+    bool, typer.Option("--allow-lossy", help="Also take changes that alter answers noticeably.")
+]
+AccessLog = Annotated[
+    Path | None,
+    typer.Option("--access-log", metavar="FILE", help="Measure with the lengths of requests in this log."),
+]
+Picture = Annotated[
+    Path | None, typer.Option("--picture", metavar="FILE", help="Write a picture of the search (SVG).")
+]
+Show = Annotated[bool, typer.Option("--show", help="Show the kept results of this model; measure nothing.")]
+Forget = Annotated[bool, typer.Option("--forget", help="Delete the kept results of this model.")]
+
+
+@commands.command(cls=WithExtra)
+@takes_groups
+def tune(
+    ctx: typer.Context,
+    model: o.Model,
+    settings: o.ModelSettings,
+    purpose: For = None,
+    minutes: Minutes = 15.0,
+    allow_lossy: AllowLossy = False,
+    access_log: AccessLog = None,
+    picture: Picture = None,
+    show: Show = False,
+    forget: Forget = False,
+    runtime: o.RuntimeOption = None,
+    json: o.Json = False,
+) -> int:
+    """Measure which changes of the plan make a model better on this machine, and keep them.
+
+    Real servers answer real requests. A change is kept only if it is proven better; run, serve and plan use
+    it then. Ctrl-C stops, and the next call goes on.
+    """
+
+    def act(view: View) -> int:
+        if show and forget:
+            raise UsageInvalid("--show and --forget exclude each other.", remedy="Leave one of them out.")
+        if show or forget:
+            _show_or_forget(view, model, forget=forget, as_json=json)
+            return 0
+        options = _options(settings.profile, purpose, minutes, runtime, allow_lossy, access_log)
+        with while_waiting(view, "reading the options of the runtime"):
+            launch = _prepared(model, settings, options)
+        found = _measure(view, launch, options, picture)
+        if found is None:
+            return 130
+        from llamasup.tuning.report import report_as_json, report_lines
+
+        if json:
+            profile = launch.settings.profile
+            write_json(
+                report_as_json(found, model=str(launch.model_path), purpose=options.purpose, profile=profile)
+            )
+        else:
+            write_result("\n".join(report_lines(found)))
+        return 0
+
+    return guarded(act)
+
+
+def _options(
+    profile: Any,
+    purpose: str | None,
+    minutes: float,
+    runtime: str | None,
+    allow_lossy: bool,
+    access_log: Path | None,
+) -> Options:
+    from llamasup.tuning.candidates import purpose_of
+    from llamasup.tuning.session import Options
+
+    if purpose is not None and purpose not in _PURPOSES:
+        raise UsageInvalid(f"--for {purpose!r} is no purpose.", remedy=f"Use one of {', '.join(_PURPOSES)}.")
+    if not 0 < minutes <= _LONGEST_MIN:
+        raise UsageInvalid(
+            f"--minutes {minutes:g} is out of range.", remedy=f"Give more than 0, and at most {_LONGEST_MIN}."
+        )
+    if profile == "plain":
+        raise UsageInvalid(
+            "The profile plain passes only your own flags, so there is nothing to tune.",
+            remedy="Leave out --profile plain.",
+        )
+    chosen = purpose_of(purpose, profile)  # type: ignore[arg-type]
+    if profile is not None and chosen != profile:
+        raise UsageInvalid(
+            f"--for {chosen} contradicts --profile {profile}.",
+            remedy="Leave one of them out: a profile is tuned for its own purpose.",
+        )
+    mix = () if access_log is None else _lengths(access_log)
+    return Options(chosen, minutes, runtime, allow_lossy, mix)
+
+
+def _lengths(path: Path) -> tuple[Lengths, ...]:
+    from llamasup.tuning.workload import lengths_in_log
+
+    try:
+        with path.open("rb") as file:
+            found = lengths_in_log(file)
+    except OSError as error:
+        raise UsageInvalid(
+            f"--access-log {path}: {error.strerror}", remedy="Give a file that --access-log of run wrote."
+        ) from None
+    if not found:
+        raise UsageInvalid(
+            f"--access-log {path}: no line has the tokens of an answered request.",
+            remedy="Give the access log of a llamasup that served this model, or leave the option out.",
+        )
+    return found
+
+
+def _prepared(model: str, settings: Any, options: Options) -> Launch:
+    import msgspec
+
+    from llamasup.planning.facts import prepare
+    from llamasup.tuning.candidates import default_profile
+
+    if settings.profile is None:
+        settings = msgspec.structs.replace(settings, profile=default_profile(options.purpose))
+    return prepare(model, settings, runtime=options.runtime, environ=os.environ)
+
+
+def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | None:
+    """None if a signal stopped it."""
+    from llamasup.tuning.picture import picture as picture_of
+    from llamasup.tuning.tune import tune as measure
+
+    if picture is not None:
+        _write(picture, "")  # before the measurements
+    found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=_on_stop)
+    if found is None:
+        view.say(
+            "info",
+            "tune",
+            "Stopped. What was measured is saved: `llamasup tune` with the same options goes on.",
+        )
+    elif picture is not None:
+        _write(picture, picture_of(found.search, f"{launch.model_id}: tuned for {options.purpose}"))
+    return found
+
+
+def _on_stop(stop: Any) -> None:
+    """Let signals call ``stop`` from now on."""
+    from llamasup.cli.stop_signals import STOP_SIGNALS
+
+    STOP_SIGNALS.deliver_to(lambda _name: stop())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputFailed(f"--picture {path}: {error.strerror}.") from None
+
+
+def _show_or_forget(view: View, model: str, *, forget: bool, as_json: bool) -> None:
+    from llamasup.planning.facts import read_given
+    from llamasup.planning.tuned import KeptResults
+    from llamasup.planning.tuned_store import load_results, save_results
+    from llamasup.tuning.report import kept_as_json, kept_line
+    from llamasup.tuning.store import only_tuning, store_search
+
+    path, _ = read_given(model)
+    results = load_results(path).results
+    if forget:
+        with only_tuning(path):
+            save_results(path, KeptResults())
+            store_search(path, None)
+        view.say("info", "tune", f"Forgot {len(results)} results of {path.name}.")
+        results = ()
+    if as_json:
+        write_json({"model": str(path), "results": [kept_as_json(one) for one in results]})
+    elif results:
+        write_result(
+            "\n".join(f"{one.purpose} (profile {one.profile or 'none'}): {kept_line(one)}" for one in results)
+        )
+    elif not forget:
+        view.say("info", "tune", f"There is no kept result for {path.name}.")

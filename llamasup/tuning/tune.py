@@ -1,0 +1,85 @@
+"""Runs one tuning in its own event loop: lock, run folder, session, and the kept result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from llamasup.errors import FolderUnusable
+from llamasup.planning.facts import Launch
+from llamasup.planning.tuned import NO_CHANGES, Kept, add_result, result_for
+from llamasup.planning.tuned_store import load_results, save_results
+from llamasup.system.process.guardian import guarded_run_folder
+from llamasup.system.process.platform import loop_factory
+from llamasup.tuning.report import SessionResult
+from llamasup.tuning.session import Options, Session
+from llamasup.tuning.store import only_tuning, saved_search, store_search
+
+__all__ = ["tune"]
+
+
+def tune(
+    launch: Launch,
+    options: Options,
+    *,
+    say: Callable[[str], None],
+    on_stop: Callable[[Callable[[], None]], None],
+) -> SessionResult | None:
+    """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
+
+    Returns None if it was stopped. Raises TuningFailed, and what planning raises.
+    """
+    with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_tune(launch, options, say, on_stop))
+
+
+async def _tune(
+    launch: Launch,
+    options: Options,
+    say: Callable[[str], None],
+    on_stop: Callable[[Callable[[], None]], None],
+) -> SessionResult | None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    with guarded_run_folder() as (folder, _guardian):
+        session = Session(
+            launch,
+            options,
+            folder,
+            saved=saved_search(launch.model_path),
+            save=lambda search: store_search(launch.model_path, search),
+            say=say,
+        )
+        if session.resumed:
+            say("going on with the search that an earlier call began")
+        stopped = False
+
+        def stop() -> None:
+            nonlocal stopped
+            if not stopped:
+                stopped = True
+                loop.call_soon_threadsafe(task.cancel)
+
+        on_stop(stop)
+        try:
+            found = await session.run()
+        except asyncio.CancelledError:
+            if stopped:
+                return None
+            raise
+    if found.kept is not None:
+        _keep(launch, found.kept, say)
+    return found
+
+
+def _keep(launch: Launch, kept: Kept, say: Callable[[str], None]) -> None:
+    results = load_results(launch.model_path)
+    earlier = result_for(results, runtime=kept.runtime, machine=kept.machine, asked=kept.asked)
+    if kept.changes == NO_CHANGES and earlier is not None:
+        # It is proven, and that this search did not find it again proves nothing.
+        say(f"the earlier result stays: {earlier.changes}")
+        return
+    try:
+        save_results(launch.model_path, add_result(results, kept))
+    except (OSError, FolderUnusable) as error:
+        say(f"the result could not be kept: {error}")
