@@ -1,7 +1,7 @@
 """The search for a better configuration: which measurement is next, and what each one changes (pure).
 
 1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: those that are
-   not better leave, of the others at most half (never fewer than four) get twice as many pairs.
+   not better leave, of the others at most half (never fewer than five) get twice as many pairs.
 2. *Combination.* The best candidates of different groups are joined, and compared with the default as a
    whole.
 3. *Proof.* The combination, or the best single candidate, is compared with the default again, from fresh
@@ -49,7 +49,7 @@ __all__ = [
 
 _PAIRS = (3, 6, 12)
 _COMBINED_PAIRS = 6
-_MOST_IN_NEXT_RUNG = 4
+_MOST_IN_NEXT_RUNG = 5
 _WORTHWHILE = 0.01  # in the log: a screened gain below it is not worth a proof
 MOST_ROUNDS = 40
 COMBINATION = "combination"
@@ -211,8 +211,17 @@ def _open(search: Search) -> list[Entry]:
 
 
 def _halved(search: Search) -> Search:
-    """Candidates that are not better leave, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``."""
+    """Candidates that are not better leave, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``.
+
+    Of each group the best goes first, since a configuration has only one of a group.
+    """
     ranked = sorted((one for one in _open(search) if one.gain > 0), key=lambda one: one.gain, reverse=True)
+    places: dict[str, int] = {}
+    for one in ranked:
+        places[one.name] = sum(
+            other.candidate.group == one.candidate.group for other in ranked[: len(places)]
+        )
+    ranked.sort(key=lambda one: (places[one.name], -one.gain))
     keep = {one.name for one in ranked[: max(_MOST_IN_NEXT_RUNG, (len(ranked) + 1) // 2)]}
     return replace(
         search,

@@ -39,6 +39,7 @@ _END_S = 10.0
 _EXIT_S = 1.0
 _PUMP_S = 1.0
 _SEED = 1
+_LAST_EVENT = b'"stop":true'
 
 
 class TrialFailed(Exception):
@@ -165,6 +166,8 @@ class Trial:
         if response.status != 200:
             quoted = bytes(received[:200]).decode("utf-8", "replace")
             raise TrialFailed(f"{path} answered {response.status}: {quoted}")
+        if path == "/completion" and _LAST_EVENT not in received:
+            raise TrialFailed("its answer is incomplete")
         total_s = time.monotonic() - began_s
         return Answered(first_s or total_s, total_s, lengths.answer)
 

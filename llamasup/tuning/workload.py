@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 from msgspec import Struct
@@ -29,6 +29,7 @@ __all__ = [
     "clients_for",
     "lengths_in_log",
     "log_ratio",
+    "middle_of",
     "prompt_tokens",
 ]
 
@@ -79,6 +80,18 @@ def as_measured(answers: Sequence[Answered], seconds: float, memory_bytes: int) 
         fmean(one.first_token_s for one in answers),
         sum(one.tokens for one in answers) / max(seconds, 1e-9),
         memory_bytes,
+    )
+
+
+def middle_of(measured: Sequence[Measurement]) -> Measurement | None:
+    """The median of each figure."""
+    if not measured:
+        return None
+    return Measurement(
+        median(one.seconds for one in measured),
+        median(one.first_token_s for one in measured),
+        median(one.tokens_per_s for one in measured),
+        round(median(one.memory_bytes for one in measured)),
     )
 
 

@@ -1,0 +1,271 @@
+"""Compares a candidate with the default on real servers: in pairs, and in rounds from fresh processes.
+
+Owns the servers. The default stays alive while candidates are screened next to it, and only one of the two
+computes at a time. If the memory does not hold both, they alternate. In a proof, each round starts both
+again: two processes of the same configuration can differ for their whole life (placement of pages, of
+threads), which pairs within one process would not average out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from llamasup.errors import LlamasupError, TuningFailed
+from llamasup.planning.attempts import Planner
+from llamasup.planning.facts import Launch
+from llamasup.planning.plan import LaunchPlan
+from llamasup.planning.tuned import NO_CHANGES, Changes
+from llamasup.tuning.candidates import Candidate, Purpose
+from llamasup.tuning.quality import BOUND, LENGTHS, Distribution, divergence
+from llamasup.tuning.trial import Trial, TrialFailed, start_trial
+from llamasup.tuning.workload import (
+    Block,
+    Lengths,
+    Measurement,
+    block_for,
+    clients_for,
+    log_ratio,
+    middle_of,
+)
+
+__all__ = ["PAIRS_IN_ROUND", "Comparison", "TooLossy"]
+
+_FIRST_START_S = 600.0
+_LEAST_WAIT_S = 30.0
+# Of the lengths of the mix: where the calibration begins, and how it goes on.
+_FIRST_SCALE, _GROWTH, _LARGEST_SCALE = 0.05, 3.0, 16.0
+PAIRS_IN_ROUND = 2
+
+
+class TooLossy(TrialFailed):
+    """The candidate works, but alters answers too much."""
+
+
+class Comparison:
+    """``folder`` is the run folder. ``start_s``: the longest start so far."""
+
+    def __init__(self, launch: Launch, folder: Path, purpose: Purpose, *, allow_lossy: bool) -> None:
+        self.start_s = 0.0
+        self.default_times: list[float] = []
+        self.measured: list[tuple[Measurement, Measurement]] = []
+        """Of the default and the candidate of the last round, in all its rounds."""
+        self._launch = launch
+        self._folder = folder
+        self._purpose = purpose
+        self._allow_lossy = allow_lossy
+        self._number = 0
+        self._default: Trial | None = None
+        self._beside: Trial | None = None
+        self._reference: list[Distribution] | None = None
+        self._checked: set[str] = set()
+        self._proven = ""  # the candidate of the last round
+
+    async def close(self) -> None:
+        """End all servers."""
+        await self._end_trials()
+
+    # --- the default
+
+    async def start_default(self) -> Trial:
+        if self._default is None:
+            self._default = await self._started_default(self._plan(NO_CHANGES)[0])
+        return self._default
+
+    async def calibrated(self, mix: Sequence[Lengths], target_s: float) -> Block:
+        """The block of all measurements, which takes about ``target_s``. This also warms the default up."""
+        default = await self.start_default()
+        clients = clients_for(self._purpose, default.plan.parallel)
+        ctx_size = default.plan.ctx_size_of_slot
+        scale = _FIRST_SCALE
+        while True:
+            block = block_for(mix, scale, ctx_size=ctx_size, clients=clients)
+            seconds = (await self._of_default(default, block)).seconds
+            if seconds >= target_s / _GROWTH or scale >= _LARGEST_SCALE:
+                break
+            scale *= _GROWTH
+        return block_for(mix, scale * target_s / seconds, ctx_size=ctx_size, clients=clients)
+
+    async def measure_default(self, block: Block) -> Measurement:
+        return await self._of_default(await self.start_default(), block)
+
+    # --- comparisons
+
+    async def screen(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
+        default = await self.start_default()
+        await self._prepare_quality(candidate)
+        plan, fits = self._plan(candidate.changes)
+        if not fits:
+            return await self._alternate(candidate, pairs, block)
+        default = await self.start_default()
+        self._beside = trial = await self._start(plan)
+        try:
+            await self._check_quality(candidate, trial)
+            await trial.measure(block, self._limit_s())  # as the default has been
+            return [await self._pair(default, trial, block) for _ in range(pairs)]
+        finally:
+            await self._end_trials(default=False)
+
+    async def _alternate(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
+        """Both one after the other, as they do not fit into memory together."""
+        await self._end_trials()
+        if not self._plan(candidate.changes)[1]:
+            raise TrialFailed("it does not fit in memory")
+        return [await self._one_after_the_other(candidate, block, 1) for _ in range(pairs)]
+
+    async def round(self, candidate: Candidate, block: Block) -> float:
+        """One round of a proof, from fresh processes: the median of its pairs."""
+        if self._proven != candidate.name:
+            self.measured.clear()
+            self._proven = candidate.name
+        await self._prepare_quality(candidate)
+        await self._end_trials()
+        plans = [self._plan(changes)[0] for changes in (NO_CHANGES, candidate.changes)]
+        free = plans[0].memory.free
+        if sum(plan.memory.host_bytes for plan in plans) < free.host_bytes and not free.names:
+            if secrets.randbits(1):
+                default = self._default = await self._started_default(plans[0])
+                trial = self._beside = await self._start(plans[1])
+            else:
+                trial = self._beside = await self._start(plans[1])
+                default = self._default = await self._started_default(plans[0])
+            await self._check_quality(candidate, trial)
+            await self._pair(default, trial, block)  # the first requests touch memory first
+            ratio = median([await self._pair(default, trial, block) for _ in range(PAIRS_IN_ROUND)])
+        else:
+            ratio = await self._one_after_the_other(candidate, block, PAIRS_IN_ROUND)
+        await self._end_trials()
+        return ratio
+
+    async def _one_after_the_other(self, candidate: Candidate, block: Block, count: int) -> float:
+        """A pair in which each of the two is started, measured ``count`` times, and ended."""
+        if secrets.randbits(1):
+            of_default = await self._alone(None, block, count)
+            of_trial = await self._alone(candidate, block, count)
+        else:
+            of_trial = await self._alone(candidate, block, count)
+            of_default = await self._alone(None, block, count)
+        self._note(of_default, of_trial)
+        return log_ratio(self._purpose, of_default, of_trial)
+
+    async def _alone(self, candidate: Candidate | None, block: Block, count: int) -> Measurement:
+        """The median of ``count`` blocks on a server that is started and ended for them; None: the default."""
+        if candidate is None:
+            default = await self.start_default()
+            measured = [await self._of_default(default, block) for _ in range(count + 1)]
+        else:
+            trial = self._beside = await self._start(self._plan(candidate.changes)[0])
+            await self._check_quality(candidate, trial)
+            measured = [await trial.measure(block, self._limit_s()) for _ in range(count + 1)]
+        await self._end_trials()
+        middle = middle_of(measured[1:])
+        assert middle is not None
+        return middle
+
+    async def _pair(self, default: Trial, trial: Trial, block: Block) -> float:
+        """One block on each of the two, in an order drawn at random."""
+        limit_s = self._limit_s()
+        if secrets.randbits(1):
+            of_default = await self._of_default(default, block)
+            of_trial = await trial.measure(block, limit_s)
+        else:
+            of_trial = await trial.measure(block, limit_s)
+            of_default = await self._of_default(default, block)
+        self._note(of_default, of_trial)
+        return log_ratio(self._purpose, of_default, of_trial)
+
+    def _note(self, default: Measurement, tuned: Measurement) -> None:
+        self.default_times.append(default.seconds)
+        self.measured.append((default, tuned))
+
+    async def _of_default(self, default: Trial, block: Block) -> Measurement:
+        try:
+            return await default.measure(block, self._limit_s())
+        except TrialFailed as error:
+            raise TuningFailed(
+                f"the server with the default plan failed: {error}",
+                remedy="Nothing was changed. `llamasup run` shows more about the failure.",
+            ) from None
+
+    # --- servers
+
+    def _plan(self, changes: Changes) -> tuple[LaunchPlan, bool]:
+        """The plan with these changes, and whether it fits into the free memory without being reduced.
+
+        Raises TrialFailed if it is not possible; for the default, what planning raises.
+        """
+        self._number += 1
+        planner = Planner(self._launch, self._folder, f"{self._number}-", trial=changes)
+        generation = 2 if self._launch.runtime.capabilities.devices else 1
+        try:
+            admission = planner.admission(generation)
+        except LlamasupError as error:
+            if changes == NO_CHANGES:
+                raise
+            raise TrialFailed(error.message) from None
+        return admission.plan, admission.plan.memory.fits and len(admission.considered) == 1
+
+    async def _started_default(self, plan: LaunchPlan) -> Trial:
+        try:
+            return await self._start(plan)
+        except TrialFailed as error:
+            raise TuningFailed(
+                f"the server with the default plan did not start: {error}",
+                remedy="Start it with `llamasup run`, which shows more, and tune it when it works.",
+            ) from None
+
+    async def _start(self, plan: LaunchPlan) -> Trial:
+        limit_s = max(_LEAST_WAIT_S, 10 * self.start_s) if self.start_s else _FIRST_START_S
+        trial = await start_trial(plan, self._folder, limit_s)
+        self.start_s = max(self.start_s, trial.start_s)
+        return trial
+
+    async def _end_trials(self, *, default: bool = True) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            await beside.end()
+        if default and self._default is not None:
+            ending, self._default = self._default, None
+            await ending.end()
+
+    # --- the quality guard
+
+    async def _prepare_quality(self, candidate: Candidate) -> None:
+        """Ask the reference: the default, with an f16 KV cache. Called while no candidate runs."""
+        if not self._must_check(candidate) or self._reference is not None:
+            return
+        default = await self.start_default()
+        if default.plan.kv_type != "f16":
+            await self._end_trials()
+            f16 = Changes((("--cache-type-k", "f16"), ("--cache-type-v", "f16")))
+            self._beside = default = await self._start(self._plan(f16)[0])
+        self._reference = await default.distributions(_lengths(default.plan), _FIRST_START_S)
+        await self._end_trials(default=False)
+
+    async def _check_quality(self, candidate: Candidate, trial: Trial) -> None:
+        """Raises TrialFailed for a candidate whose answers differ too much."""
+        if not self._must_check(candidate):
+            return
+        assert self._reference is not None
+        seen = divergence(self._reference, await trial.distributions(_lengths(trial.plan), _FIRST_START_S))
+        if seen is None:
+            raise TooLossy("this build does not list probabilities, so its answers cannot be compared")
+        if seen > BOUND:
+            raise TooLossy(
+                f"its answers differ: {seen:.3f} nats a token, and {BOUND:g} are allowed (--allow-lossy)"
+            )
+        self._checked.add(candidate.name)
+
+    def _must_check(self, candidate: Candidate) -> bool:
+        return candidate.lossy and not self._allow_lossy and candidate.name not in self._checked
+
+    def _limit_s(self) -> float:
+        """A candidate that takes longer for a block counts as hanging."""
+        slowest_s = max(self.default_times, default=0.0)
+        return max(_LEAST_WAIT_S, 20 * slowest_s) if slowest_s else _FIRST_START_S
+
+
+def _lengths(plan: LaunchPlan) -> list[int]:
+    return [min(length, plan.ctx_size_of_slot - 16) for length in LENGTHS]
