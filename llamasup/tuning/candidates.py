@@ -127,13 +127,11 @@ def _threads(setup: Setup) -> Iterator[Candidate]:
 def _spinning(setup: Setup) -> Iterator[Candidate]:
     if environment_of_threads(setup.environ) or setup.number("--threads") == 1:
         return
-    now = setup.plan.env.get("GOMP_SPINCOUNT")
     for count, why in (
         ("100000", "threads that spin longer answer sooner, if no other program needs the CPUs"),
         ("300", "threads that sleep sooner leave the CPUs to others"),
     ):
-        if count != now:
-            yield Candidate("spin", Changes(env=(("GOMP_SPINCOUNT", count),)), why)
+        yield Candidate("spin", Changes(env=(("GOMP_SPINCOUNT", count),)), why)
     if setup.may_change("--poll"):
         yield _flag("poll", "--poll", 0, "ggml's own threads sleep instead of polling for work")
 

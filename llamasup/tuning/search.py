@@ -131,7 +131,7 @@ def next_step(search: Search) -> Step:
         case "proof":
             proof = _current(search)
             return ProofRound(proof.candidate, len(proof.ratios) + 1)
-        case "done":
+        case _:
             return Done()
 
 
@@ -197,12 +197,10 @@ def _advanced(search: Search) -> Search:
                 return _chosen(search, combines=True)
             search = replace(search, rung=search.rung + 1)
         return search
-    if search.phase == "combine":
-        assert search.combined is not None
-        combined = search.combined
-        if combined.state != "open" or len(combined.ratios) >= _COMBINED_PAIRS:
-            return _to_proof(search)
-        return search
+    combined = search.combined
+    assert combined is not None
+    if combined.state != "open" or len(combined.ratios) >= _COMBINED_PAIRS:
+        return _to_proof(search)
     return search
 
 

@@ -1,0 +1,168 @@
+"""The kept results of tuning: when they apply, and what they do to a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from llamasup.planning.plan_json import plan_as_json
+from llamasup.planning.tuned import (
+    NO_CHANGES,
+    Changes,
+    Kept,
+    KeptResults,
+    Measured,
+    add_result,
+    asked_key,
+    is_plausible,
+    machine_key,
+    result_for,
+)
+from llamasup.settings.model import Settings
+from llamasup.system.hardware.devices import Device
+from tests.planning.plans import GPU, machine, planned, reason, value
+
+CHANGES = Changes((("--threads", "3"), ("--no-repack", None)), (("GOMP_SPINCOUNT", "300"),))
+KEPT = Kept(
+    *("build", "machine", "asked", "latency", None, CHANGES),
+    *(1.18, 1.11, 1.24, "2026-11-26", 50, 3.0),
+)
+WHY = "measured here on 2026-11-26: 1.18 ×, 95 % 1.11 to 1.24"
+
+
+def found(*results: Kept, **changes: Any) -> Kept | None:
+    asked = {"runtime": "build", "machine": "machine", "asked": "asked"} | changes
+    return result_for(KeptResults(results), **asked)
+
+
+# --- when it applies -----------------------------------------------------------------------------
+
+
+def test_a_result_applies_to_its_build_machine_and_settings() -> None:
+    assert found(KEPT) is KEPT
+    for name in ("runtime", "machine", "asked"):
+        assert found(KEPT, **{name: "other"}) is None
+
+
+def test_the_newest_result_counts() -> None:
+    newer = replace(KEPT, gain=1.2)
+    assert found(KEPT, newer) is newer
+    assert add_result(KeptResults((KEPT,)), newer).results == (newer,)
+
+
+def test_that_nothing_was_better_changes_nothing() -> None:
+    assert found(replace(KEPT, changes=NO_CHANGES)) is None
+
+
+def test_results_of_other_settings_are_kept_up_to_a_limit() -> None:
+    kept = KeptResults()
+    for number in range(20):
+        kept = add_result(kept, replace(KEPT, asked=str(number)))
+    assert len(kept.results) == 16
+    assert kept.results[-1].asked == "19"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lower": 1.0},
+        {"lower": 2.0},
+        {"upper": float("inf")},
+        {"gain": float("nan")},
+        {"date": "yesterday"},
+        {"changes": Changes((("; rm", None),))},
+        {"changes": Changes((("model.gguf", None),))},
+        {"changes": Changes(env=(("LD_PRELOAD", "x"),))},
+    ],
+)
+def test_a_damaged_result_is_ignored(changes: dict[str, Any]) -> None:
+    assert is_plausible(KEPT)
+    assert found(replace(KEPT, **changes)) is None
+
+
+def test_settings_that_decide_the_computing_are_part_of_the_key() -> None:
+    base = asked_key(Settings(), {})
+    assert asked_key(Settings(ctx_size=4096, alias="name"), {"HOME": "/root"}) == base
+    assert asked_key(Settings(threads=2), {}) != base
+    assert asked_key(Settings(extra=("--no-mmap",)), {}) != base
+    assert asked_key(Settings(profile="latency"), {}) != base
+    assert asked_key(Settings(), {"OMP_NUM_THREADS": "2"}) != base
+
+
+def test_the_machine_is_known_by_its_processors_and_devices() -> None:
+    base = machine_key(machine(), (GPU,), cpu="a CPU")
+    assert machine_key(machine(memory_available_bytes=5), (replace(GPU, free_bytes=1),), cpu="a CPU") == base
+    for other in (
+        machine_key(machine(cpu_quota=2.0), (GPU,), cpu="a CPU"),
+        machine_key(machine(cpu_sharers=2), (GPU,), cpu="a CPU"),
+        machine_key(machine(), (), cpu="a CPU"),
+        machine_key(machine(), (Device("CUDA0", "another GPU", 1, 1),), cpu="a CPU"),
+        machine_key(machine(), (GPU,), cpu="another CPU"),
+    ):
+        assert other != base
+
+
+# --- what it does to a plan ----------------------------------------------------------------------
+
+
+def test_a_plan_with_a_result_passes_its_flags_with_the_measurement_as_reason() -> None:
+    made = planned(measured=KEPT.measured)
+    assert value(made, "--threads") == "3"
+    assert made.argv.count("--threads") == 1
+    assert reason(made, "--threads") == WHY
+    assert "--no-repack" in made.argv
+    assert made.env["GOMP_SPINCOUNT"] == "300"
+    assert made.env_reasons["GOMP_SPINCOUNT"] == WHY
+    assert [each.flag for each in made.reasons].count("--threads") == 1
+
+
+def test_the_plan_calculates_with_the_measured_values() -> None:
+    slots = Measured(Changes((("--parallel", "2"),)), WHY)
+    assert planned(measured=slots).parallel == 2
+    assert planned(measured=slots).ctx_size_of_slot == planned().ctx_size_of_slot
+    packed = Measured(Changes((("--cache-type-k", "q8_0"), ("--cache-type-v", "q8_0"))), WHY)
+    assert planned(measured=packed).memory.kv_bytes < planned().memory.kv_bytes
+
+
+def test_a_measured_waiting_policy_replaces_the_number_of_rounds() -> None:
+    made = planned(measured=Measured(Changes(env=(("OMP_WAIT_POLICY", "passive"),)), WHY))
+    assert made.env["OMP_WAIT_POLICY"] == "passive"
+    assert "GOMP_SPINCOUNT" not in made.env
+
+
+def test_the_users_own_flags_come_after_the_measured_ones() -> None:
+    made = planned(measured=KEPT.measured, extra=("--poll", "0"))
+    assert made.argv[-2:] == ("--poll", "0")
+
+
+def test_a_left_out_flag_that_is_measured_has_one_reason() -> None:
+    made = planned(measured=Measured(Changes((("--prio", "2"),)), WHY))
+    assert [each.reason for each in made.reasons if each.flag == "--prio"] == [WHY]
+
+
+def test_the_json_of_a_plan_has_the_result() -> None:
+    def measured_in(**options: Any) -> Any:
+        shown = plan_as_json(
+            planned(**options),
+            model="m",
+            path="p",
+            kind="binary",
+            version="v",
+            profile=None,
+            alternatives=(),
+            refused=None,
+        )
+        return shown["measured"]
+
+    assert measured_in() is None
+    assert measured_in(measured=KEPT.measured) == {
+        "taken": {"--threads": "3", "--no-repack": None, "GOMP_SPINCOUNT": "300"},
+        "reason": WHY,
+    }
+
+
+def test_changes_are_written_as_on_a_command_line() -> None:
+    assert str(CHANGES) == "GOMP_SPINCOUNT=300 --threads 3 --no-repack"
+    assert str(NO_CHANGES) == ""
