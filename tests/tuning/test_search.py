@@ -165,7 +165,7 @@ def test_a_crash_in_the_only_proof_ends_the_search() -> None:
 
 def test_no_gain_in_half_of_the_rounds_ends_a_proof() -> None:
     search = steps_until_proof(begin([A]))
-    for number in range(FEWEST + 1):
+    for number in range(FEWEST):
         search = observed(search, A, [0.3 if number % 2 else -0.3])
     assert search.phase == "done"
     assert search.proofs[0].why == "no gain in half of the rounds"
@@ -219,6 +219,9 @@ def test_in_a_hurry_a_combination_goes_to_its_proof() -> None:
         assert isinstance(step, Screen)
         search = observed(search, step.candidate, [0.1] * step.pairs)
     assert search.phase == "combine"
+    step = next_step(search)
+    search = observed(search, step.candidate, [0.1, 0.1])  # type: ignore[union-attr]
+    assert next_step(search) == Screen(step.candidate, 4)  # type: ignore[union-attr]
     assert isinstance(next_step(hurry(search)), ProofRound)
 
 
