@@ -172,11 +172,10 @@ class Session:
         """The search after as many steps as the time allows. Each step is saved."""
         discarded = 0
         while discarded <= _MOST_DISCARDED:
-            if search.phase in ("screen", "combine"):
-                reserve_s = _RESERVED_ROUNDS * self._round_estimate_s(measured)
-                if self._left_s < reserve_s:
-                    search = hurry(search)
             step = next_step(search)
+            if isinstance(step, Screen) and trials(search) and self._must_prove_now(step, measured):
+                search = hurry(search)
+                step = next_step(search)
             if isinstance(step, Done) or self._left_s < self._step_s(step, measured):
                 break
             self._refuse_changed_files()
@@ -238,6 +237,14 @@ class Session:
     def _round_estimate_s(self, measured: Measurement) -> float:
         blocks = 2 * (PAIRS_IN_ROUND + 1)
         return self._round_s or 2 * self._compare.start_s + blocks * measured.seconds
+
+    def _must_prove_now(self, step: Screen, measured: Measurement) -> bool:
+        """Whether the rest of the time is needed for the proof. If it is too short even for that, the
+        screening goes on, and a later call makes the proof.
+        """
+        round_s = self._round_estimate_s(measured)
+        reserve_s = _RESERVED_ROUNDS * round_s + self._step_s(step, measured)
+        return FEWEST * round_s <= self._left_s < reserve_s
 
     def _step_s(self, step: Screen | ProofRound, measured: Measurement) -> float:
         if isinstance(step, ProofRound):

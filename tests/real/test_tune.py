@@ -1,0 +1,226 @@
+"""``llamasup tune`` on a real llama-server: what it finds, what it leaves alone, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from llamasup.errors import TuningFailed
+from llamasup.planning.facts import prepare
+from llamasup.planning.tuned import Changes
+from llamasup.settings.model import Settings
+from llamasup.tuning import comparison, session
+from llamasup.tuning.candidates import Candidate
+from llamasup.tuning.report import SessionResult
+from llamasup.tuning.search import result
+from llamasup.tuning.tune import tune
+from tests.children import NewChildren
+from tests.e2e.driver import PATIENCE_S, command, is_alive, run_to_end
+from tests.patience import eventually
+
+pytestmark = pytest.mark.real
+
+Wrap = Callable[[str], str]
+Measure = Callable[..., SessionResult]
+
+MICRO = Candidate("micro-batch", Changes((("--ubatch-size", "256"),)), "for the test")
+SAME = Candidate("same", Changes((("--sse-ping-interval", "30"),)), "the default of llama-server")
+# With this build, the micro-batch of the plan reads prompts token by token.
+SLOW_DEFAULT = 'case " $* " in *" --ubatch-size 512 "*) set -- "$@" --ubatch-size 1;; esac'
+CRASHES = 'case " $* " in *" --ubatch-size 256 "*) kill -SEGV $$;; esac'
+
+
+@pytest.fixture
+def wrapped_server(llama_server: str, tmp_path: Path) -> Wrap:
+    """Makes a build of llama-server that runs a piece of shell script before it becomes the real one."""
+
+    def make(script: str) -> str:
+        path = tmp_path / "llama-server"
+        folder, real = shlex.quote(str(Path(llama_server).parent)), shlex.quote(llama_server)
+        path.write_text(f'#!/bin/sh\nexport LD_LIBRARY_PATH={folder}\n{script}\nexec {real} "$@"\n')
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def measure(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    """Tunes the tiny model with these candidates, in this process."""
+
+    def run(
+        runtime: str,
+        candidates: Sequence[Candidate],
+        *,
+        minutes: float = 2.0,
+        say: Callable[[str], None] = lambda _text: None,
+        **options: Any,
+    ) -> SessionResult:
+        monkeypatch.setattr(session, "candidates", lambda _setup: tuple(candidates))
+        # Of a longer tuning: a block takes a twentieth of a second.
+        monkeypatch.setattr(session, "_BLOCK_SHARE", 0.0)
+        launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+        wanted = session.Options("latency", minutes, runtime, **options)
+        found = tune(launch, wanted, say=say, on_stop=lambda _stop: None)
+        assert found is not None
+        return found
+
+    return run
+
+
+def plan_of(model: Path, runtime: str, *arguments: str) -> dict[str, Any]:
+    done = run_to_end("plan", str(model), "--runtime", runtime, "--json", *arguments)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
+    tiny_model: Path, wrapped_server: Wrap, measure: Measure
+) -> None:
+    runtime = wrapped_server(SLOW_DEFAULT)
+    new_children = NewChildren()
+    found = measure(runtime, [MICRO])
+    assert found.kept is not None
+    assert found.kept.changes == MICRO.changes
+    assert found.kept.lower > 1.2
+    assert new_children() == []
+
+    shown = plan_of(tiny_model, runtime)
+    why = [one["reason"] for one in shown["reasons"] if one["flag"] == "--ubatch-size"]
+    assert why == [found.kept.measured.why]
+    assert shown["measured"]["taken"] == {"--ubatch-size": "256"}
+    of_user = plan_of(tiny_model, runtime, "--threads", "1")
+    assert of_user["measured"] is None  # it was not measured with this setting
+    assert plan_of(tiny_model, runtime, "--profile", "latency")["measured"] is None
+
+    listed = run_to_end("tune", str(tiny_model), "--show", "--json")
+    assert json.loads(listed.stdout)["results"][0]["taken"] == {"--ubatch-size": "256"}
+    assert run_to_end("tune", str(tiny_model), "--forget").returncode == 0
+    assert plan_of(tiny_model, runtime)["measured"] is None
+
+
+def test_the_same_configuration_is_not_taken(runtime: str, measure: Measure) -> None:
+    found = measure(runtime, [SAME], minutes=0.15)
+    assert result(found.search) is None
+
+
+@pytest.mark.one_runtime
+def test_a_candidate_that_does_not_start_is_an_answer(
+    tiny_model: Path, runtime: str, measure: Measure
+) -> None:
+    bad = Candidate("bad", Changes((("--cpu-mask", "zz"),)), "no valid mask")
+    found = measure(runtime, [bad, SAME], minutes=0.1)
+    assert found.search.entries[0].state == "failed"
+    assert found.search.entries[1].ratios
+
+
+def test_a_candidate_that_crashes_is_an_answer(wrapped_server: Wrap, measure: Measure) -> None:
+    said: list[str] = []
+    found = measure(wrapped_server(CRASHES), [MICRO], say=said.append)
+    assert found.search.entries[0].state == "failed"
+    assert "segmentation fault" in found.search.entries[0].why.casefold()
+    assert found.finished
+    assert any("--ubatch-size 256" in line for line in said)
+
+
+@pytest.mark.one_runtime
+def test_a_change_that_alters_answers_too_much_is_left_out(
+    runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = (("--cache-type-k", "q4_0"), ("--cache-type-v", "q4_0"))
+    packed = Candidate("kv", Changes(flags), "packed", lossy=True)
+    monkeypatch.setattr(comparison, "BOUND", 1e-9)
+    assert measure(runtime, [packed]).search.entries[0].state == "lossy"
+    assert measure(runtime, [packed], minutes=0.08, allow_lossy=True).search.entries[0].ratios
+
+
+@pytest.mark.one_runtime
+def test_a_change_that_keeps_the_answers_is_measured(runtime: str, measure: Measure) -> None:
+    same = Candidate("same", SAME.changes, "changes nothing", lossy=True)
+    assert measure(runtime, [same], minutes=0.08).search.entries[0].ratios
+
+
+@pytest.mark.one_runtime
+def test_a_suspended_pair_is_thrown_away(
+    runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    suspended = iter([0.0, 60.0])
+    monkeypatch.setattr(session, "_suspended_s", lambda: next(suspended, 60.0))
+    found = measure(runtime, [SAME], minutes=0.08, say=said.append)
+    assert any("suspended" in line for line in said)
+    first = next(line for line in said if line.startswith(SAME.name))
+    assert "3 pairs" in first  # measured again
+    assert len(found.search.entries[0].ratios) == 3
+
+
+def test_a_build_that_is_replaced_while_it_is_measured_ends_the_tuning(
+    wrapped_server: Wrap, measure: Measure
+) -> None:
+    runtime = wrapped_server("")
+
+    def replace_build(line: str) -> None:
+        if line.startswith(SAME.name):
+            wrapped_server("# another build")
+
+    with pytest.raises(TuningFailed, match="replaced"):
+        measure(runtime, [SAME], say=replace_build)
+
+
+@pytest.mark.one_runtime
+def test_without_time_for_one_comparison_nothing_is_changed(tiny_model: Path, runtime: str) -> None:
+    done = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.0001")
+    assert done.returncode == 75
+    assert "too short for one comparison" in done.stderr
+    assert json.loads(run_to_end("tune", str(tiny_model), "--show", "--json").stdout)["results"] == []
+
+
+@pytest.mark.one_runtime
+def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(tiny_model: Path, runtime: str) -> None:
+    words = command("tune", str(tiny_model), "--runtime", runtime, "--minutes", "1")
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    try:
+        first = next(line for line in running.stderr if "in 3 pairs" in line)
+        second = run_to_end("tune", str(tiny_model), "--runtime", runtime)
+        assert second.returncode == 75
+        assert "is being tuned by another llamasup" in second.stderr
+        servers = psutil.Process(running.pid).children(recursive=True)
+        assert servers
+        running.send_signal(signal.SIGINT)
+        rest = running.stderr.read()
+        assert running.wait(PATIENCE_S) == 130
+    finally:
+        running.kill()
+        running.wait()
+        running.stderr.close()
+    assert "Stopped" in rest
+    eventually(lambda: not any(map(is_alive, servers)), "the end of all servers")
+    more = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.02")
+    assert "going on" in more.stderr
+    assert first.partition(":")[0] not in more.stderr.partition("\n")[2].splitlines()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG and the guardian")
+@pytest.mark.one_runtime
+def test_a_killed_tuning_leaves_no_server(tiny_model: Path, runtime: str) -> None:
+    words = command("tune", str(tiny_model), "--runtime", runtime, "--minutes", "1")
+    running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    with running.stderr:
+        next(line for line in running.stderr if line.startswith("default"))
+        servers = psutil.Process(running.pid).children(recursive=True)
+        running.kill()
+        running.wait()
+    assert servers
+    eventually(lambda: not any(map(is_alive, servers)), "the end of all servers")
