@@ -10,6 +10,7 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors, random_weights
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
@@ -137,9 +138,14 @@ def write_split_decoder(folder: Path, name: str = "tiny", parts: int = 3) -> lis
 
 
 def write_large_decoder(
-    path: Path, size_bytes: int, *, context_length: int = 32_768, head_count_kv: int = 4
+    path: Path,
+    size_bytes: int,
+    *,
+    context_length: int = 32_768,
+    head_count_kv: int = 4,
+    quantization: Literal["Q8_0", "Q4_0"] = "Q8_0",
 ) -> Path:
-    """A q8_0 llama of about ``size_bytes`` for measuring speed and memory; random weights are as good.
+    """A llama of about ``size_bytes`` for measuring speed and memory; random weights are as good.
 
     Width 1024, 16 heads of 64; the number of layers makes the size. Written piece by piece.
     """
@@ -161,19 +167,21 @@ def write_large_decoder(
             "ffn_down": (feed_forward, width),
         }
         norms = [TensorPlan(f"blk.{index}.{name}_norm.weight", (width,)) for name in ("attn", "ffn")]
-        matrices = [TensorPlan(f"blk.{index}.{name}.weight", shape, "Q8_0") for name, shape in shapes.items()]
+        matrices = [
+            TensorPlan(f"blk.{index}.{name}.weight", shape, quantization) for name, shape in shapes.items()
+        ]
         return norms + matrices
 
     ends = [
-        TensorPlan("token_embd.weight", (width, vocab_size), "Q8_0"),
+        TensorPlan("token_embd.weight", (width, vocab_size), quantization),
         TensorPlan("output_norm.weight", (width,)),
-        TensorPlan("output.weight", (width, vocab_size), "Q8_0"),
+        TensorPlan("output.weight", (width, vocab_size), quantization),
     ]
     fixed_bytes = sum(map(tensor_bytes, ends))
     layers = max(1, round((size_bytes - fixed_bytes) / sum(map(tensor_bytes, layer(0)))))
     keys |= {
         "general.name": "llamasup large",
-        "general.file_type": 7,
+        "general.file_type": {"Q8_0": 7, "Q4_0": 2}[quantization],
         "llama.block_count": layers,
         "llama.embedding_length": width,
         "llama.feed_forward_length": feed_forward,
@@ -182,7 +190,7 @@ def write_large_decoder(
         "llama.rope.dimension_count": width // heads,
     }
     plans = [*ends[:1], *(plan for index in range(layers) for plan in layer(index)), *ends[1:]]
-    blocks = _q8_0_blocks()
+    blocks = _blocks({"Q8_0": 32, "Q4_0": 16}[quantization])
     with path.open("wb") as file:
         file.write(write_gguf_header(keys, plans))
         for plan in plans:
@@ -196,11 +204,11 @@ def write_large_decoder(
     return path
 
 
-def _q8_0_blocks(count: int = 16_384) -> bytes:
-    """Blocks of q8_0: a scale of 1/2048 as f16 and 32 signed bytes."""
-    noise = hashlib.shake_256(b"llamasup large").digest(32 * count)
-    scale = struct.pack("<e", 1 / 2048)
-    return b"".join(scale + noise[begin : begin + 32] for begin in range(0, len(noise), 32))
+def _blocks(size: int, count: int = 16_384) -> bytes:
+    """Blocks of q8_0 or q4_0: a scale as f16, and 32 signed numbers in ``size`` bytes."""
+    noise = hashlib.shake_256(b"llamasup large").digest(size * count)
+    scale = struct.pack("<e", 1 / 2048 if size == 32 else 1 / 128)
+    return b"".join(scale + noise[begin : begin + size] for begin in range(0, len(noise), size))
 
 
 def _bert_keys(architecture: str, pooling_type: int) -> dict[str, KeyValue]:

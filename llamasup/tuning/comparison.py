@@ -151,7 +151,7 @@ class Comparison:
         return log_ratio(self._purpose, of_default, of_trial)
 
     async def _alone(self, candidate: Candidate | None, block: Block, count: int) -> Measurement:
-        """The median of ``count`` blocks on a server that is started and ended for them; None: the default."""
+        """The median of ``count`` blocks on a server started for them; None: the default."""
         if candidate is None:
             default = await self.start_default()
             measured = [await self._of_default(default, block) for _ in range(count + 1)]

@@ -27,7 +27,7 @@ from llamasup.planning.tuned import NO_CHANGES, Kept, asked_key, machine_key
 from llamasup.planning.tuned_store import cpu_name
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning.candidates import Purpose, Setup, candidates
+from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
 from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TooLossy
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import (
@@ -89,7 +89,9 @@ class SavedSearch(Struct, frozen=True):
 
 
 class Session:
-    """``folder`` is the run folder. ``save`` stores the search after each step, None when it is over."""
+    """``folder`` is the run folder. ``save`` stores the search after each step, None when it is over.
+    ``propose`` chooses the candidates.
+    """
 
     def __init__(
         self,
@@ -100,12 +102,14 @@ class Session:
         saved: SavedSearch | None,
         save: Callable[[SavedSearch | None], None],
         say: Progress,
+        propose: Callable[[Setup], Sequence[Candidate]] = candidates,
     ) -> None:
         self._launch = launch
         self._options = options
         self._mix = options.mix or STATED_MIX
         self._save = save
         self._say = say
+        self._propose = propose
         self._began_s = time.monotonic()
         self._compare = Comparison(launch, folder, options.purpose, allow_lossy=options.allow_lossy)
         self._round_s = 0.0
@@ -140,7 +144,7 @@ class Session:
             target_s = min(max(share_s, _SHORTEST_BLOCK_S), _LONGEST_BLOCK_S)
             block = await self._compare.calibrated(self._mix, target_s)
             measured = await self._compare.measure_default(block)
-            search = begin(candidates(self._setup(default.plan)))
+            search = begin(self._propose(self._setup(default.plan)))
         self._say(
             f"default: {measured.first_token_s * 1e3:.1f} ms to the first token, "
             f"{measured.tokens_per_s:.1f} tokens/s with {block.clients} at a time, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from llamasup.errors import FolderUnusable
 from llamasup.planning.facts import Launch
@@ -11,6 +11,7 @@ from llamasup.planning.tuned import NO_CHANGES, Kept, add_result, result_for
 from llamasup.planning.tuned_store import load_results, save_results
 from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.platform import loop_factory
+from llamasup.tuning.candidates import Candidate, Setup, candidates
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.session import Options, Session
 from llamasup.tuning.store import only_tuning, saved_search, store_search
@@ -23,14 +24,16 @@ def tune(
     options: Options,
     *,
     say: Callable[[str], None],
-    on_stop: Callable[[Callable[[], None]], None],
+    on_stop: Callable[[Callable[[], None]], None] = lambda _stop: None,
+    propose: Callable[[Setup], Sequence[Candidate]] = candidates,
 ) -> SessionResult | None:
     """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
+    ``propose`` chooses the candidates.
 
     Returns None if it was stopped. Raises TuningFailed, and what planning raises.
     """
     with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_tune(launch, options, say, on_stop))
+        return runner.run(_tune(launch, options, say, on_stop, propose))
 
 
 async def _tune(
@@ -38,6 +41,7 @@ async def _tune(
     options: Options,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None],
+    propose: Callable[[Setup], Sequence[Candidate]],
 ) -> SessionResult | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -49,6 +53,7 @@ async def _tune(
             saved=saved_search(launch.model_path),
             save=lambda search: store_search(launch.model_path, search),
             say=say,
+            propose=propose,
         )
         if session.resumed:
             say("going on with the search that an earlier call began")

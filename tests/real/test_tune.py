@@ -24,6 +24,7 @@ from llamasup.tuning.candidates import Candidate
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import result
 from llamasup.tuning.tune import tune
+from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, command, is_alive, run_to_end
 from tests.patience import eventually
@@ -55,23 +56,20 @@ def wrapped_server(llama_server: str, tmp_path: Path) -> Wrap:
 
 
 @pytest.fixture
-def measure(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+def measure(tiny_model: Path) -> Measure:
     """Tunes the tiny model with these candidates, in this process."""
 
     def run(
         runtime: str,
         candidates: Sequence[Candidate],
         *,
-        minutes: float = 2.0,
+        minutes: float = 0.25,
         say: Callable[[str], None] = lambda _text: None,
         **options: Any,
     ) -> SessionResult:
-        monkeypatch.setattr(session, "candidates", lambda _setup: tuple(candidates))
-        # Of a longer tuning: a block takes a twentieth of a second.
-        monkeypatch.setattr(session, "_BLOCK_SHARE", 0.0)
         launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
         wanted = session.Options("latency", minutes, runtime, **options)
-        found = tune(launch, wanted, say=say, on_stop=lambda _stop: None)
+        found = tune(launch, wanted, say=say, propose=lambda _setup: candidates)
         assert found is not None
         return found
 
@@ -89,7 +87,7 @@ def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
 ) -> None:
     runtime = wrapped_server(SLOW_DEFAULT)
     new_children = NewChildren()
-    found = measure(runtime, [MICRO])
+    found = measure(runtime, [MICRO], minutes=0.5, mix=(Lengths(512, 8),))
     assert found.kept is not None
     assert found.kept.changes == MICRO.changes
     assert found.kept.lower > 1.2
@@ -110,7 +108,7 @@ def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
 
 
 def test_the_same_configuration_is_not_taken(runtime: str, measure: Measure) -> None:
-    found = measure(runtime, [SAME], minutes=0.15)
+    found = measure(runtime, [SAME], minutes=0.08)
     assert result(found.search) is None
 
 

@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+"""What ``llamasup tune`` finds, and how often it is wrong, on generated models.
+
+    python scripts/bench_tune.py [--minutes 1] [--same 20] [--docs docs/tuning.md] [--quick]
+
+Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the
+candidates change nothing, so each of the tunings that takes one is wrong. *Planted*: the build is slow with
+the plan's own flag, which the tuning has to find. *Busy*: planted and same again, while another program keeps
+one core busy at random. All results of llamasup go into a temporary state folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from llamasup.errors import LlamasupError  # noqa: E402
+from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.llama_server.inspect import find_runtime  # noqa: E402
+from llamasup.planning.facts import prepare  # noqa: E402
+from llamasup.planning.tuned import Changes  # noqa: E402
+from llamasup.settings.model import Settings  # noqa: E402
+from llamasup.testing.architectures import tiny_model  # noqa: E402
+from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402
+from llamasup.tuning.candidates import Candidate, Setup, candidates  # noqa: E402
+from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
+from llamasup.tuning.search import proven, result, trials  # noqa: E402
+from llamasup.tuning.session import Options  # noqa: E402
+from llamasup.tuning.tune import tune  # noqa: E402
+from scripts.bench_plan import machine  # noqa: E402
+from scripts.pages import write_between  # noqa: E402
+
+MARKS = "<!-- bench_tune -->", "<!-- /bench_tune -->"
+_BUSY = """
+import random, time
+while True:
+    end = time.monotonic() + random.random()
+    while time.monotonic() < end:
+        pass
+    time.sleep(random.random())
+"""
+# With this build, the micro-batch of the plan reads prompts token by token.
+_SLOW = 'case " $* " in *" --ubatch-size 512 "*) set -- "$@" --ubatch-size 1;; esac'
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    name: str
+    write: Callable[[Path], object]
+
+
+def _tiny(name: str) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(tiny_model(name))
+
+
+MODELS = (
+    Model("dense, F32, 0.7 MB (demo)", lambda path: path.write_bytes(demo_model())),
+    Model("dense, Q8_0, 50 MB", lambda path: write_large_decoder(path, 50_000_000)),
+    Model("dense, Q4_0, 50 MB", lambda path: write_large_decoder(path, 50_000_000, quantization="Q4_0")),
+    Model("dense, Q8_0, 200 MB", lambda path: write_large_decoder(path, 200_000_000)),
+    Model("mixture of experts, F32", _tiny("qwen3moe")),
+    Model("sliding window, F32", _tiny("gemma3")),
+    Model("recurrent, F32 (Mamba 2)", _tiny("mamba2")),
+    Model("recurrent and attention, F32 (LFM2)", _tiny("lfm2")),
+    Model("encoder, F32 (BERT)", lambda path: path.write_bytes(tiny_encoder())),
+)
+
+SAME = tuple(
+    Candidate(f"same{number}", Changes((("--sse-ping-interval", str(number)),)), "changes nothing")
+    for number in (29, 30, 31, 32)
+)
+
+
+def run(
+    model: Path,
+    runtime: str,
+    minutes: float,
+    propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+) -> SessionResult:
+    """One tuning from the beginning, in a state folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="bench-tune-") as state:
+        os.environ["XDG_STATE_HOME"] = state
+        launch = prepare(str(model), Settings(), runtime=runtime, environ=os.environ)
+        found = tune(launch, Options("latency", minutes, runtime), say=_say, propose=propose)
+        assert found is not None
+        return found
+
+
+def _say(line: str) -> None:
+    print(f"  {line}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def busy_core() -> Iterator[None]:
+    """Another program that computes for up to a second, sleeps for up to a second, and so on."""
+    spinner = subprocess.Popen([sys.executable, "-c", _BUSY])
+    try:
+        yield
+    finally:
+        spinner.kill()
+        spinner.wait()
+
+
+def slow_build(folder: Path, runtime: str) -> str:
+    """A build that is slow with the plan's own micro-batch."""
+    found = find_runtime(runtime, os.environ)
+    path = folder / "llama-server"
+    libraries = shlex.quote(str(Path(found.path).parent))
+    path.write_text(
+        f'#!/bin/sh\nexport LD_LIBRARY_PATH={libraries}\n{_SLOW}\nexec {shlex.join(found.command)} "$@"\n'
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+# --- the parts -------------------------------------------------------------------------------------
+
+
+def tuned_models(models: Sequence[Model], folder: Path, args: argparse.Namespace) -> list[str]:
+    rows, gains = [], []
+    for number, model in enumerate(models):
+        path = folder / f"{number}.gguf"
+        model.write(path)
+        print(model.name, file=sys.stderr)
+        try:
+            found = run(path, args.runtime, args.minutes)
+        except LlamasupError as error:
+            rows.append(f"| {model.name} | {error.message} | | | |")
+            continue
+        args.results[model.name] = report_as_json(found, model=model.name, purpose="latency", profile=None)
+        proof = result(found.search)
+        count = trials(found.search)
+        if proof is None:
+            gains.append(1.0)
+            rows.append(f"| {model.name} | nothing | 1.00 | (the default) | {count} |")
+        else:
+            seen = proven(proof)
+            gains.append(seen.gain)
+            bounds = f"{seen.lower:.2f} to {seen.upper:.2f}"
+            rows.append(f"| {model.name} | `{proof.candidate.name}` | {seen.gain:.2f} | {bounds} | {count} |")
+        path.unlink()
+    spread = f"median gain {statistics.median(gains):.2f}, from {min(gains):.2f} to {max(gains):.2f}"
+    head = ["| Model | Taken | Gain, × | 95 % | Pairs and rounds |", "|---|---|---:|---:|---:|"]
+    return [f"{len(models)} models, {args.minutes:g} min each: {spread}.", "", *head, *rows]
+
+
+def same_configurations(model: Path, args: argparse.Namespace, count: int) -> str:
+    wins = 0
+    for number in range(count):
+        print(f"same, {number + 1} of {count}", file=sys.stderr)
+        found = run(model, args.runtime, args.same_minutes, lambda _setup: SAME)
+        wins += result(found.search) is not None
+    return f"{count} tunings with four candidates that change nothing took one {wins} times."
+
+
+def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
+    found = run(model, slow_build(folder, args.runtime), args.minutes)
+    proof = result(found.search)
+    if proof is None:
+        return "A build that reads prompts token by token with the plan's `--ubatch-size 512`: not found."
+    seen = proven(proof)
+    return (
+        "A build that reads prompts token by token with the plan's `--ubatch-size 512`: found "
+        f"`{proof.candidate.name}`, {seen.gain:.2f} × (95 % {seen.lower:.2f} to {seen.upper:.2f})."
+    )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runtime", default="auto", help="as in llamasup")
+    parser.add_argument("--minutes", type=float, default=1.0, help="for each model")
+    parser.add_argument("--same", type=int, default=20, help="tunings of candidates that change nothing")
+    parser.add_argument("--same-minutes", type=float, default=0.25, help="for each of those")
+    parser.add_argument("--busy-same", type=int, default=5, help="the same with one busy core")
+    parser.add_argument("--quick", action="store_true", help="a short run, to test the script")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
+    parser.add_argument(
+        "--docs", type=Path, metavar="PAGE", help=f"write the results between {MARKS[0]} and {MARKS[1]}"
+    )
+    args = parser.parse_args()
+    args.results = {}
+    if args.quick:
+        args.minutes, args.same, args.same_minutes, args.busy_same = 0.05, 1, 0.05, 0
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    with tempfile.TemporaryDirectory(prefix="bench-tune-") as name:
+        folder = Path(name)
+        demo = folder / "demo.gguf"
+        demo.write_bytes(demo_model())
+        lines = [f"{machine()}.", ""]
+        lines += tuned_models(MODELS[:1] if args.quick else MODELS, folder, args)
+        lines += ["", f"- {planted_flag(demo, folder, args)}"]
+        lines += [f"- {same_configurations(demo, args, args.same)}"]
+        if args.busy_same:
+            with busy_core():
+                lines += [f"- While another program keeps a core busy: {planted_flag(demo, folder, args)}"]
+                lines += [f"- The same: {same_configurations(demo, args, args.busy_same)}"]
+    text = "\n".join(lines)
+    print(text)
+    if args.json:
+        args.json.write_text(json.dumps(args.results, indent=1))
+    if args.docs:
+        write_between(args.docs, MARKS, text)
+
+
+if __name__ == "__main__":
+    main()
