@@ -53,7 +53,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     ),
     "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),
-        _command("tune", "Measure which changes of the plan make a model faster here, and keep them."),
+        _command("tune", "Measure which flags make a model better here, and keep them."),
         _command("doctor", "Check this machine for problems, and show a remedy for each."),
     ),
     "Commands for services, keys and configuration": (

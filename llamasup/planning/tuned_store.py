@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import platform
 import sys
 from pathlib import Path
 
@@ -39,6 +38,8 @@ def tuning_folder() -> Path:
 
 def cpu_name() -> str:
     """The name of the processor; empty if the system does not say."""
+    import platform  # only a model with results needs it
+
     if sys.platform != "linux":
         return platform.processor()
     with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb", buffering=0) as file:

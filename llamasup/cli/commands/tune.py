@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +67,7 @@ def tune(
     runtime: o.RuntimeOption = None,
     json: o.Json = False,
 ) -> int:
-    """Measure which changes of the plan make a model better on this machine, and keep them.
+    """Measure which flags make a model better here, and keep them.
 
     Real servers answer real requests. A change is kept only if it is proven better; run, serve and plan use
     it then. Ctrl-C stops, and the next call goes on.
@@ -81,8 +83,8 @@ def tune(
         with while_waiting(view, "reading the options of the runtime"):
             launch = _prepared(model, settings, options)
         found = _measure(view, launch, options, picture)
-        if found is None:
-            return 130
+        if isinstance(found, int):
+            return found
         from llamasup.tuning.report import report_as_json, report_lines
 
         if json:
@@ -158,30 +160,34 @@ def _prepared(model: str, settings: Any, options: Options) -> Launch:
     return prepare(model, settings, runtime=options.runtime, environ=os.environ)
 
 
-def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | None:
-    """None if a signal stopped it."""
+def _measure(view: View, launch: Launch, options: Options, picture: Path | None) -> SessionResult | int:
+    """The result, or the exit code if a signal stopped it."""
+    from llamasup.cli.stop_signals import STOP_SIGNALS
     from llamasup.tuning.picture import picture as picture_of
     from llamasup.tuning.tune import tune as measure
 
     if picture is not None:
         _write(picture, "")  # before the measurements
-    found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=_on_stop)
+    signals: list[str] = []
+
+    def on_stop(stop: Callable[[], None]) -> None:
+        def deliver(name: str) -> None:
+            signals.append(name)
+            stop()
+
+        STOP_SIGNALS.deliver_to(deliver)
+
+    found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=on_stop)
     if found is None:
         view.say(
             "info",
             "tune",
             "Stopped. What was measured is saved: `llamasup tune` with the same options goes on.",
         )
-    elif picture is not None:
+        return 128 + signal.Signals[signals[0]]
+    if picture is not None:
         _write(picture, picture_of(found.search, f"{launch.model_id}: tuned for {options.purpose}"))
     return found
-
-
-def _on_stop(stop: Any) -> None:
-    """Let signals call ``stop`` from now on."""
-    from llamasup.cli.stop_signals import STOP_SIGNALS
-
-    STOP_SIGNALS.deliver_to(lambda _name: stop())
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,0 +1,97 @@
+"""Mistakes with ``llamasup tune``: each a sentence, the right exit code, and nothing is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llamasup.planning.tuned import Changes, Kept, KeptResults
+from llamasup.planning.tuned_store import load_results, save_results, tuning_folder
+from llamasup.tuning.store import only_tuning
+from tests.children import NewChildren
+from tests.e2e.driver import run_to_end
+
+KEPT = Kept(
+    *("build", "machine", "asked", "latency", None, Changes((("--threads", "1"),))),
+    *(1.18, 1.11, 1.24, "2026-11-26", 50, 3.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("--for", "speed"), 2, "Use one of latency, throughput, memory"),
+        (("--minutes", "0"), 2, "more than 0"),
+        (("--minutes", "1e9"), 2, "at most 1440"),
+        (("--minutes", "nan"), 2, "out of range"),
+        (("--profile", "plain"), 2, "nothing to tune"),
+        (("--for", "memory", "--profile", "latency"), 2, "contradicts"),
+        (("--show", "--forget"), 2, "exclude each other"),
+        (("--access-log", "/nonexistent"), 2, "No such file"),
+        (("--access-log", "/dev/null"), 2, "no line has the tokens"),
+        (("--picture", "/nonexistent/picture.svg"), 71, "No such file"),
+        (("--threads", "0"), 2, "--threads"),
+        (("--", "--no-such-flag"), 2, "--no-such-flag"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_started(
+    arguments: tuple[str, ...], code: int, says: str, tiny_model: Path, fake_server: Callable[..., str]
+) -> None:
+    new_children = NewChildren()
+    done = run_to_end("tune", str(tiny_model), "--runtime", fake_server(), *arguments)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert new_children() == []
+
+
+def test_a_missing_model_is_an_error(tmp_path: Path) -> None:
+    for option in ((), ("--show",), ("--forget",)):
+        done = run_to_end("tune", str(tmp_path / "no.gguf"), *option)
+        assert done.returncode == 66
+        assert "no.gguf" in done.stderr
+
+
+def test_without_results_show_says_so(tiny_model: Path) -> None:
+    done = run_to_end("tune", str(tiny_model), "--show")
+    assert done.returncode == 0
+    assert "no kept result" in done.stderr
+    assert json.loads(run_to_end("tune", str(tiny_model), "--show", "--json").stdout)["results"] == []
+
+
+def test_results_are_shown_and_forgotten(tiny_model: Path) -> None:
+    save_results(tiny_model, KeptResults((KEPT,)))
+    shown = run_to_end("tune", str(tiny_model), "--show").stdout
+    assert shown == f"latency (profile none): --threads 1: {KEPT.measured.why}\n"
+    done = run_to_end("tune", str(tiny_model), "--forget")
+    assert "Forgot 1 results" in done.stderr
+    assert load_results(tiny_model).results == ()
+
+
+def test_results_of_a_changed_file_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"one")
+    save_results(path, KeptResults((KEPT,)))
+    assert load_results(path).results == (KEPT,)
+    path.write_bytes(b"another")
+    assert load_results(path).results == ()
+    path.unlink()
+    assert load_results(path).results == ()
+
+
+def test_a_damaged_result_changes_no_plan(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    save_results(tiny_model, KeptResults((KEPT,)))
+    for file in tuning_folder().glob("tuned-*"):
+        file.write_bytes(file.read_bytes()[:-9])
+    done = run_to_end("plan", str(tiny_model), "--runtime", fake_server(), "--json")
+    assert json.loads(done.stdout)["measured"] is None
+
+
+def test_a_model_that_is_being_tuned_is_not_forgotten(tiny_model: Path) -> None:
+    with only_tuning(tiny_model):
+        done = run_to_end("tune", str(tiny_model), "--forget")
+    assert done.returncode == 75
+    assert "is being tuned by another llamasup" in done.stderr
