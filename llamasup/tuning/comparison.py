@@ -168,13 +168,21 @@ class Comparison:
         """One block on each of the two, in an order drawn at random."""
         limit_s = self._limit_s()
         if secrets.randbits(1):
-            of_default = await self._of_default(default, block)
+            of_default = await self._next_to(default, block)
             of_trial = await trial.measure(block, limit_s)
         else:
             of_trial = await trial.measure(block, limit_s)
-            of_default = await self._of_default(default, block)
+            of_default = await self._next_to(default, block)
         self._note(of_default, of_trial)
         return log_ratio(self._purpose, of_default, of_trial)
+
+    async def _next_to(self, default: Trial, block: Block) -> Measurement:
+        """The default while a candidate runs: if it ends now, the candidate is to blame."""
+        try:
+            return await default.measure(block, self._limit_s())
+        except TrialFailed as error:
+            await self._end_trials()
+            raise TrialFailed(f"the default failed while both ran: {error}") from None
 
     def _note(self, default: Measurement, tuned: Measurement) -> None:
         self.default_times.append(default.seconds)

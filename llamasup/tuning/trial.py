@@ -66,6 +66,7 @@ class Trial:
         if plan.api_key is not None:
             self._headers.append(("Authorization", f"Bearer {plan.api_key}"))
         self._text: list[int] = []
+        self._documents: dict[int, str] = {}
         self._ready = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -82,9 +83,8 @@ class Trial:
                 problem = response_problem(request, *await prober.send(request))
             if problem is not None:
                 raise TrialFailed(problem)
-            if self.plan.model_class not in (ModelClass.ENCODER, ModelClass.RERANKER):
-                answer = await self._post("/tokenize", {"content": PROSE})
-                self._text = list(answer["tokens"]) or list(range(64))
+            answer = await self._post("/tokenize", {"content": PROSE})
+            self._text = list(answer["tokens"]) or list(range(64))
 
         await self._guarded(probe(), timeout_s)
         self.start_s = time.monotonic() - began_s
@@ -98,6 +98,8 @@ class Trial:
                 return await self._ask(number, lengths)
 
         async def all_clients() -> tuple[list[Answered], float]:
+            if self.plan.model_class is ModelClass.RERANKER:
+                await self._write_documents(block)
             began_s = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(client(*pair)) for pair in enumerate(block.requests)]
@@ -147,10 +149,10 @@ class Trial:
         body: Mapping[str, Any]
         match self.plan.model_class:
             case ModelClass.ENCODER:
-                path, body = "/embedding", {"content": _words(number, lengths.prompt)}
+                path = "/embedding"
+                body = {"content": prompt_tokens(self._text, number, lengths.prompt)}
             case ModelClass.RERANKER:
-                documents = [_words(number, lengths.prompt), _words(number + 1, lengths.prompt)]
-                path, body = "/v1/rerank", {"query": "harbour", "documents": documents}
+                path, body = "/v1/rerank", {"query": "harbour", "documents": [self._documents[number]]}
             case _:
                 path, body = "/completion", self._completion(number, lengths)
         began_s = time.monotonic()
@@ -170,6 +172,13 @@ class Trial:
             raise TrialFailed("its answer is incomplete")
         total_s = time.monotonic() - began_s
         return Answered(first_s or total_s, total_s, lengths.answer)
+
+    async def _write_documents(self, block: Block) -> None:
+        """A reranker takes texts. Half of the tokens are left for the query, and for cutting words apart."""
+        for number, lengths in enumerate(block.requests):
+            if number not in self._documents:
+                tokens = prompt_tokens(self._text, number, max(1, lengths.prompt // 2))
+                self._documents[number] = (await self._post("/detokenize", {"tokens": tokens}))["content"]
 
     def _completion(self, number: int, lengths: Lengths) -> Mapping[str, Any]:
         return {
@@ -258,10 +267,3 @@ def _quiet(argv: Sequence[str]) -> list[str]:
         at = words.index("--verbosity")
         del words[at : at + 2]
     return words
-
-
-def _words(number: int, length: int) -> str:
-    """A text of about as many tokens."""
-    words = PROSE.split()
-    start = number * 7 % len(words)
-    return " ".join(words[(start + index) % len(words)] for index in range(max(1, length * 3 // 4)))

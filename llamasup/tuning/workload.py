@@ -8,6 +8,7 @@ llama-server's default with a fixed seed: greedy answers repeat themselves, whic
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
 
@@ -46,6 +47,8 @@ STATED_MIX: tuple[Lengths, ...] = (Lengths(384, 96), Lengths(48, 128), Lengths(1
 
 _SHORTEST = Lengths(16, 8)
 _MOST_REQUESTS = 64
+# The newest lines of a log; a busy server writes as many in a day.
+_MOST_LINES = 200_000
 # A memory candidate may be this much slower, and no more.
 _SLOWEST_OF_MEMORY = math.log(0.8)
 
@@ -124,7 +127,7 @@ def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...
     Lines that are no answered requests with tokens are skipped.
     """
     decode = msgspec.json.Decoder(_Line).decode
-    found: list[Lengths] = []
+    found: deque[Lengths] = deque(maxlen=_MOST_LINES)
     for line in lines:
         try:
             request = decode(line)
@@ -133,11 +136,11 @@ def lengths_in_log(lines: Iterable[bytes], count: int = 8) -> tuple[Lengths, ...
         prompt, answer = request.tokens_prompt, request.tokens_completion
         if request.status == 200 and prompt and answer is not None and answer >= 0:
             found.append(Lengths(prompt, max(1, answer)))
-    found.sort(key=lambda one: (one.prompt + one.answer, one.prompt))
-    if len(found) <= count:
-        return tuple(found)
+    ordered = sorted(found, key=lambda one: (one.prompt + one.answer, one.prompt))
+    if len(ordered) <= count:
+        return tuple(ordered)
     # The middle of each of ``count`` equal parts.
-    return tuple(found[(2 * part + 1) * len(found) // (2 * count)] for part in range(count))
+    return tuple(ordered[(2 * part + 1) * len(ordered) // (2 * count)] for part in range(count))
 
 
 def clients_for(purpose: Purpose, slots: int) -> int:

@@ -134,6 +134,10 @@ def _options(
 def _lengths(path: Path) -> tuple[Lengths, ...]:
     from llamasup.tuning.workload import lengths_in_log
 
+    if path.exists() and not path.is_file():
+        raise UsageInvalid(
+            f"--access-log {path} is not a file.", remedy="Give a file that --access-log of run wrote."
+        )
     try:
         with path.open("rb") as file:
             found = lengths_in_log(file)
@@ -166,8 +170,10 @@ def _measure(view: View, launch: Launch, options: Options, picture: Path | None)
     from llamasup.tuning.picture import picture as picture_of
     from llamasup.tuning.tune import tune as measure
 
-    if picture is not None:
-        _write(picture, "")  # before the measurements
+    if picture is not None and not os.access(picture.parent, os.W_OK):
+        raise OutputFailed(
+            f"--picture {picture}: there is no writable folder {picture.parent}.", remedy="Name another file."
+        )
     signals: list[str] = []
 
     def on_stop(stop: Callable[[], None]) -> None:
