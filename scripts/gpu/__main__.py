@@ -1,6 +1,7 @@
 """Measure llamasup on a GPU: plans, memory, failures, ends. Writes the results as JSON and as docs/gpu.md.
 
     scripts/gpu/run [--only CHECK …] [--json FILE] [--write]
+    scripts/gpu/run --from FILE --write
 
 Without a GPU the checks run too, except that they then say nothing about GPU memory.
 """
@@ -19,12 +20,24 @@ from typing import Any
 
 from scripts.gpu.checks import CHECKS, Bench
 from scripts.gpu.models import NAMES, Models
+from scripts.gpu.report import MARKS, report
+from scripts.pages import write_between
 
 _GB = 1_000_000_000
+_PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"
 
 
 def main() -> None:
     options = _options()
+    results = json.loads(options.earlier.read_text()) if options.earlier else _measured(options)
+    print(report(results))
+    if options.write:
+        write_between(_PAGE, MARKS, report(results))
+    failed = [name for name, result in results.items() if "problem" in result]
+    sys.exit(f"These checks failed: {', '.join(failed)}" if failed else 0)
+
+
+def _measured(options: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="gpu-", dir=options.folder) as folder:
         sizes = zip(NAMES, (int(size * _GB) for size in options.sizes_gb), strict=True)
@@ -37,8 +50,7 @@ def main() -> None:
             results[name] = _checked(name, Path(folder), options, models)
             if options.json:  # after each check, in case the next one never ends
                 options.json.write_text(json.dumps(results, indent=1, default=str))
-    failed = [name for name, result in results.items() if "problem" in result]
-    sys.exit(f"These checks failed: {', '.join(failed)}" if failed else 0)
+    return results
 
 
 def _checked(name: str, folder: Path, options: argparse.Namespace, models: Models) -> dict[str, Any]:
@@ -59,7 +71,7 @@ def _checked(name: str, folder: Path, options: argparse.Namespace, models: Model
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu/run", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runtime", required=True, metavar="PATH", help="the llama-server to measure with")
+    parser.add_argument("--runtime", metavar="PATH", help="the llama-server to measure with")
     parser.add_argument("--only", nargs="*", choices=CHECKS, metavar="CHECK", help=f"of {', '.join(CHECKS)}")
     parser.add_argument(
         "--sizes-gb", nargs=3, type=float, default=(1, 8, 30), metavar="GB", help="sizes of the three models"
@@ -70,7 +82,14 @@ def _options() -> argparse.Namespace:
         "--folder", type=Path, metavar="PATH", help="for the models; default: the temporary folder"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
-    return parser.parse_args()
+    parser.add_argument(
+        "--from", type=Path, metavar="FILE", dest="earlier", help="take the results of this file"
+    )
+    parser.add_argument("--write", action="store_true", help="write the tables into docs/gpu.md")
+    options = parser.parse_args()
+    if not (options.runtime or options.earlier):
+        parser.error("--runtime is missing")
+    return options
 
 
 if __name__ == "__main__":
