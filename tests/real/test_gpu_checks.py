@@ -1,4 +1,4 @@
-"""The checks of scripts/gpu on this machine: without a GPU they run to their end, and say nothing about its memory."""
+"""The checks of scripts/gpu on this machine: without a GPU, they say nothing about its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.paths import ROOT
 
 pytestmark = pytest.mark.real
 
-SLOW = {"speed", "memory", "memory-taken", "split", "warm-up", "replicas", "usage"}  # several starts and many tokens
+SLOW = {"speed", "memory", "memory-taken", "split", "warm-up", "replicas", "usage"}
 
 
 def measured(tmp_path: Path, *checks: str, runtime: str) -> tuple[int, dict[str, Any], str]:
