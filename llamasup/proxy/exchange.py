@@ -58,6 +58,7 @@ class Exchange:
         "_request",
         "_request_sent_at",
         "_retried",
+        "_streams_events",
         "_swept_bytes",
         "_tail",
         "_upstream",
@@ -92,6 +93,7 @@ class Exchange:
         self._meter: TokenMeter | None = None
         self._abandoned: Abandoned | None = None
         self._body_incomplete = False  # of the request
+        self._streams_events = False  # the answer is a stream of events
         self._redacted: RedactedBody | None = None
         self._end_error: HttpError | None = None  # the server closed the connection; awaits the cause
         self.upload: Upload | None = None  # while the body of the request is forwarded
@@ -151,6 +153,7 @@ class Exchange:
         self.first_byte_at = monotonic()
         self.status = upstream.status
         request, downstream = self._request, self._downstream
+        self._streams_events = upstream.streams_events
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes:
             downstream.proxy.bodies.drop(request)
@@ -426,10 +429,14 @@ class Exchange:
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
+                if lease.since_s:  # it keeps its permits, but the request is over
+                    request.slot_s += (monotonic() - lease.since_s) * lease.weight
+                request.slot_s += lease.permit_s
                 self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
             upstream.abort()
         lease.release()
+        request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         can_send_event = self._can_send_event
@@ -477,7 +484,8 @@ class Exchange:
                 context = context_refusal(tail_of(self._tail))
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
-            if request.quota is not None and request.quota.counts_tokens:
+            counts_tokens = request.quota is not None and request.quota.counts_tokens
+            if counts is None or request.jobs > 1 or counts_tokens:
                 self._estimate_unreported(outcome, counts)
         self._downstream.proxy.record_request(
             request,
@@ -498,7 +506,7 @@ class Exchange:
         )
 
     def _estimate_unreported(self, outcome: str, counts: TokenCounts | None) -> None:
-        """The tokens that the answer did not report, for the quota of the key."""
+        """The tokens that the answer did not report, for the usage and for the quota of the key."""
         request, endpoint = self._request, self._lease.endpoint
         if self.sent_at and not self._body_incomplete and self.status in (0, 200):
             request.unreported_tokens = unreported(
@@ -507,6 +515,7 @@ class Exchange:
                 counts,
                 self._meter,
                 outcome,
+                streams=self._streams_events if self.first_byte_at else request.wants_events(),
                 request_sent_at=self._request_sent_at,
                 first_byte_at=self.first_byte_at,
                 now=monotonic(),

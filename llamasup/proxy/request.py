@@ -84,6 +84,7 @@ class Request:
         "refusal",
         "requested_model",
         "response_lines",
+        "slot_s",
         "unreported_tokens",
     )
 
@@ -105,7 +106,8 @@ class Request:
         self.model_route: ModelRoute | None = None  # to the model that this name resolves to
         self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
         self.counted = 1  # how many of them the quota of its key counts
-        self.unreported_tokens = 0  # estimated tokens that the answer did not report, for the quota
+        self.unreported_tokens = 0  # estimated tokens that the answer did not report
+        self.slot_s = 0.0  # how long it held permits until now, times their number
         self.quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
         # Whether it runs the model, which needs a permit.
         self.needs_permit = head.route.infers and head.method == b"POST"
@@ -231,6 +233,7 @@ def record_of(
     parent = trace_parent_of(head.traceparent) if head.traceparent else NO_TRACE_PARENT
     if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
+    ended_s = monotonic()
     record = RequestRecord(
         request.id.decode("ascii"),
         head.method.decode("ascii"),
@@ -245,7 +248,7 @@ def record_of(
         counts.tokens_per_s if counts else None,
         queue_s,
         first_byte_s,
-        monotonic() - request.received_at if request.received_at else 0.0,
+        ended_s - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
         waited_s,
@@ -255,6 +258,9 @@ def record_of(
         request.body_bytes,
         parent_id=parent.span_id,
         parent_sampled=parent.is_sampled,
+        ended_s=ended_s,
+        slot_s=request.slot_s,
+        tokens_estimated=request.unreported_tokens,
     )
     if context is None:
         return record

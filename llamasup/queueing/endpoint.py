@@ -216,14 +216,16 @@ class Lease:
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
     ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
+    ``permit_s``: how long it held permits that it has returned, times their number.
     """
 
-    __slots__ = ("_on_revoke", "endpoint", "since_s", "weight")
+    __slots__ = ("_on_revoke", "endpoint", "permit_s", "since_s", "weight")
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.since_s = 0.0
         self.weight = 1
+        self.permit_s = 0.0
         self._on_revoke: Callable[[Unavailable], None] | None = None
 
     def __repr__(self) -> str:
@@ -283,5 +285,7 @@ class Lease:
 
     def _release_permit_at(self, now_s: float) -> None:
         endpoint = self.endpoint
-        endpoint.held_s = smoothed(endpoint.held_s, (now_s - self.since_s) * self.weight, HELD_WEIGHT)
+        permit_s = (now_s - self.since_s) * self.weight
+        self.permit_s += permit_s
+        endpoint.held_s = smoothed(endpoint.held_s, permit_s, HELD_WEIGHT)
         self.cancel_permit()
