@@ -152,7 +152,8 @@ def split(bench: Bench) -> Result:
         with bench.running(model, "--parallel", "1") as llamasup:
             answer = llamasup.ask(prompt=256, answer=16)
             used = free - card.free_bytes()
-        compared = _compared_once(bench, model)
+        trials = ("--cache-type-k f16 --cache-type-v f16", "--parallel 1 --ctx-size 4096")
+        compared = _compared_once(bench, model, trials)
     return {
         "free_bytes": free,
         "used_bytes": used,
@@ -165,9 +166,9 @@ def split(bench: Bench) -> Result:
     }
 
 
-def _compared_once(bench: Bench, model: Path) -> Result:
-    """llama-server's own choice of layers, and the plan's. Raises nothing: the former may fail."""
-    options = Namespace(runtime=bench.runtime, contenders=["default"], trials=(), base="default")
+def _compared_once(bench: Bench, model: Path, trials: tuple[str, ...]) -> Result:
+    """llama-server's bare defaults, the plan, and changes of the plan. One that fails is named."""
+    options = Namespace(runtime=bench.runtime, contenders=["default"], trials=trials, base="default")
     speeds: Result = {}
     for contender in bench_plan.contenders(options, model, str(bench.folder / "config")):
         try:
@@ -182,7 +183,10 @@ def _compared_once(bench: Bench, model: Path) -> Result:
 
 
 def out_of_memory(bench: Bench) -> Result:
-    """Another program takes the memory between the plan and the load, so that the load fails for real."""
+    """Another program takes the memory between the plan and the load, so that the load fails for real.
+
+    Without --fit, because llama-server would place fewer layers on the GPU.
+    """
     model = bench.models.wait_for("middle")
     asks, goes = bench.folder / "asks", bench.folder / "goes"
     for fifo in (asks, goes):
@@ -199,9 +203,10 @@ exec {bench.runtime} "$@"
     )
     wrapper.chmod(0o755)
     os.environ["LD_LIBRARY_PATH"] = f"{Path(bench.runtime).parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    with supervised("run", str(model), "--port", "0", "--runtime", str(wrapper)) as llamasup:
+    options = ("--port", "0", "--runtime", str(wrapper), "--", "--fit", "off")
+    with supervised("run", str(model), *options) as llamasup:
         asks.read_bytes()
-        with card.holding(leave_bytes=int(model.stat().st_size * 0.5)):
+        with card.holding(leave_bytes=int(model.stat().st_size * 1.5)):
             goes.write_text("go\n")
             with contextlib.suppress(RuntimeError):
                 llamasup.wait_for(
@@ -312,11 +317,11 @@ def ends(bench: Bench) -> Result:
 
 
 def loading(bench: Bench) -> Result:
-    """Loads of the large model, cold and warm: the announced and the real remaining time at half time."""
-    model = bench.models.wait_for("large")
+    """Loads from the disk and from the file cache: the announced and the real remaining time at half time."""
     rows = []
     for number in range(bench.rounds):
-        for is_cold in (True, False):
+        for name, is_cold in (("middle", True), ("middle", False), ("large", False)):
+            model = bench.models.wait_for(name)
             if is_cold:
                 _drop_from_cache(model)
             with bench.running(model, "--parallel", "1") as llamasup:
@@ -326,6 +331,7 @@ def loading(bench: Bench) -> Result:
                 eta_s = half[0][1]["eta_s"] if half else None
                 rows.append(
                     {
+                        "model": name,
                         "cold": is_cold,
                         "load": number,
                         "took_s": took_s,

@@ -160,12 +160,13 @@ def _ends(result: Result) -> str:
 
 def _loading(result: Result) -> str:
     def row(one: Result) -> Iterable[str]:
+        yield one["model"]
         yield "cold" if one["cold"] else "warm"
         yield f"{one['took_s']:.2f} s"
         yield _seconds(one["eta_s"])
         yield f"{one['left_s']:.2f} s"
 
-    header = ("file cache", "load took", "announced at half time", "real")
+    header = ("model", "file cache", "load took", "announced at half time", "real")
     return _table(header, result["rows"], row)
 
 

@@ -143,7 +143,8 @@ class Supervised:
 @contextmanager
 def supervised(*arguments: str) -> Iterator[Supervised]:
     """Run llamasup with these arguments. It is stopped at the end; its log is shown if it cannot start."""
-    command = [sys.executable, "-m", "llamasup", *arguments, "--events", "jsonl"]
+    name, *others = arguments
+    command = [sys.executable, "-m", "llamasup", name, "--events", "jsonl", *others]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
         running = Supervised(process)
