@@ -28,6 +28,9 @@ from tests.planning.plans import (
 )
 
 
+SMALL_GPU = Device("CUDA0", "a GPU", 4 * GIB, 3 * GIB)  # not for all layers
+
+
 def proposed(*args: Any, **options: Any) -> tuple[Candidate, ...]:
     return candidates(setup_of(*args, **options))
 
@@ -140,7 +143,7 @@ def test_packed_caches_can_alter_answers_and_f16_cannot() -> None:
     assert lossy == {"--cache-type-k q8_0 --cache-type-v q8_0": True}
     of_memory = {one.name: one.lossy for one in proposed("memory") if one.group == "kv"}
     assert of_memory == {"--cache-type-k q4_0 --cache-type-v q4_0": True}
-    on_device = {one.name: one.lossy for one in proposed(devices=(GPU,)) if one.group == "kv"}
+    on_device = {one.name: one.lossy for one in proposed(devices=(SMALL_GPU,)) if one.group == "kv"}
     assert on_device == {"--cache-type-k f16 --cache-type-v f16": False}
 
 
@@ -156,7 +159,7 @@ def test_without_flash_attention_the_cache_is_not_packed_and_the_kernel_is_tried
 
 
 def test_a_packed_cache_keeps_flash_attention() -> None:
-    assert "--flash-attn off" not in names(devices=(GPU,))
+    assert "--flash-attn off" not in names(devices=(SMALL_GPU,))
 
 
 def test_an_encoder_keeps_its_batches_and_has_no_cache() -> None:
@@ -225,8 +228,7 @@ def test_placement_is_tried_only_on_devices() -> None:
 
 
 def test_layers_that_do_not_all_fit_move_a_little() -> None:
-    small = Device("CUDA0", "a GPU", 4 * GIB, 3 * GIB)
-    found = [name for name in names(devices=(small,)) if "--gpu-layers" in name]
+    found = [name for name in names(devices=(SMALL_GPU,)) if "--gpu-layers" in name]
     assert len(found) == 3
 
 
