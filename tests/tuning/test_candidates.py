@@ -27,7 +27,6 @@ from tests.planning.plans import (
     planned,
 )
 
-
 SMALL_GPU = Device("CUDA0", "a GPU", 4 * GIB, 3 * GIB)  # not for all layers
 
 
