@@ -28,6 +28,7 @@ from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 
 __all__ = [
     "COMBINATION",
+    "HOPELESS",
     "MOST_ROUNDS",
     "Done",
     "Entry",
@@ -45,12 +46,15 @@ __all__ = [
     "proven",
     "result",
     "trials",
+    "worth_proving",
 ]
 
 _PAIRS = (3, 6, 12)
 _COMBINED_PAIRS = 6
 _MOST_IN_NEXT_RUNG = 5
 _WORTHWHILE = 0.01  # in the log: a screened gain below it is not worth a proof
+HOPELESS = -0.7
+"""In the log: at half of the speed, the screening of a candidate ends, which would take long for nothing."""
 MOST_ROUNDS = 40
 COMBINATION = "combination"
 
@@ -139,9 +143,7 @@ def observed(search: Search, candidate: Candidate, ratios: Sequence[float]) -> S
     """The search after pairs (or a round) of ``candidate``, the one of ``next_step``."""
     if search.phase == "proof":
         return _with_proof(search, (*_current(search).ratios, *ratios))
-    return _advanced(
-        _with_entry(search, candidate, lambda entry: replace(entry, ratios=(*entry.ratios, *ratios)))
-    )
+    return _advanced(_with_entry(search, candidate, lambda entry: _with_ratios(entry, ratios)))
 
 
 def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "failed") -> Search:
@@ -150,6 +152,11 @@ def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "
         proof = replace(_current(search), verdict=Verdict.NOT_BETTER, why=why)
         return _replaced(search, proof)
     return _advanced(_with_entry(search, candidate, lambda entry: replace(entry, state=state, why=why)))
+
+
+def worth_proving(search: Search) -> bool:
+    """Whether a candidate looks better so far."""
+    return any(one.gain >= _WORTHWHILE for one in _open(search))
 
 
 def hurry(search: Search) -> Search:
@@ -182,6 +189,13 @@ def trials(search: Search) -> int:
 
 
 # --- transitions ---------------------------------------------------------------------------------
+
+
+def _with_ratios(entry: Entry, ratios: Sequence[float]) -> Entry:
+    entry = replace(entry, ratios=(*entry.ratios, *ratios))
+    if entry.gain < HOPELESS:
+        return replace(entry, state="out", why="much worse than the default")
+    return entry
 
 
 def _is_due(entry: Entry, rung: int) -> bool:

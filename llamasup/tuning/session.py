@@ -44,6 +44,7 @@ from llamasup.tuning.search import (
     proven,
     result,
     trials,
+    worth_proving,
 )
 from llamasup.tuning.sequential import FEWEST
 from llamasup.tuning.trial import TrialFailed
@@ -177,7 +178,7 @@ class Session:
         discarded = 0
         while discarded <= _MOST_DISCARDED:
             step = next_step(search)
-            if isinstance(step, Screen) and trials(search) and self._must_prove_now(step, measured):
+            if isinstance(step, Screen) and worth_proving(search) and self._must_prove_now(step, measured):
                 search = hurry(search)
                 step = next_step(search)
             if isinstance(step, Done) or self._left_s < self._step_s(step, measured):

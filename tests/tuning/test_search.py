@@ -25,6 +25,7 @@ from llamasup.tuning.search import (
     proven,
     result,
     trials,
+    worth_proving,
 )
 from llamasup.tuning.sequential import FEWEST, Verdict
 
@@ -133,6 +134,23 @@ def test_a_planted_gain_is_found_among_many() -> None:
     many = [candidate(f"c{number}", f"group{number % 4}") for number in range(12)]
     found = [taken(run(begin(many), {"--c5": 1.2}, seed=seed, noise=0.05)) or "" for seed in range(100)]
     assert sum("--c5" in name for name in found) >= 95
+
+
+def test_a_much_slower_candidate_is_out_after_one_pair() -> None:
+    search = observed(begin([A, B]), A, [-0.8])
+    assert search.entries[0].why == "much worse than the default"
+    assert next_step(search) == Screen(B, 3)
+
+
+def test_one_bad_moment_does_not_end_the_screening_of_a_better_candidate() -> None:
+    search = observed(begin([A, B]), A, [0.2, -0.8])
+    assert search.entries[0].state == "open"
+
+
+def test_only_a_candidate_that_looks_better_is_worth_a_proof() -> None:
+    assert not worth_proving(begin([A]))
+    assert not worth_proving(observed(begin([A, B]), A, [0.001] * 3))
+    assert worth_proving(observed(begin([A, B]), A, [0.1] * 3))
 
 
 def test_a_crash_is_an_answer() -> None:
