@@ -36,6 +36,7 @@ from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.testing.architectures import tiny_model  # noqa: E402
 from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402
 from llamasup.tuning.candidates import Candidate, Setup, candidates  # noqa: E402
+from llamasup.tuning.picture import picture  # noqa: E402
 from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
 from llamasup.tuning.search import proven, result, trials  # noqa: E402
 from llamasup.tuning.session import Options  # noqa: E402
@@ -145,7 +146,8 @@ def tuned_models(models: Sequence[Model], folder: Path, args: argparse.Namespace
         count = trials(found.search)
         if proof is None:
             gains.append(1.0)
-            rows.append(f"| {model.name} | nothing | 1.00 | (the default) | {count} |")
+            taken = "nothing" if found.finished else "nothing (no verdict in this time)"
+            rows.append(f"| {model.name} | {taken} | 1.00 | (the default) | {count} |")
         else:
             seen = proven(proof)
             gains.append(seen.gain)
@@ -168,9 +170,13 @@ def same_configurations(model: Path, args: argparse.Namespace, count: int) -> st
 
 def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
     found = run(model, slow_build(folder, args.runtime), args.minutes)
+    if args.picture:
+        args.picture.write_text(picture(found.search, "A build with a slow micro-batch of 512"))
+        args.picture = None  # of the first one
     proof = result(found.search)
     if proof is None:
-        return "A build that reads prompts token by token with the plan's `--ubatch-size 512`: not found."
+        why = "not found" if found.finished else f"no verdict in {args.minutes:g} min"
+        return f"A build that reads prompts token by token with the plan's `--ubatch-size 512`: {why}."
     seen = proven(proof)
     return (
         "A build that reads prompts token by token with the plan's `--ubatch-size 512`: found "
@@ -186,6 +192,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--same-minutes", type=float, default=0.25, help="for each of those")
     parser.add_argument("--busy-same", type=int, default=5, help="the same with one busy core")
     parser.add_argument("--quick", action="store_true", help="a short run, to test the script")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="write a picture of the tuning with the planted flag"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to this file")
     parser.add_argument(
         "--docs", type=Path, metavar="PAGE", help=f"write the results between {MARKS[0]} and {MARKS[1]}"
