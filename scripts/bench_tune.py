@@ -202,7 +202,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     args.results = {}
     if args.quick:
-        args.minutes, args.same, args.same_minutes, args.busy_same = 0.05, 1, 0.05, 0
+        args.minutes, args.same, args.same_minutes, args.busy_same = 0.02, 1, 0.02, 0
     return args
 
 

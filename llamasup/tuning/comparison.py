@@ -228,6 +228,8 @@ class Comparison:
         try:
             return await self._start(plan)
         except TrialFailed as error:
+            if self._beside is not None:
+                raise TrialFailed(f"the default did not start next to it: {error}") from None
             raise TuningFailed(
                 f"the server with the default plan did not start: {error}",
                 remedy="Start it with `llamasup run`, which shows more, and tune it when it works.",

@@ -101,8 +101,11 @@ class Trial:
             if self.plan.model_class is ModelClass.RERANKER:
                 await self._write_documents(block)
             began_s = time.monotonic()
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(client(*pair)) for pair in enumerate(block.requests)]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(client(*pair)) for pair in enumerate(block.requests)]
+            except ExceptionGroup as failed:
+                raise failed.exceptions[0] from None
             return [task.result() for task in tasks], time.monotonic() - began_s
 
         answers, seconds = await self._guarded(all_clients(), timeout_s)
@@ -207,8 +210,8 @@ class Trial:
         async def settled() -> T | TrialFailed:
             try:
                 return await work
-            except (TrialFailed, NoAnswer, *_BROKEN, ExceptionGroup, msgspec.DecodeError) as error:
-                return TrialFailed(_first_of(error))
+            except (TrialFailed, NoAnswer, *_BROKEN, msgspec.DecodeError) as error:
+                return TrialFailed(str(error) or type(error).__name__)
 
         async with asyncio.TaskGroup() as group:
             working = group.create_task(settled())
@@ -234,12 +237,6 @@ class Trial:
         return diagnose(
             exit_, self._log.tail(), phase="starting", requested=False, oom_killed=oom_killed
         ).message
-
-
-def _first_of(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__
 
 
 async def start_trial(plan: LaunchPlan, folder: Path, timeout_s: float) -> Trial:

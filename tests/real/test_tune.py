@@ -267,3 +267,14 @@ def test_a_killed_tuning_leaves_no_server(tiny_model: Path, runtime: str) -> Non
         running.wait()
     assert servers
     eventually(lambda: not any(map(is_alive, servers)), "the end of all servers")
+
+
+def test_the_measurements_of_the_page_can_be_repeated(llama_server: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- bench_tune -->\n<!-- /bench_tune -->\n")
+    script = str(Path(__file__).parents[2] / "scripts" / "bench_tune.py")
+    words = [sys.executable, script, "--quick", "--runtime", llama_server, "--docs", str(page)]
+    subprocess.run(words, check=True, capture_output=True, timeout=PATIENCE_S)
+    written = page.read_text()
+    assert "| dense, F32, 0.7 MB (demo) |" in written
+    assert "1 tunings with four candidates" in written
