@@ -16,7 +16,7 @@ from llamasup.control.selection import Discovered, Running, RunningFact, Unrespo
 from llamasup.http.httpx_import import httpx
 from llamasup.pool.state import AWAY
 from llamasup.system.process.identity import start_of
-from llamasup.system.process.run_folder import OWNER, run_folders
+from llamasup.system.process.run_folder import NO_CONTROL, OWNER, run_folders
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["SOCKET_NAME", "discover", "running_at"]
@@ -110,7 +110,7 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
     except httpx.TimeoutException:
         return Unresponsive(pid, "hangs")
     except httpx.HTTPError:
-        if not _owner_runs(folder, pid):
+        if (folder / NO_CONTROL).exists() or not _owner_runs(folder, pid):
             return None
         return Unresponsive(pid, "stopping" if socket_path.exists() else "starting")
     except INVALID_JSON:

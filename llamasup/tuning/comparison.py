@@ -21,7 +21,7 @@ from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, Purpose
 from llamasup.tuning.quality import BOUND, LENGTHS, Distribution, divergence
 from llamasup.tuning.search import HOPELESS
-from llamasup.tuning.trial import Trial, TrialFailed, start_trial
+from llamasup.tuning.trial import Trial, TrialFailed, spawn_trial
 from llamasup.tuning.workload import (
     Block,
     Lengths,
@@ -60,6 +60,7 @@ class Comparison:
         self._number = 0
         self._default: Trial | None = None
         self._beside: Trial | None = None
+        self._starting: Trial | None = None
         self._reference: list[Distribution] | None = None
         self._checked: set[str] = set()
         self._proven = ""  # the candidate of the last round
@@ -72,6 +73,12 @@ class Comparison:
     async def close(self) -> None:
         """End all servers."""
         await self._end_trials()
+
+    def stop_now(self) -> None:
+        """Free the CPUs at once. ``close`` is still necessary."""
+        for trial in (self._default, self._beside, self._starting):
+            if trial is not None:
+                trial.kill()
 
     # --- the default
 
@@ -237,7 +244,14 @@ class Comparison:
 
     async def _start(self, plan: LaunchPlan) -> Trial:
         longest_s = max(self.starts_s, default=_FIRST_START_S)
-        trial = await start_trial(plan, self._folder, max(_LEAST_WAIT_S, 10 * longest_s))
+        self._starting = trial = spawn_trial(plan, self._folder)
+        try:
+            await trial.become_ready(max(_LEAST_WAIT_S, 10 * longest_s))
+        except BaseException:
+            await trial.end()
+            raise
+        finally:
+            self._starting = None
         self.starts_s.append(trial.start_s)
         return trial
 

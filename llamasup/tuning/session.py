@@ -6,13 +6,16 @@ Owns the time and the saved state. :mod:`llamasup.tuning.search` decides what is
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,6 +32,7 @@ from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
 from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TooLossy
+from llamasup.tuning.neighbours import POLL_S, Neighbours
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import (
     Done,
@@ -61,6 +65,10 @@ _SUSPENDED_S = 0.5
 _MOST_DISCARDED = 20
 _DRIFT = 1.10
 
+# How long other llama-servers have to be idle before the measurements go on.
+_IDLE_S = 1.0
+
+T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
@@ -113,6 +121,8 @@ class Session:
         self._propose = propose
         self._began_s = time.monotonic()
         self._compare = Comparison(launch, folder, options.purpose, allow_lossy=options.allow_lossy)
+        self._neighbours = Neighbours(folder)
+        self._gave_way = False
         self._round_s = 0.0
         self._identity = FileIdentity.of(launch.model_path)
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
@@ -137,15 +147,16 @@ class Session:
     # --- the steps
 
     async def _run(self) -> SessionResult:
-        default = await self._compare.start_default()
         if self._saved is not None:
             block, search, measured = self._saved.block, self._saved.search, self._saved.default
         else:
-            share_s = self._options.minutes * 60 * _BLOCK_SHARE
-            target_s = min(max(share_s, _SHORTEST_BLOCK_S), _LONGEST_BLOCK_S)
-            block = await self._compare.calibrated(self._mix, target_s)
-            measured = await self._compare.measure_default(block)
-            search = begin(self._propose(self._setup(default.plan)))
+            first = await self._undisturbed(self._first_measurement)
+            if first is None:
+                raise TuningFailed(
+                    f"Other llama-servers worked for the whole {self._options.minutes:g} min.",
+                    remedy="Tune when they are idle, or give more time with --minutes. Nothing was changed.",
+                )
+            block, search, measured = first
         self._say(
             f"default: {measured.first_token_s * 1e3:.1f} ms to the first token, "
             f"{measured.tokens_per_s:.1f} tokens/s with {block.clients} at a time, "
@@ -173,6 +184,14 @@ class Session:
             self._drift(),
         )
 
+    async def _first_measurement(self) -> tuple[Block, Search, Measurement]:
+        default = await self._compare.start_default()
+        share_s = self._options.minutes * 60 * _BLOCK_SHARE
+        target_s = min(max(share_s, _SHORTEST_BLOCK_S), _LONGEST_BLOCK_S)
+        block = await self._compare.calibrated(self._mix, target_s)
+        measured = await self._compare.measure_default(block)
+        return block, begin(self._propose(self._setup(default.plan))), measured
+
     async def _searched(self, search: Search, block: Block, measured: Measurement) -> Search:
         """The search after as many steps as the time allows. Each step is saved."""
         discarded = 0
@@ -185,12 +204,14 @@ class Session:
                 break
             self._refuse_changed_files()
             before_s = _suspended_s()
-            ratios: list[float] = []
+            ratios: list[float] | None = []
             failure: TrialFailed | None = None
             try:
-                ratios = await self._carry_out(step, block)
+                ratios = await self._undisturbed(partial(self._carry_out, step, block))
             except TrialFailed as error:
                 failure = error
+            if ratios is None:
+                break
             if _suspended_s() - before_s > _SUSPENDED_S:
                 self._say("the machine was suspended: this measurement is thrown away")
                 discarded += 1
@@ -215,6 +236,50 @@ class Session:
                 ratio = await self._compare.round(candidate, block)
                 self._round_s = time.monotonic() - began_s
                 return [ratio]
+
+    # --- giving way
+
+    async def _undisturbed(self, work: Callable[[], Awaitable[T]]) -> T | None:
+        """The result of ``work``, which begins again whenever another llama-server needs the machine.
+
+        None if the time is over before the machine is idle.
+        """
+        while await self._until_idle():
+            async with asyncio.TaskGroup() as group:
+                working = group.create_task(_settled(work))
+                watching = group.create_task(self._until_busy())
+                await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
+                if not working.done():
+                    self._compare.stop_now()
+                    working.cancel()
+                watching.cancel()
+            if not working.cancelled():
+                value, error = working.result()
+                if error is not None:
+                    raise error
+                return value
+            self._gave_way = True
+            await self._compare.close()
+            self._say("another llama-server works: giving way, and measuring this again later")
+        return None
+
+    async def _until_idle(self) -> bool:
+        """Whether the other llama-servers are idle before the time is over."""
+        if not self._neighbours.are_busy() and not self._gave_way:
+            return True
+        busy_s = time.monotonic()
+        while time.monotonic() - busy_s < _IDLE_S:
+            if self._left_s <= 0:
+                return False
+            await asyncio.sleep(POLL_S)
+            if self._neighbours.are_busy():
+                busy_s = time.monotonic()
+        self._gave_way = False
+        return True
+
+    async def _until_busy(self) -> None:
+        while not self._neighbours.are_busy():
+            await asyncio.sleep(POLL_S)
 
     def _setup(self, plan: LaunchPlan) -> Setup:
         launch = self._launch
@@ -331,6 +396,14 @@ class Session:
             lower = f"at least {seen.lower:.2f} ×" if seen.lower > 0 else "no bound yet"
             name = step.candidate.name
             self._say(f"proof of {name}, round {step.number}: {seen.gain:.2f} ×, {lower}; {left}")
+
+
+async def _settled(work: Callable[[], Awaitable[T]]) -> tuple[T | None, Exception | None]:
+    """The result, or the exception: in a group of tasks it would cancel the others."""
+    try:
+        return await work(), None
+    except Exception as error:
+        return None, error
 
 
 def _suspended_s() -> float:

@@ -30,7 +30,7 @@ from llamasup.tuning.prose import PROSE
 from llamasup.tuning.quality import Distribution, probe_body, read_distributions
 from llamasup.tuning.workload import Answered, Block, Lengths, Measurement, as_measured, prompt_tokens
 
-__all__ = ["Trial", "TrialFailed", "start_trial"]
+__all__ = ["Trial", "TrialFailed", "spawn_trial"]
 
 T = TypeVar("T")
 
@@ -126,6 +126,10 @@ class Trial:
             return found
 
         return await self._guarded(ask_all(), timeout_s)
+
+    def kill(self) -> None:
+        """Free the CPUs and the memory at once. ``end`` is still necessary."""
+        self._child.kill_group()
 
     async def end(self) -> None:
         """End the process, at the latest with SIGKILL, and remove what it leaves behind."""
@@ -239,17 +243,11 @@ class Trial:
         ).message
 
 
-async def start_trial(plan: LaunchPlan, folder: Path, timeout_s: float) -> Trial:
-    """Start the server of ``plan`` and wait for its first token. Raises TrialFailed, BrokenRuntime."""
+def spawn_trial(plan: LaunchPlan, folder: Path) -> Trial:
+    """Start the server of ``plan``. Raises BrokenRuntime."""
     before = oom_kills()
     child = spawn(_quiet(plan.argv), env=plan.env, cwd=folder, run_folder=folder, nice=plan.nice)
-    trial = Trial(plan, child, LogPump(child.output_fd, name="tune/log"), oom_kills_before=before)
-    try:
-        await trial.become_ready(timeout_s)
-    except BaseException:
-        await trial.end()
-        raise
-    return trial
+    return Trial(plan, child, LogPump(child.output_fd, name="tune/log"), oom_kills_before=before)
 
 
 def _remove_socket(plan: LaunchPlan) -> None:

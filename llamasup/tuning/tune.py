@@ -11,6 +11,7 @@ from llamasup.planning.tuned import NO_CHANGES, Kept, add_result, result_for
 from llamasup.planning.tuned_store import load_results, save_results
 from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.platform import loop_factory
+from llamasup.system.process.run_folder import NO_CONTROL
 from llamasup.tuning.candidates import Candidate, Setup, candidates
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.session import Options, Session
@@ -46,6 +47,7 @@ async def _tune(
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     with guarded_run_folder() as (folder, _guardian):
+        (folder / NO_CONTROL).touch()
         session = Session(
             launch,
             options,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -29,7 +30,7 @@ from llamasup.tuning.search import result
 from llamasup.tuning.tune import tune
 from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
-from tests.e2e.driver import PATIENCE_S, command, is_alive, run_to_end
+from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.patience import eventually
 
 pytestmark = pytest.mark.real
@@ -252,6 +253,38 @@ def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(tiny_model: Path
     more = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.02")
     assert "going on" in more.stderr
     assert first.partition(":")[0] not in more.stderr.partition("\n")[2].splitlines()[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.one_runtime
+def test_a_tuning_gives_way_to_the_requests_of_a_running_llamasup(tiny_model: Path, runtime: str) -> None:
+    with llamasup(tiny_model, "--runtime", runtime) as serving:
+        url = f"{serving.url}/completion"
+        words = command("tune", str(tiny_model), "--runtime", runtime, "--minutes", "1")
+        running = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert running.stderr is not None
+        try:
+            next(line for line in running.stderr if "in 3 pairs" in line)
+            listed = json.loads(run_to_end("status", "--json").stdout)
+            assert listed["pid"] == serving.pid  # the tuning is no llamasup that could be controlled
+            body = {"prompt": "Once", "n_predict": 100_000, "ignore_eos": True, "stream": True}
+            with httpx.stream("POST", url, json=body) as answer:
+                chunks = answer.iter_bytes()
+                next(chunks)
+                line = next(line for line in running.stderr if "giving way" in line)
+                assert "later" in line
+                eventually(lambda: not _servers_of(running.pid), "the end of the servers under measurement")
+                next(chunks)
+            next(line for line in running.stderr if "pairs" in line)  # it goes on
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.stderr.read()
+            running.wait(PATIENCE_S)
+            running.stderr.close()
+
+
+def _servers_of(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_alive(child)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PDEATHSIG and the guardian")

@@ -24,7 +24,15 @@ from msgspec import Struct
 from llamasup.system.process.identity import is_tagged, kill_if, processes_tagged, start_of
 from llamasup.system.storage.folders import atomic_write
 
-__all__ = ["OwnedProcess", "end_descendants", "forget_child", "kill_owned", "record_child", "tag_environment"]
+__all__ = [
+    "OwnedProcess",
+    "end_descendants",
+    "forget_child",
+    "kill_owned",
+    "record_child",
+    "recorded_children",
+    "tag_environment",
+]
 
 MARK = "LLAMASUP_RUN"
 GONE_WITHIN_S = 2.0
@@ -55,6 +63,11 @@ def forget_child(folder: Path, pid: int) -> None:
     """Remove the record of a reaped child, whose PID may be reused."""
     with contextlib.suppress(OSError):
         _record(folder, pid).unlink()
+
+
+def recorded_children(folder: Path) -> list[int]:
+    """The children of the run with this folder."""
+    return [pid for pid, start, _ in _records(folder) if _started_at(pid, start)]
 
 
 def end_descendants(env: Mapping[str, str]) -> tuple[OwnedProcess, ...]:

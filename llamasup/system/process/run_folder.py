@@ -19,7 +19,7 @@ from llamasup.errors import FolderUnusable
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
 
-__all__ = ["LONGEST_SOCKET_NAME", "OWNER", "RunFolder", "run_folder", "run_folders"]
+__all__ = ["LONGEST_SOCKET_NAME", "NO_CONTROL", "OWNER", "RunFolder", "run_folder", "run_folders"]
 
 
 # sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
@@ -28,6 +28,8 @@ _SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 LONGEST_SOCKET_NAME = 24
 # The file in the run folder with the start time of the process that made it.
 OWNER = "owner"
+# A file in the run folder of a process that serves nothing, and so has no control API.
+NO_CONTROL = "no-control"
 
 
 class RunFolder:

@@ -1,0 +1,61 @@
+"""Watches the llama-servers of other llamasups of this user, to which a tuning gives way.
+
+A server works if its CPU time grows: that is seen in /proc without asking it, and also while it loads a
+model. An idle llama-server uses none, except for the health checks of its llamasup (some milliseconds in
+5 s).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+
+from llamasup.system.hardware.usage import load_usage
+from llamasup.system.process.ownership import recorded_children
+from llamasup.system.process.run_folder import NO_CONTROL, run_folders
+
+__all__ = ["POLL_S", "Neighbours"]
+
+POLL_S = 0.025
+"""How often to ask."""
+_WINDOW_S = 0.1
+# Two ticks of the kernel's clock: one may be the rest of a health check.
+_BUSY_CPU_S = 0.02
+_LOOK_AGAIN_S = 0.5
+
+
+class Neighbours:
+    """``folder``: the run folder of this process, whose children are not watched."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._looked_s = float("-inf")
+        self._seen: dict[int, deque[tuple[float, float]]] = {}
+
+    def are_busy(self) -> bool:
+        """Whether one of them has worked in the last 100 ms. To be called each ``POLL_S``."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._seen = {pid: self._seen.get(pid, deque()) for pid in self._pids()}
+        busy = [pid for pid, seen in self._seen.items() if _works(pid, seen, now_s)]
+        return bool(busy)
+
+    def _pids(self) -> list[int]:
+        """The children of other llamasups, but not those of other tunings, which would wait for this one."""
+        folders = (path for path, _ in run_folders() if path != self._folder)
+        return [
+            pid for path in folders if not (path / NO_CONTROL).exists() for pid in recorded_children(path)
+        ]
+
+
+def _works(pid: int, seen: deque[tuple[float, float]], now_s: float) -> bool:
+    """Take a sample of the CPU time. ``seen``: those of the last 100 ms, with their times."""
+    usage = load_usage(pid)
+    if usage is None:
+        return False
+    seen.append((now_s, usage.cpu_s))
+    while seen[0][0] < now_s - _WINDOW_S:
+        seen.popleft()
+    return seen[-1][1] - seen[0][1] >= _BUSY_CPU_S - 1e-6
