@@ -278,7 +278,7 @@ class Session:
         return True
 
     async def _until_busy(self) -> None:
-        while not self._neighbours.are_busy():
+        while not self._neighbours.are_busy():  # noqa: ASYNC110 - /proc has no events
             await asyncio.sleep(POLL_S)
 
     def _setup(self, plan: LaunchPlan) -> Setup:
