@@ -169,7 +169,7 @@ class Planner:
         return replace(found, plan=replace(found.plan, reduced=reduced)) if reduced else found
 
     def _kept(self, machine: Hardware) -> Measured | None:
-        """The kept result of ``llamasup tune`` for this start. After a failed start there is none."""
+        """The kept result of ``llamasup tune`` for this start; None after a failed start."""
         if not self._results.results or self._failures:
             return None
         result = result_for(

@@ -59,7 +59,7 @@ class Comparison:
         self._allow_lossy = allow_lossy
         self._number = 0
         self._default: Trial | None = None
-        self._beside: Trial | None = None
+        self._tried: Trial | None = None
         self._starting: Trial | None = None
         self._reference: list[Distribution] | None = None
         self._checked: set[str] = set()
@@ -76,7 +76,7 @@ class Comparison:
 
     def stop_now(self) -> None:
         """Free the CPUs at once. ``close`` is still necessary."""
-        for trial in (self._default, self._beside, self._starting):
+        for trial in (self._default, self._tried, self._starting):
             if trial is not None:
                 trial.kill()
 
@@ -113,7 +113,7 @@ class Comparison:
         if not fits:
             return await self._alternate(candidate, pairs, block)
         default = await self.start_default()
-        self._beside = trial = await self._start(plan)
+        self._tried = trial = await self._start(plan)
         try:
             await self._check_quality(candidate, trial)
             await trial.measure(block, self._limit_s())  # as the default has been
@@ -143,9 +143,9 @@ class Comparison:
         if sum(plan.memory.host_bytes for plan in plans) < free.host_bytes and not free.names:
             if secrets.randbits(1):
                 default = self._default = await self._started_default(plans[0])
-                trial = self._beside = await self._start(plans[1])
+                trial = self._tried = await self._start(plans[1])
             else:
-                trial = self._beside = await self._start(plans[1])
+                trial = self._tried = await self._start(plans[1])
                 default = self._default = await self._started_default(plans[0])
             await self._check_quality(candidate, trial)
             await self._pair(default, trial, block)  # the first requests touch memory first
@@ -172,7 +172,7 @@ class Comparison:
             default = await self.start_default()
             measured = [await self._of_default(default, block) for _ in range(count + 1)]
         else:
-            trial = self._beside = await self._start(self._plan(candidate.changes)[0])
+            trial = self._tried = await self._start(self._plan(candidate.changes)[0])
             await self._check_quality(candidate, trial)
             measured = [await trial.measure(block, self._limit_s()) for _ in range(count + 1)]
         await self._end_trials()
@@ -235,7 +235,7 @@ class Comparison:
         try:
             return await self._start(plan)
         except TrialFailed as error:
-            if self._beside is not None:
+            if self._tried is not None:
                 raise TrialFailed(f"the default did not start next to it: {error}") from None
             raise TuningFailed(
                 f"the server with the default plan did not start: {error}",
@@ -256,9 +256,9 @@ class Comparison:
         return trial
 
     async def _end_trials(self, *, default: bool = True) -> None:
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            await beside.end()
+        tried, self._tried = self._tried, None
+        if tried is not None:
+            await tried.end()
         if default and self._default is not None:
             ending, self._default = self._default, None
             await ending.end()
@@ -273,7 +273,7 @@ class Comparison:
         if default.plan.kv_type != "f16":
             await self._end_trials()
             f16 = Changes((("--cache-type-k", "f16"), ("--cache-type-v", "f16")))
-            self._beside = default = await self._start(self._plan(f16)[0])
+            self._tried = default = await self._start(self._plan(f16)[0])
         self._reference = await default.distributions(_lengths(default.plan), _FIRST_START_S)
         await self._end_trials(default=False)
 
