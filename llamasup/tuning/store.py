@@ -30,7 +30,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def saved_search(model_path: Path) -> SavedSearch | None:
-    """The unfinished search of this file; None if there is none, or if it cannot be read."""
+    """The unfinished search of this file; None without one, or if it cannot be read."""
     with contextlib.suppress(OSError, FolderUnusable):
         stored = _store().get(FileIdentity.of(model_path))
         return None if stored is None else stored.search

@@ -166,7 +166,7 @@ def _shortened(one: Lengths, share: float) -> Lengths:
 
 
 def _within(one: Lengths, ctx_size: int) -> Lengths:
-    """The request cut to a context; a few tokens are left for those that llama-server adds."""
+    """The request cut to a context; a few tokens are left for special ones of llama-server."""
     room = max(2, ctx_size - 8)
     answer = min(one.answer, room // 2)
     return replace(one, prompt=min(one.prompt, room - answer), answer=answer)
