@@ -1,7 +1,7 @@
 """The search for a better configuration: which measurement is next, and what each one changes (pure).
 
-1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: candidates that
-   are not better leave, of the others at most half (never fewer than five) get twice as many pairs.
+1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: candidates
+   that are not better leave, of the others at most half (never fewer than five) get twice as many pairs.
 2. *Combination.* The best candidates of different groups are joined, and compared with the default as a
    whole.
 3. *Proof.* The combination, or the best single candidate, is compared with the default again, from fresh
