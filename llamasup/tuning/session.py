@@ -389,7 +389,8 @@ class Session:
         if isinstance(step, Screen):
             middle, low, high = (math.exp(of(ratios)) for of in (median, min, max))
             shown = f"{middle:.2f} × ({low:.2f} to {high:.2f})"
-            self._say(f"{step.candidate.name}: {shown} in {len(ratios)} pairs; {left}")
+            pairs = "1 pair" if len(ratios) == 1 else f"{len(ratios)} pairs"
+            self._say(f"{step.candidate.name}: {shown} in {pairs}; {left}")
         else:
             of_proof = next(one for one in search.proofs if one.candidate == step.candidate)
             seen = proven(of_proof)
