@@ -67,8 +67,8 @@ class Comparison:
 
     @property
     def start_s(self) -> float:
-        """The usual time of a start. The first one may have read the model from the disk."""
-        return median(self.starts_s)
+        """The usual time of a start; 0 before the first one, which may read the model from the disk."""
+        return median(self.starts_s or (0.0,))
 
     async def close(self) -> None:
         """End all servers."""

@@ -17,7 +17,7 @@ from llamasup.system.process.run_folder import NO_CONTROL, run_folders
 
 __all__ = ["POLL_S", "Neighbours"]
 
-POLL_S = 0.025
+POLL_S = 0.01
 """How often to ask."""
 _WINDOW_S = 0.1
 # Two ticks of the kernel's clock: one may be the rest of a health check.

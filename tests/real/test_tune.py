@@ -250,7 +250,8 @@ def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(tiny_model: Path
         running.stderr.close()
     assert "Stopped" in rest
     eventually(lambda: not any(map(is_alive, servers)), "the end of all servers")
-    more = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.02")
+    more = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.05")
+    assert more.returncode == 0, more.stderr
     assert "going on" in more.stderr
     assert first.partition(":")[0] not in more.stderr.partition("\n")[2].splitlines()[0]
 
