@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,10 +12,21 @@ from llamasup.errors import Stopping
 from llamasup.models.diff import Changes
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
     from llamasup.observability.counters import InstanceGauges
     from llamasup.supervision.events import Bus
 
-__all__ = ["ControlTarget", "ServiceOwner", "refuse_if_stopping", "shown", "shut_down"]
+__all__ = [
+    "ConsolePages",
+    "ControlTarget",
+    "MakeConsole",
+    "ServiceOwner",
+    "refuse_if_stopping",
+    "shown",
+    "shut_down",
+]
 
 
 def shown(changes: Changes) -> Mapping[str, Any]:
@@ -97,3 +108,20 @@ class ControlTarget(Protocol):
     def log_path(self, model: str) -> Path | None:
         """The log file of the model's llama-server, if there is one."""
         ...
+
+
+class ConsolePages(Protocol):
+    """The web console, as a part of the control application."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]: ...
+
+    def is_open_for(self, request: Request) -> Callable[[], bool]:
+        """Whether a stream of this request may continue: a session of the console can end before it."""
+        ...
+
+
+MakeConsole = Callable[[Callable[[], None]], ConsolePages]
+"""Called in a thread, when the control application is loaded. The console calls its argument when a session
+has ended, so that the streams ask ``is_open_for``.
+"""

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import ControlTarget
+from llamasup.control.interface import ControlTarget, MakeConsole
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
 from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
@@ -47,12 +47,14 @@ class Application:
         metrics: Metrics,
         requests: LiveRequests,
         tasks: asyncio.TaskGroup,
+        make_console: MakeConsole | None = None,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
         self._tasks = tasks
         self._streams = Streams()
+        self._console = None if make_console is None else make_console(self._streams.wake)
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
         self.asgi = Starlette(
@@ -69,6 +71,7 @@ class Application:
                 _post(f"{model}/restart", self._restart),
                 _post(f"{PREFIX}/reload", self._reload),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
+                *(() if self._console is None else self._console.routes),
             ],
             exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
         )
@@ -98,7 +101,7 @@ class Application:
     async def _show_events(self, request: Request) -> Response:
         requests = self._requests if _number(request, "requests", 0, 1) else None
         self._streams.enter()
-        events = event_stream(self._control_target, self._streams, requests)
+        events = event_stream(self._control_target, self._streams, requests, is_open=self._is_open(request))
         return Stream(self._streams, events, "text/event-stream")
 
     async def _show_requests(self, request: Request) -> Response:
@@ -115,8 +118,11 @@ class Application:
         except LlamasupError:
             log.close()
             raise
-        pieces = log_stream(log, self._streams, follow=follow)
+        pieces = log_stream(log, self._streams, follow=follow, is_open=self._is_open(request))
         return Stream(self._streams, pieces, "text/plain; charset=utf-8", log.close)
+
+    def _is_open(self, request: Request) -> Callable[[], bool]:
+        return _always if self._console is None else self._console.is_open_for(request)
 
     # --- changing
 
@@ -185,6 +191,10 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # removed in the meantime
+
+
+def _always() -> bool:
+    return True
 
 
 async def _while_awaited(request: Request, work: _Work) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
-from llamasup.control.interface import ControlTarget
+from llamasup.control.interface import ConsolePages, ControlTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.llama_server.answers import SlotProgress
@@ -179,7 +179,13 @@ class ServiceHost:
         requests = self._requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
-        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics, requests)
+        control = ControlServer(
+            folder / "control.sock",
+            workload.control_target,
+            self.metrics,
+            requests,
+            partial(self._console, proxy, listeners.address),
+        )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
@@ -214,6 +220,17 @@ class ServiceHost:
                     except Exception:
                         _log.exception("closing failed")  # the children must be stopped in any case
                 running.cancel()
+
+    def _console(self, proxy: Proxy, address: Address, wake: Callable[[], None]) -> ConsolePages:
+        """Called once, when the control application is loaded."""
+        from llamasup.console.routes import Console, page_address  # here, to keep the start short
+
+        return Console(
+            proxy.console,
+            proxy.keys,
+            wake,
+            page_address(address, self._proxy_config.hosts),
+        )
 
     def _on_event(self, event: PublishedEvent) -> None:
         match event:
