@@ -105,6 +105,20 @@ class ControlTarget(Protocol):
         """Like SIGTERM; ``now``: like a second one. Further calls without ``now`` do nothing."""
         ...
 
+    async def memory(self) -> Mapping[str, Any]:
+        """The ``memory`` object of the control API (docs/control.md)."""
+        ...
+
+    def held_bytes(self) -> int:
+        """What the loaded models take of all devices, as far as that is known without a measurement."""
+        ...
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The ``plan`` object of the control API: the plan of a served model with ``settings`` (keys of a
+        config) in place of its own. Starts nothing. Raises UsageInvalid for wrong settings.
+        """
+        ...
+
     def log_path(self, model: str) -> Path | None:
         """The log file of the model's llama-server, if there is one."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,16 +10,19 @@ from time import monotonic
 from typing import Any, Protocol
 
 from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.control.what_if import asked_settings, plan_with
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
+from llamasup.pool.catalog.memory import held_bytes_of, memory_of
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.model_states import ModelState
 from llamasup.pool.pool import Pool
+from llamasup.pool.what_if import Consequences, needed_and_free
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
@@ -74,6 +78,56 @@ class PoolTarget:
 
     def _runners(self) -> Iterator[InstanceRunner]:
         return (runner for model in self._models.managed_models() for runner in model.runners)
+
+    async def memory(self) -> Mapping[str, Any]:
+        return await memory_of(self._models.managed_models(), self._models.pool.options.budget)
+
+    def held_bytes(self) -> int:
+        return sum(
+            held_bytes_of(managed) for managed in self._models.managed_models() if managed.holds_memory
+        )
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        asked = asked_settings(settings)
+        managed = self._known_or_at(model)
+        pool, spec = self._models.pool, managed.spec
+        launch = None if managed.sized is None or managed.is_outdated else managed.sized.launch
+        if spec.stay.by_command and launch is None:
+            raise Conflict(
+                f"{spec.id!r} is a command line of its own, which llamasup does not plan.",
+                remedy="Plans need `llamasup run` or `llamasup serve`.",
+            )
+        options = pool.options
+        budget: Mapping[str, int]
+        free: Mapping[str, int]
+        if spec.stay.by_command:
+            memory = await memory_of([managed], {})
+            free = budget = {device["name"]: _free_without_models(device) for device in memory["devices"]}
+        else:
+            budget, free = options.budget, pool.remaining_for(managed)
+        # In a thread: files may have to be read.
+        planned = await asyncio.to_thread(
+            plan_with, spec, launch, asked, budget, options.runtime, options.environ
+        )
+        found = Consequences() if spec.stay.by_command else pool.consequences_of(managed, planned.needs)
+        problem = None
+        if planned.refused is not None:
+            problem = {"message": planned.refused.message, "remedy": planned.refused.remedy}
+        elif found.rejected:
+            problem = {"message": f"It could never be loaded: {found.rejected}.", "remedy": ""}
+        return {
+            **planned.shown,
+            "devices": needed_and_free(planned.needs, free),
+            "evicts": list(found.evicts),
+            "problem": problem,
+        }
+
+    def _known_or_at(self, model: str) -> ManagedModel:
+        """The model of this name, or with this file."""
+        for managed in self._models.managed_models() if model.startswith("/") else ():
+            if managed.spec.source == model:
+                return managed
+        return self._models.known(model)
 
     def log_path(self, model: str) -> Path | None:
         managed = self._models.known(model)
@@ -141,6 +195,13 @@ class ConfiguredTarget(PoolTarget):
         refuse_if_stopping(self._owner)
         self._owner.control_asks("reload")
         return shown(await self._reload())
+
+
+def _free_without_models(device: Mapping[str, Any]) -> int:
+    """The free memory of a device (``memory``) without its models; all of it, if that is unknown."""
+    if device["free_bytes"] is None:
+        return int(device["total_bytes"])
+    return int(device["free_bytes"]) + sum(model["measured_bytes"] or 0 for model in device["models"])
 
 
 def _unloaded(model: str) -> Conflict:

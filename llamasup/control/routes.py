@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llamasup.control.interface import ControlTarget, MakeConsole
+from llamasup.control.json_body import read_body
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
 from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
@@ -34,6 +35,12 @@ PREFIX = "/llamasup/v1"
 USUAL_LINES = 200
 
 _log = logging.getLogger(__name__)
+
+
+class _PlanRequest(msgspec.Struct):
+    model: str
+    settings: dict[str, Any] = {}
+
 
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -65,6 +72,8 @@ class Application:
                 _get(f"{PREFIX}/requests", self._show_requests),
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
+                _get(f"{PREFIX}/memory", self._show_memory),
+                _post(f"{PREFIX}/plan", self._plan),
                 _get(f"{model}/logs", self._show_log),
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
@@ -107,6 +116,13 @@ class Application:
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
         return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+
+    async def _show_memory(self, request: Request) -> Response:
+        return _json(await self._control_target.memory())
+
+    async def _plan(self, request: Request) -> Response:
+        asked = await read_body(request, _PlanRequest)
+        return _json(await self._control_target.plan(asked.model, asked.settings))
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

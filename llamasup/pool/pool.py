@@ -42,6 +42,7 @@ from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.pool.what_if import Consequences, consequences
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
@@ -288,6 +289,13 @@ class Pool:
         """The budget less the other models and the old replicas of this one. Planner threads call it, too."""
         others = (charged(other.model) for other in tuple(self.active) if other is not managed)
         return remaining(self.options.budget, (*others, managed.old_needs))
+
+    def consequences_of(self, managed: ManagedModel, needs: Mapping[str, int]) -> Consequences:
+        """Of a request for the model, if it were absent and needed ``needs``. Changes nothing."""
+        models = {other.key: other.snapshot() for other in self.active if other.sized is not None}
+        models[managed.key] = managed.snapshot()
+        snapshot = Snapshot(monotonic(), models, self.options.budget, self.options.residency)
+        return consequences(snapshot, managed.key, needs)
 
     async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         """Download the model if it is missing, and estimate its memory. Changes nothing."""

@@ -111,6 +111,16 @@ class FakeControlTarget:
         self._find(model)
         return self.log
 
+    async def memory(self) -> Mapping[str, Any]:
+        return {"devices": []}
+
+    def held_bytes(self) -> int:
+        return 0
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._find(model)
+        return {"model": model, "evicts": []}
+
     async def query_slots(self, endpoint: Endpoint) -> None:
         """No server shows its slots."""
 
