@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import asdict
 
-from llamasup.errors import Stopping
+from llamasup.errors import ConfigInvalid, Stopping
 from llamasup.models.diff import Changes
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from llamasup.supervision.events import Bus
 
 __all__ = [
+    "ConfigAccess",
+    "ConfigMistakes",
     "ConsolePages",
     "ControlTarget",
     "MakeConsole",
@@ -109,6 +111,11 @@ class ControlTarget(Protocol):
         """The ``memory`` object of the control API (docs/control.md)."""
         ...
 
+    @property
+    def config(self) -> ConfigAccess | None:
+        """The config file; None if no file alone makes the config."""
+        ...
+
     def held_bytes(self) -> int:
         """What the loaded models take of all devices, as far as that is known without a measurement."""
         ...
@@ -121,6 +128,36 @@ class ControlTarget(Protocol):
 
     def log_path(self, model: str) -> Path | None:
         """The log file of the model's llama-server, if there is one."""
+        ...
+
+
+class ConfigMistakes(ConfigInvalid):
+    """The text of a config is invalid. ``mistakes`` as in ``config check --json``."""
+
+    http_status = 400
+
+    def __init__(self, file: str, mistakes: Sequence[Mapping[str, Any]]) -> None:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__(f"The text has {count}; {file} is unchanged.", remedy="Correct the lines.")
+        self.mistakes = mistakes
+
+
+class ConfigAccess(Protocol):
+    """The config file of ``serve`` (docs/control.md)."""
+
+    async def show(self) -> Mapping[str, Any]:
+        """Raises ConfigInvalid if the file cannot be read."""
+        ...
+
+    async def check(self, text: str) -> Mapping[str, Any]:
+        """The mistakes of ``text``, and what a reload with it would change."""
+        ...
+
+    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
+        """Write ``text``, reload, and return the changes. ``version``: of the text that it replaces.
+
+        Raises Conflict, ConfigMistakes and FolderUnusable.
+        """
         ...
 
 

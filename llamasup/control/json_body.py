@@ -11,7 +11,7 @@ from llamasup.errors import UsageInvalid
 
 __all__ = ["MAX_BYTES", "read_body"]
 
-MAX_BYTES = 1 << 20  # a config of a thousand models has a tenth of it
+MAX_BYTES = 4 << 20  # the largest config, written as a string of JSON
 
 Body = TypeVar("Body")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.control.what_if import asked_settings, plan_with
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
@@ -81,6 +81,10 @@ class PoolTarget:
 
     async def memory(self) -> Mapping[str, Any]:
         return await memory_of(self._models.managed_models(), self._models.pool.options.budget)
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        return None
 
     def held_bytes(self) -> int:
         return sum(
@@ -190,6 +194,15 @@ class ConfiguredTarget(PoolTarget):
     ) -> None:
         super().__init__(owner, models, address, log_path)
         self._reload = reload
+        self.make_config: Callable[[], ConfigAccess] | None = None
+        """Makes ``config`` at its first use."""
+        self._config: ConfigAccess | None = None
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        if self._config is None and self.make_config is not None:
+            self._config = self.make_config()
+        return self._config
 
     async def reload(self) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import ControlTarget, MakeConsole
+from llamasup.control.interface import ConfigAccess, ConfigMistakes, ControlTarget, MakeConsole
 from llamasup.control.json_body import read_body
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
@@ -35,6 +35,11 @@ PREFIX = "/llamasup/v1"
 USUAL_LINES = 200
 
 _log = logging.getLogger(__name__)
+
+
+class _ConfigText(msgspec.Struct):
+    text: str
+    version: str = ""
 
 
 class _PlanRequest(msgspec.Struct):
@@ -74,6 +79,9 @@ class Application:
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
                 _get(f"{PREFIX}/memory", self._show_memory),
                 _post(f"{PREFIX}/plan", self._plan),
+                _get(f"{PREFIX}/config", self._show_config),
+                _post(f"{PREFIX}/config/check", self._check_config),
+                Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
                 _get(f"{model}/logs", self._show_log),
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
@@ -123,6 +131,32 @@ class Application:
     async def _plan(self, request: Request) -> Response:
         asked = await read_body(request, _PlanRequest)
         return _json(await self._control_target.plan(asked.model, asked.settings))
+
+    async def _show_config(self, request: Request) -> Response:
+        config = self._control_target.config
+        if config is None:
+            return _json({"file": None, "text": "", "version": "", "writable": False})
+        return _json(await config.show())
+
+    async def _check_config(self, request: Request) -> Response:
+        asked = await read_body(request, _ConfigText)
+        return _json(await self._config().check(asked.text))
+
+    async def _replace_config(self, request: Request) -> Response:
+        asked = await read_body(request, _ConfigText)
+        try:
+            return _json(await self._config().replace(asked.text, asked.version))
+        except ConfigMistakes as error:
+            return _json({**error_object(error), "mistakes": error.mistakes}, error.http_status)
+
+    def _config(self) -> ConfigAccess:
+        config = self._control_target.config
+        if config is None:
+            raise Conflict(
+                "No config file alone makes the configuration of this llamasup.",
+                remedy="Start `llamasup serve --config FILE`.",
+            )
+        return config
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

@@ -14,6 +14,7 @@ import httpx
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
+from llamasup.control.interface import ConfigAccess
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
@@ -70,6 +71,7 @@ class FakeControlTarget:
         self.bus = WatchedBus(self._changed.set)
         self.requests: list[tuple[str, str]] = []
         self.error: LlamasupError | None = None
+        self.config_access: ConfigAccess | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
@@ -113,6 +115,10 @@ class FakeControlTarget:
 
     async def memory(self) -> Mapping[str, Any]:
         return {"devices": []}
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        return self.config_access
 
     def held_bytes(self) -> int:
         return 0
