@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llamasup.control.interface import ControlTarget, MakeConsole
     from llamasup.control.routes import Application
     from llamasup.observability.counters import Metrics
+    from llamasup.observability.last_hour import LastHour
     from llamasup.proxy.live.requests import LiveRequests
 
 __all__ = ["ControlServer"]
@@ -43,12 +44,14 @@ class ControlServer:
         control_target: ControlTarget,
         metrics: Metrics,
         requests: LiveRequests,
+        last_hour: LastHour,
         make_console: MakeConsole | None = None,
     ) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._last_hour = last_hour
         self._make_console = make_console
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
@@ -126,7 +129,7 @@ class ControlServer:
 
         end = self._end
         application = Application(
-            self._control_target, self._metrics, self._requests, tasks, self._make_console
+            self._control_target, self._metrics, self._requests, self._last_hour, tasks, self._make_console
         )
         config = uvicorn.Config(
             application.asgi,

@@ -117,7 +117,7 @@ class ControlTarget(Protocol):
         ...
 
     def held_bytes(self) -> int:
-        """What the loaded models take of all devices, as far as that is known without a measurement."""
+        """The memory that the plans of all processes predict, on all devices together."""
         ...
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:

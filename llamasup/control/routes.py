@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -23,6 +25,7 @@ from llamasup.control.streams import Stream, Streams, event_stream, log_stream, 
 from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
+from llamasup.observability.last_hour import STEP_S, LastHour
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.system.hardware.nvml import vram_by_process
@@ -58,12 +61,14 @@ class Application:
         control_target: ControlTarget,
         metrics: Metrics,
         requests: LiveRequests,
+        last_hour: LastHour,
         tasks: asyncio.TaskGroup,
         make_console: MakeConsole | None = None,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._last_hour = last_hour
         self._tasks = tasks
         self._streams = Streams()
         self._console = None if make_console is None else make_console(self._streams.wake)
@@ -78,6 +83,7 @@ class Application:
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
                 _get(f"{PREFIX}/memory", self._show_memory),
+                _get(f"{PREFIX}/history", self._show_history),
                 _post(f"{PREFIX}/plan", self._plan),
                 _get(f"{PREFIX}/config", self._show_config),
                 _post(f"{PREFIX}/config/check", self._check_config),
@@ -127,6 +133,15 @@ class Application:
 
     async def _show_memory(self, request: Request) -> Response:
         return _json(await self._control_target.memory())
+
+    async def _show_history(self, request: Request) -> Response:
+        now_s = time.monotonic()
+        self._last_hour.note_memory(now_s, self._control_target.held_bytes())
+        series = dict(self._last_hour.series(now_s))
+        now = datetime.now(UTC)
+        began = [now - timedelta(seconds=age_s or 0.0) for age_s in series.pop("age_s")]
+        times = [at.isoformat(timespec="seconds") for at in began]
+        return _json({"step_s": STEP_S, "series": {"time": times, **series}})
 
     async def _plan(self, request: Request) -> Response:
         asked = await read_body(request, _PlanRequest)

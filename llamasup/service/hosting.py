@@ -23,6 +23,7 @@ from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet
@@ -118,6 +119,7 @@ class ServiceHost:
         self._loads_began_s: dict[str, float] = {}
         self._access_log: AccessLog[RequestRecord] | None = None
         self._slow = SlowLog(time.monotonic())
+        self._last_hour = LastHour(time.monotonic())
 
     @property
     def stops_asked(self) -> int:
@@ -184,7 +186,8 @@ class ServiceHost:
             workload.control_target,
             self.metrics,
             requests,
-            partial(self._console, proxy, listeners.address),
+            self._last_hour,
+            partial(self._console, proxy, listeners.address, workload.control_target),
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
@@ -221,7 +224,9 @@ class ServiceHost:
                         _log.exception("closing failed")  # the children must be stopped in any case
                 running.cancel()
 
-    def _console(self, proxy: Proxy, address: Address, wake: Callable[[], None]) -> ConsolePages:
+    def _console(
+        self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
+    ) -> ConsolePages:
         """Called once, when the control application is loaded."""
         from llamasup.console.routes import Console, page_address  # here, to keep the start short
 
@@ -230,9 +235,12 @@ class ServiceHost:
             proxy.keys,
             wake,
             page_address(address, self._proxy_config.hosts),
+            describe=lambda: {"config": target.config is not None},
         )
 
     def _on_event(self, event: PublishedEvent) -> None:
+        if isinstance(event, StateChanged) and self._workload is not None:
+            self._last_hour.note_memory(time.monotonic(), self._workload.control_target.held_bytes())
         match event:
             case StateChanged(model, State.STARTING, _):
                 self._loads_began_s[model] = asyncio.get_running_loop().time()
@@ -260,6 +268,14 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
+        if record.generation:
+            self._last_hour.add_request(
+                time.monotonic(),
+                duration_s=record.duration_s,
+                queue_s=record.queue_s,
+                first_byte_s=record.first_byte_s,
+                tokens=record.tokens_completion or 0,
+            )
         if self.on_request is not None:
             self.on_request(record)
         limit_s = self._options.slow_request_s

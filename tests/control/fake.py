@@ -19,6 +19,7 @@ from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import InstanceGauges, Metrics
+from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.live.state import InFlight
 from llamasup.queueing.endpoint import Endpoint
@@ -175,7 +176,9 @@ async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[C
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        server = ControlServer(path, fake, Metrics(), LiveRequests(fake.connections, fake.query_slots))
+        server = ControlServer(
+            path, fake, Metrics(), LiveRequests(fake.connections, fake.query_slots), LastHour(0.0)
+        )
         server.start(tasks)
         try:
             yield server, str(path)

@@ -74,10 +74,9 @@ def _held(managed: ManagedModel, vram: Mapping[int, int]) -> HeldByModel:
 
 
 def held_bytes_of(managed: ManagedModel) -> int:
-    """The memory that the plans of its processes predict; before these exist, what the pool charges."""
+    """The memory that the plans of its processes predict, without the prompt cache, which begins empty."""
     plans = [runner.plan for runner in managed.all_runners if runner.pid is not None]
-    predicted = [plan.memory.total_bytes for plan in plans if isinstance(plan, LaunchPlan)]
-    return sum(predicted) if predicted else sum(managed.needs.values())
+    return sum(plan.memory.without_prompt_cache.total_bytes for plan in plans if isinstance(plan, LaunchPlan))
 
 
 def _process(runner: InstanceRunner, vram: Mapping[int, int]) -> HeldByProcess:
