@@ -22,6 +22,7 @@ MAX_BYTES = 1 << 20
 _MAX_NODES = 100_000
 _MAX_KEY = 512  # a model's name has at most 256 characters
 _MAX_DEPTH = 16  # the deepest valid value is at level 4
+_TOO_DEEP = f"more than {_MAX_DEPTH} nested levels"
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -79,7 +80,10 @@ def parse(content: bytes, file: str, size_bytes: int) -> tuple[Node | None, list
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = "; ".join(filter(None, (error.problem, error.context)))
-        raise _refused(file, _line(mark), f"invalid YAML: {what}{_tab(text, mark)}") from None
+        # libyaml 0.2.6 (PyYAML 6.0.4) reads ahead and stops at a depth of its own.
+        too_deep = "maximum nesting depth" in what
+        message = _TOO_DEEP if too_deep else f"invalid YAML: {what}{_tab(text, mark)}"
+        raise _refused(file, _line(mark), message) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise _refused(file, line, f"invalid YAML: {error.reason}") from None
@@ -137,7 +141,7 @@ class _Parser:
         if isinstance(event, yaml.ScalarEvent):
             return Scalar(line, event.value, plain=event.style in (None, ""))
         if len(place) >= _MAX_DEPTH:
-            raise self._refused(event, (), f"more than {_MAX_DEPTH} nested levels")
+            raise self._refused(event, (), _TOO_DEEP)
         if isinstance(event, yaml.SequenceStartEvent):
             items = Items(line)
             while not isinstance(item := next(self._events), yaml.SequenceEndEvent):

@@ -18,11 +18,14 @@ from tests.real.fault_testbed import PATIENCE_S, FaultRun, FaultTestbed, fault_r
 __all__ = ["flooded_over_quiet"]
 
 LINES_PER_MINUTE = 1_000_000
+BLOCK_LINES = LINES_PER_MINUTE // 6000
+_LINE = b"0.00.000.100 I srv  " + b"z" * 79 + b"\n"
+BLOCKS_PER_ROUND = 5  # both times, so that each round has a flood, however fast the requests are
 # Each SIGUSR1 switches the output between /dev/null and the log. The writer costs the same both times, so the
 # difference is the cost of the log.
 _FLOOD = f"""
 import os, signal, time
-block = (b"0.00.000.100 I srv  " + b"z" * 79 + b"\\n") * ({LINES_PER_MINUTE} // 6000)
+block = {_LINE!r} * {BLOCK_LINES}
 ways = [os.open("/dev/null", os.O_WRONLY), 2]
 signal.signal(signal.SIGUSR1, lambda number, frame: ways.reverse())
 due = time.monotonic()
@@ -46,28 +49,36 @@ def flooded_over_quiet(testbed: FaultTestbed, *, rounds: int, requests: int) -> 
         run.wait_until_ready()
         flood = next(child for child in run.running.children() if _FLOOD in child.cmdline())
         with httpx.Client(base_url=run.url, timeout=PATIENCE_S) as client:
-            _median_s(client, requests)  # the first requests load what is loaded once
+            _median_s(client, flood, requests)  # the first requests load what is loaded once
             seen = [_round(client, flood, requests) for _ in range(rounds)]
-        assert _flooded_lines(run) > 1_000
+        # A block that began before the signal goes to /dev/null, and the last may still be in the pipe.
+        assert _flooded_lines(run) > rounds * BLOCK_LINES
         assert run.stop() == ()
     return seen
 
 
 def _round(client: httpx.Client, flood: psutil.Process, requests: int) -> tuple[float, float]:
-    quiet_s = _median_s(client, requests)
+    quiet_s = _median_s(client, flood, requests)
     os.kill(flood.pid, signal.SIGUSR1)
-    flooded_s = _median_s(client, requests)
+    flooded_s = _median_s(client, flood, requests)
     os.kill(flood.pid, signal.SIGUSR1)
     return quiet_s, flooded_s
 
 
-def _median_s(client: httpx.Client, requests: int) -> float:
-    taken_s = []
-    for _ in range(requests):
+def _median_s(client: httpx.Client, flood: psutil.Process, requests: int) -> float:
+    """Of at least ``requests`` requests, during which ``flood`` writes at least BLOCKS_PER_ROUND blocks."""
+    taken_s: list[float] = []
+    enough = _written_bytes(flood) + BLOCKS_PER_ROUND * BLOCK_LINES * len(_LINE)
+    while len(taken_s) < requests or _written_bytes(flood) < enough:
         began_s = time.monotonic()
         client.post("/tokenize", json={"content": "Once"}).raise_for_status()  # uses no busy threads
         taken_s.append(time.monotonic() - began_s)
     return statistics.median(taken_s)
+
+
+def _written_bytes(flood: psutil.Process) -> int:
+    """To the log and to /dev/null."""
+    return int(flood.io_counters().write_chars)
 
 
 def _flooded_lines(run: FaultRun) -> int:
