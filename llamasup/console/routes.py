@@ -97,7 +97,9 @@ class Console:
             Route(f"{_API}/session", self._show_session, methods=["GET"]),
             Route(f"{_API}/session", self._sign_in, methods=["POST"]),
             Route(f"{_API}/session", self._sign_out, methods=["DELETE"]),
-            Route(CONSOLE_PATH + "{path:path}", self._show_file, methods=["GET"]),
+            # No other path: an unknown one of the control API must not need "another method".
+            Route(CONSOLE_PATH, self._show_file, methods=["GET"]),
+            Route(CONSOLE_PATH + "assets/{name:path}", self._show_file, methods=["GET"]),
         ]
 
     def is_open_for(self, request: Request) -> Callable[[], bool]:
@@ -109,7 +111,7 @@ class Console:
     async def _show_file(self, request: Request) -> Response:
         if self._files is None:
             self._files = await asyncio.to_thread(read_static_files)  # a disk may be slow
-        file = self._files.get(request.path_params["path"])
+        file = self._files.get(request.url.path.removeprefix(CONSOLE_PATH))
         if file is None:
             raise HTTPException(404)
         asked = request.headers

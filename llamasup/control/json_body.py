@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import Request
 
-from llamasup.errors import UsageInvalid
+from llamasup.errors import BodyTooLarge, UsageInvalid
 
 __all__ = ["MAX_BYTES", "read_body"]
 
@@ -17,12 +17,14 @@ Body = TypeVar("Body")
 
 
 async def read_body(request: Request, kind: type[Body]) -> Body:
-    """The body as a ``kind``. Raises UsageInvalid."""
+    """The body as a ``kind``. Raises BodyTooLarge and UsageInvalid."""
     content = bytearray()
     async for piece in request.stream():
         content += piece
         if len(content) > MAX_BYTES:
-            raise UsageInvalid(f"The body is larger than {MAX_BYTES} bytes.", remedy="Send less.")
+            raise BodyTooLarge(
+                f"The body is larger than {MAX_BYTES} bytes.", remedy="No request to this path needs so much."
+            )
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from llamasup.auth.keys import ApiKey
+from llamasup.auth.key_source import KeyFile
+from llamasup.auth.keys import ApiKey, digest_of
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.console_access import session_ids
 from tests.proxy.conftest import MakeRig
@@ -58,7 +59,7 @@ def forwarded(rig: Rig, request: bytes) -> bytes:
     client = rig.send(request)
     control = rig.accept_control()
     head = control.head()
-    control.send(answer(b"{}"))
+    control.send(answer(b"{}", b"Connection: close"))  # the next request gets a new connection
     assert status(client.message()[0]) == 200
     return head
 
@@ -182,7 +183,7 @@ def test_typed_address_and_own_page_read_with_the_cookie(console: Rig) -> None:
         forwarded(console, get(b"/llamasup/v1/status", COOKIE, b"Sec-Fetch-Site: " + site))
 
 
-def test_ended_session_is_told_401_on_an_open_connection(console: Rig) -> None:
+def test_request_with_an_ended_session_gets_401_on_an_open_connection(console: Rig) -> None:
     client = console.connect()
     request = get(b"/llamasup/v1/status", COOKIE)
     client.send(request)
@@ -240,8 +241,6 @@ def test_other_spelling_of_the_sign_in_needs_a_key(console: Rig) -> None:
 
 def test_minted_key_infers_under_its_name_until_it_is_revoked(console: Rig) -> None:
     keys = console.proxy.keys
-    from llamasup.auth.keys import digest_of
-
     key = ApiKey("console", b"s", digest_of(b"s", b"minted"))
     console.call(lambda: keys.mint(key))
     client = console.send(post(b"/v1/completions", b"{}", b"Authorization: Bearer minted"))
@@ -273,7 +272,7 @@ def location(client: Wire) -> bytes | None:
 
 @pytest.mark.parametrize("keys", [None, keys_of("infer")])
 def test_browser_that_asks_for_the_root_of_serve_is_led_to_the_console(
-    make_rig: MakeRig, keys: object
+    make_rig: MakeRig, keys: KeyFile | None
 ) -> None:
     rig = make_rig(ProxyConfig(console=True, route_by_model=True, key_file=keys), control=True)
     assert location(rig.send(get(b"/", ACCEPTS))) == b"/llamasup/"
@@ -287,7 +286,7 @@ def test_other_client_and_run_keep_the_root_of_llama_server(make_rig: MakeRig) -
         client = serve.send(request)
         child = serve.accept()
         child.message()
-        child.send(answer(b"x"))
+        child.send(answer(b"x", b"Connection: close"))
         assert status(client.message()[0]) == 200
 
 
