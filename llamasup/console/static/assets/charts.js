@@ -4,6 +4,9 @@ import { bytes, count, rate, seconds } from "./format.js";
 import { html } from "./html.js";
 
 const HEIGHT = 110;
+const HOUR_S = 3600;
+const DAY_S = 86_400;
+const BINARY_STEPS = Array.from({ length: 50 }, (_, power) => 2 ** power); // so that marks are whole MiB
 const OF_HISTORY = [
   ["tokens_per_s", "Tokens per second", rate],
   ["queued", "Waiting requests", count],
@@ -14,9 +17,10 @@ const OF_HISTORY = [
 export function History({ history }) {
   if (!history) return null;
   const { time, ...series } = history.series;
+  const times = time.map((at) => Date.parse(at) / 1000);
   return html`<div class="charts" role="group" aria-label="The last hour">${OF_HISTORY.map(
     ([name, title, format]) =>
-      html`<${Chart} key=${name} title=${title} times=${time} values=${series[name] ?? []} format=${format} />`,
+      html`<${Chart} key=${name} title=${title} times=${times} values=${series[name] ?? []} format=${format} />`,
   )}</div>`;
 }
 
@@ -39,8 +43,8 @@ export function Chart({ title, times, values, format, bars = false }) {
           height: HEIGHT,
           legend: { show: false },
           cursor: { show: false },
-          scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
-          axes: [axis, { ...axis, size: 72, values: (_, marks) => marks.map(format) }],
+          scales: { x: { range: (_, low, high) => (bars ? [low - DAY_S, high + DAY_S] : [high - HOUR_S, high]) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+          axes: [axis, { ...axis, size: 72, ...(format === bytes ? { incrs: BINARY_STEPS } : {}), values: (_, marks) => marks.map(format) }],
           series: [{}, { stroke: colour("--accent"), width: 1.5, fill: colour("--fill"), points: { show: false },
             paths: bars ? UPlot.paths.bars({ size: [0.7, 40] }) : undefined }],
         },

@@ -68,6 +68,7 @@ function Console() {
 }
 
 const root = document.getElementById("app");
+root.replaceChildren(); // the placeholder
 
 function showSignIn(error) {
   stop();

@@ -5,6 +5,7 @@ import { html } from "../html.js";
 import { ModelChoice, Problem, useStore } from "../parts.js";
 
 const LINES = 500;
+const RETRY_MS = 3000;
 const KEPT_CHARACTERS = 500_000;
 
 export default function Logs({ model }) {
@@ -23,8 +24,10 @@ function Log({ model }) {
   const place = useRef(null);
   useEffect(() => {
     let abort = new AbortController();
+    let timer = 0;
     const follow = async () => {
       abort.abort();
+      clearTimeout(timer);
       if (document.hidden) return;
       abort = new AbortController();
       const mine = abort;
@@ -43,11 +46,14 @@ function Log({ model }) {
       } catch (problem) {
         if (!mine.signal.aborted) setError(problem);
       }
+      // The log may begin later, and llamasup may start again.
+      if (!mine.signal.aborted) timer = setTimeout(follow, RETRY_MS);
     };
     follow();
     document.addEventListener("visibilitychange", follow);
     return () => {
       abort.abort();
+      clearTimeout(timer);
       document.removeEventListener("visibilitychange", follow);
     };
   }, [model]);

@@ -78,9 +78,9 @@ function Progress({ load, name }) {
 }
 
 function LastEnd({ end }) {
-  const { cause, remedy, message, summary, ...rest } = end;
-  const code = rest.signal ? `signal ${rest.signal}` : rest.exit_code != null ? `exit code ${rest.exit_code}` : "";
-  return html`<p class="note">Last end: ${[message ?? summary, cause, code].filter(Boolean).join(", ")}
+  const { cause, remedy, code, signal } = end;
+  const how = signal ?? (code === null ? "" : `exit code ${code}`);
+  return html`<p class="note">Last end: ${[cause, how].filter(Boolean).join(", ")}
     ${remedy && html`<br />→ ${remedy}`}</p>`;
 }
 
