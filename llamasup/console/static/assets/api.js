@@ -28,6 +28,12 @@ async function failure(response) {
   return new ApiError(response.status, { ...error, accepts_key: body.accepts_key, mistakes: body.mistakes ?? error.mistakes });
 }
 
+// Without a session, an address that is closed for keys answers 403.
+async function checkSession() {
+  const response = await send(`${CONTROL}/console/session`, { cache: "no-store" }).catch(() => null);
+  if (response?.status === 401) signedOut();
+}
+
 async function send(path, options) {
   try {
     return await fetch(path, options);
@@ -51,7 +57,7 @@ export async function control(method, path, { body, signal, raw = false } = {}) 
   });
   if (!response.ok) {
     const error = await failure(response);
-    if (error.status === 401 && path !== "console/session") signedOut();
+    if ((error.status === 401 || error.status === 403) && path !== "console/session") checkSession();
     throw error;
   }
   return raw ? response : response.json();
