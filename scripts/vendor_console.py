@@ -3,8 +3,8 @@
 python scripts/vendor_console.py            fetch the packages, verify them, write the files and versions.json
 python scripts/vendor_console.py --check    exit code 1 if a file differs from versions.json; no network
 
-The registry is that of `npm config get registry`, or of --registry. A package is accepted only with the SHA-512
-below, whatever the registry says. To take another version: change PACKAGES and run this script.
+The registry is that of `npm config get registry`, or of --registry. A package must have the SHA-512 below,
+whatever the registry says. To take another version: change PACKAGES and run this script.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def kept_files(package: Package, archive: bytes) -> dict[str, bytes]:
 
 
 def for_the_page(name: str, content: bytes) -> bytes:
-    """A module with a relative import of preact, and without the name of a source map, which is not served."""
+    """A module that imports preact by its path, without the name of its source map, which is not served."""
     if not name.endswith(".js"):
         return content
     return _SOURCE_MAP.sub(b"\n", _BARE_IMPORT.sub(rb"\1./preact.module.js\2", content))
