@@ -197,7 +197,7 @@ def test_two_consoles_change_the_same_model(
     expect(two.locator(".state")).to_have_text("ready")
     two.get_by_role("button", name=f"Unload {SLEEPER}", exact=True).click()
     expect(one.locator(".state")).to_have_text("stopped")
-    for both in (one, two):  # before either has heard of the other's
+    for both in (one, two):  # before either knows of the other's
         both.get_by_role("button", name=f"Load {SLEEPER}", exact=True).dispatch_event("click")
     for both in (one, two):
         expect(both.locator(".state")).to_have_text("ready")
