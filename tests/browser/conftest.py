@@ -22,6 +22,18 @@ from tests.patience import PATIENCE_S
 from tests.real.remains import folders_of
 
 PATIENCE_MS = PATIENCE_S * 1000
+CONTENT = {
+    "Models": "input[type=search]",
+    "Memory": ".legend",
+    "Requests": "h2:text-is('Finished')",
+    "Plan": "pre.command",
+    "Playground": ".tabs",
+    "Logs": "pre.log",
+    "Usage": "label:has-text('Days')",
+    "Config": "textarea.code",
+}
+"""What only this page has. Its heading appears before its module is loaded, above the page before it."""
+
 ADMIN = "sk-of-the-admin"
 LOG_LINE = r"\033[31mred\033[0m \033]0;title\007 \377 <b>bold</b>"
 """What each server writes first, as printf takes it: a colour, a window title, invalid UTF-8 and HTML."""
@@ -162,6 +174,7 @@ def show(page: Page, name: str) -> None:
     """Open a page of the console by its link."""
     page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
     expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    expect(page.locator(CONTENT[name])).to_be_visible()
     expect(page.get_by_text("Loading…")).to_have_count(0)
 
 

@@ -18,6 +18,7 @@ NewContext = Callable[..., BrowserContext]
 PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Logs", "Usage", "Config")
 HTML_NAME = "<img src=x onerror=document.title=1>"
 CHAT, OTHER, SLEEPER = "tiny-chat", "tiny-other", "org/sleeper:F32"
+BY_KEYBOARD = "tiny-keyboard"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,7 @@ def console(serve: Serve) -> Console:
         CHAT: {"preload": True, "aliases": ["gpt-4o-mini"], **small},
         OTHER: small,
         SLEEPER: small,
+        BY_KEYBOARD: small,
         "embedder": {"content": "encoder"},
         "ranker": {"content": "ranker"},
     }
@@ -164,14 +166,14 @@ def test_model_is_loaded_restarted_and_unloaded(page: Page) -> None:
 
 @pytest.mark.one_runtime
 def test_models_are_loaded_with_the_keyboard_alone(page: Page) -> None:
-    button = page.get_by_role("button", name=f"Load {OTHER}", exact=True)
+    button = page.get_by_role("button", name=f"Load {BY_KEYBOARD}", exact=True)
     focus_on(page, button)
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
     page.keyboard.press("Enter")
-    expect(card(page, OTHER).locator(".state")).to_have_text("ready")
-    focus_on(page, page.get_by_role("button", name=f"Unload {OTHER}", exact=True))
+    expect(card(page, BY_KEYBOARD).locator(".state")).to_have_text("ready")
+    focus_on(page, page.get_by_role("button", name=f"Unload {BY_KEYBOARD}", exact=True))
     page.keyboard.press("Space")
-    expect(card(page, OTHER).locator(".state")).to_have_text("stopped")
+    expect(card(page, BY_KEYBOARD).locator(".state")).to_have_text("stopped")
 
 
 @pytest.mark.one_runtime
@@ -213,7 +215,7 @@ def test_name_with_html_is_shown_as_text_on_every_page(console: Console, page: P
     def with_html(route: Route) -> None:
         answer = route.fetch()
         status = answer.json()
-        status["models"].insert(0, {**status["models"][0], "id": HTML_NAME, "aliases": [f"{HTML_NAME}2"]})
+        status["models"].append({**status["models"][0], "id": HTML_NAME, "aliases": [f"{HTML_NAME}2"]})
         route.fulfill(response=answer, json=status)
 
     page.route("**/llamasup/v1/status", with_html)
@@ -249,12 +251,12 @@ def test_chat_is_answered_side_by_side_and_listed(page: Page) -> None:
 def test_playground_embeds_and_ranks(page: Page) -> None:
     show(page, "Playground")
     page.get_by_role("button", name="Embeddings", exact=True).click()
-    page.get_by_label("Model").select_option("embedder")
+    page.get_by_role("combobox", name="Model", exact=True).select_option("embedder")
     page.get_by_label("Text").fill("hello")
     page.get_by_role("main").locator("form").get_by_role("button").click()
     expect(page.get_by_text(re.compile(r"\d+ numbers:"))).to_be_visible()
     page.get_by_role("button", name="Rerank", exact=True).click()
-    page.get_by_label("Model").select_option("ranker")
+    page.get_by_role("combobox", name="Model", exact=True).select_option("ranker")
     page.get_by_label("Query").fill("hello")
     page.get_by_label("Documents").fill("one\n\ntwo")
     page.get_by_role("main").locator("form").get_by_role("button").click()
@@ -289,7 +291,7 @@ def test_memory_of_a_loaded_model_is_predicted_and_measured(page: Page) -> None:
 @pytest.mark.one_runtime
 def test_plan_changes_with_a_slider_and_starts_nothing(page: Page) -> None:
     show(page, "Plan")
-    page.get_by_label("Model").select_option(SLEEPER)
+    page.get_by_role("combobox", name="Model", exact=True).select_option(SLEEPER)
     flags = page.locator("pre.command")
     expect(flags).to_contain_text("--parallel 1")
     slots = page.get_by_role("slider", name="Slots")
