@@ -1,14 +1,101 @@
-// Signs in with the token of the address, and shows the name of the session.
-const main = document.getElementById("main");
-const token = new URLSearchParams(location.hash.slice(1)).get("token");
-if (token) {
-  history.replaceState(null, "", location.pathname);
-  await fetch("/llamasup/v1/console/session", {
-    method: "POST",
-    headers: { "Content-Type": "application/json", "X-Llamasup-Console": "1" },
-    body: JSON.stringify({ token }),
-  });
+// The console: signs in, then shows the page that the fragment of the address names.
+import { render } from "./vendor/preact.module.js";
+import { useEffect, useState } from "./vendor/hooks.module.js";
+import { control, get, onSignedOut } from "./api.js";
+import { html } from "./html.js";
+import { Problem, useStore } from "./parts.js";
+import { SignIn } from "./pages/sign_in.js";
+import { start, stop, update } from "./store.js";
+
+const PAGES = {
+  models: "Models",
+  memory: "Memory",
+  requests: "Requests",
+  plan: "Plan",
+  playground: "Playground",
+  logs: "Logs",
+  usage: "Usage",
+  config: "Config",
+};
+
+// The text after # is `page` or `page/model`.
+function whereabouts() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  let model = "";
+  try {
+    model = decodeURIComponent(rest.join("/"));
+  } catch {
+    // Not a valid name: no model is chosen.
+  }
+  return { name: Object.hasOwn(PAGES, name) ? name : "models", model };
 }
-const answer = await fetch("/llamasup/v1/console/session");
-const shown = await answer.json();
-main.textContent = answer.ok ? `Signed in as ${shown.name}` : shown.error.message;
+
+function Console() {
+  const { session, status, connected, error } = useStore();
+  const [where, setWhere] = useState(whereabouts());
+  const [Page, setPage] = useState(null);
+  useEffect(() => {
+    const moved = () => setWhere(whereabouts());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  useEffect(() => {
+    let isCurrent = true;
+    document.title = `${PAGES[where.name]} · llamasup`;
+    import(`./pages/${where.name}.js`).then((module) => isCurrent && setPage(() => module.default));
+    return () => (isCurrent = false);
+  }, [where.name]);
+  const signOut = async () => {
+    await control("DELETE", "console/session").catch(() => {});
+    showSignIn(null);
+  };
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
+    <header>
+      <strong>llamasup</strong>
+      <nav aria-label="Pages">${Object.entries(PAGES).map(
+        ([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${name === where.name ? "page" : null}>${title}</a>`,
+      )}</nav>
+      <span class=${connected ? "link on" : "link off"} role="status">${connected ? "live" : "reconnecting"}</span>
+      <button class="quiet" onClick=${signOut}>Sign out</button>
+    </header>
+    <main id="main" tabindex="-1">
+      <h1>${PAGES[where.name]}</h1>
+      ${!connected && html`<${Problem} error=${error} />`}
+      ${Page && session ? html`<${Page} key=${where.name} model=${where.model} />` : html`<p class="note">Loading…</p>`}
+    </main>
+    <footer>llamasup ${status?.version ?? ""}</footer>`;
+}
+
+const root = document.getElementById("app");
+root.replaceChildren(); // the placeholder
+
+function showSignIn(error) {
+  stop();
+  update({ session: null, connected: false });
+  document.title = "Sign in · llamasup";
+  render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
+}
+
+function showConsole(session) {
+  update({ session });
+  start();
+  render(html`<${Console} />`, root);
+}
+
+async function begin() {
+  onSignedOut(() => showSignIn(null));
+  const token = location.hash.startsWith("#token=") ? location.hash.slice(7) : "";
+  try {
+    if (token) {
+      history.replaceState(null, "", location.pathname); // it is valid only once
+      showConsole(await control("POST", "console/session", { body: { token } }));
+    } else {
+      showConsole(await get("console/session"));
+    }
+  } catch (error) {
+    showSignIn(error);
+  }
+}
+
+begin();

@@ -1,0 +1,375 @@
+"""The pages of the console and its changes, in a real Chromium, with a real llama-server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, Route, expect
+
+from tests.browser.conftest import ADMIN, Console, Serve, card, show, sign_in
+
+pytestmark = [pytest.mark.real, pytest.mark.browser]
+
+NewContext = Callable[..., BrowserContext]
+PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Logs", "Usage", "Config")
+HTML_NAME = "<img src=x onerror=document.title=1>"
+CHAT, OTHER, SLEEPER = "tiny-chat", "tiny-other", "org/sleeper:F32"
+BY_KEYBOARD = "tiny-keyboard"
+
+
+@pytest.fixture(scope="module")
+def console(serve: Serve) -> Console:
+    small = {"ctx_size": 1024, "parallel": 1}
+    served = {
+        CHAT: {"preload": True, "aliases": ["gpt-4o-mini"], **small},
+        OTHER: small,
+        SLEEPER: small,
+        BY_KEYBOARD: small,
+        "embedder": {"content": "encoder"},
+        "ranker": {"content": "ranker"},
+    }
+    return serve(served, keys=f"sk-for-chats\n{ADMIN} name=admin rights=control\n")
+
+
+@pytest.fixture(scope="module")
+def state(console: Console, browser: Any) -> Any:
+    """The cookie of a browser that is signed in."""
+    context = browser.new_context()
+    sign_in(context, console)
+    cookie = context.storage_state()
+    context.close()
+    return cookie
+
+
+@pytest.fixture
+def page(console: Console, new_context: NewContext, state: Any) -> Page:
+    page = new_context(storage_state=state).new_page()
+    page.goto(console.page_url)
+    expect(page.get_by_role("button", name="Sign out")).to_be_visible()
+    return page
+
+
+# --- all pages
+
+
+@pytest.mark.one_runtime
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_every_page_passes_the_rules_of_axe(
+    console: Console, new_context: NewContext, state: Any, colours: str
+) -> None:
+    page = new_context(storage_state=state, color_scheme=colours).new_page()
+    page.goto(console.page_url)
+    script = (files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
+    page.evaluate(script)
+    found = []
+    for name in PAGES:
+        show(page, name)
+        for violation in page.evaluate("axe.run()")["violations"]:
+            found += [(name, violation["id"], node["html"][:200]) for node in violation["nodes"]]
+    assert found == []
+
+
+@pytest.mark.one_runtime
+def test_sign_in_page_passes_the_rules_of_axe(console: Console, new_context: NewContext) -> None:
+    page = new_context().new_page()
+    page.goto(console.page_url)
+    expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
+    page.evaluate((files("axe_playwright_python") / "axe.min.js").read_text("utf-8"))
+    found = page.evaluate("axe.run()")["violations"]
+    assert [(violation["id"], violation["nodes"]) for violation in found] == []
+
+
+@pytest.mark.one_runtime
+def test_pages_fit_a_screen_of_400_pixels(console: Console, new_context: NewContext, state: Any) -> None:
+    page = new_context(storage_state=state, viewport={"width": 400, "height": 800}).new_page()
+    page.goto(console.page_url)
+    for name in PAGES:
+        show(page, name)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400, name
+
+
+@pytest.mark.one_runtime
+def test_dark_colours_are_dark(console: Console, new_context: NewContext, state: Any) -> None:
+    lightness = {}
+    for colours in ("light", "dark"):
+        page = new_context(storage_state=state, color_scheme=colours).new_page()
+        page.goto(console.page_url)
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        lightness[colours] = sum(int(number) for number in re.findall(r"\d+", colour)[:3])
+    assert lightness["dark"] < 200 < 600 < lightness["light"]
+
+
+# --- signing in
+
+
+@pytest.mark.one_runtime
+def test_token_signs_in_once_and_leaves_the_address_bar(console: Console, new_context: NewContext) -> None:
+    address = console.signing_url()
+    first, second = new_context().new_page(), new_context().new_page()
+    first.goto(address)
+    expect(first.get_by_role("heading", level=1)).to_have_text("Models")
+    assert first.url == console.page_url
+    second.goto(address)
+    expect(second.get_by_role("alert")).to_contain_text("was used already, or is older than 60 s")
+    expect(second.get_by_role("alert")).to_contain_text("llamasup ui")
+
+
+@pytest.mark.one_runtime
+def test_key_signs_in_with_the_keyboard_alone(console: Console, new_context: NewContext) -> None:
+    page = new_context().new_page()
+    page.goto(console.page_url)
+    expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
+    for key, problem in (("wrong", "There is no such key"), ("sk-for-chats", "has not the right `control`")):
+        focus_on(page, page.get_by_label("API key"))
+        page.keyboard.press("Control+a")
+        page.keyboard.type(key)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert")).to_contain_text(problem)
+    page.keyboard.press("Control+a")
+    page.keyboard.type(ADMIN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+
+
+@pytest.mark.one_runtime
+def test_sign_out_ends_the_session_of_all_tabs(console: Console, new_context: NewContext) -> None:
+    context = new_context()
+    page = sign_in(context, console)
+    sleeping = context.new_page()
+    sleeping.goto(console.page_url)
+    expect(sleeping.get_by_text("live", exact=True)).to_be_visible()
+    hide(sleeping, hidden=True)
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
+    hide(sleeping, hidden=False)  # the tab awakes
+    expect(sleeping.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
+    page.goto(console.page_url)
+    expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
+
+
+# --- models
+
+
+def test_model_is_loaded_restarted_and_unloaded(page: Page) -> None:
+    model = card(page, SLEEPER)
+    for button, state in (("Load", "ready"), ("Restart", "ready"), ("Unload", "stopped")):
+        with page.expect_response(lambda answer: answer.url.endswith(f"/{button.lower()}")) as answer:  # noqa: B023
+            model.get_by_role("button", name=f"{button} {SLEEPER}", exact=True).click()
+        assert answer.value.ok
+        expect(model.locator(".state")).to_have_text(state)
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
+@pytest.mark.one_runtime
+def test_models_are_loaded_with_the_keyboard_alone(page: Page) -> None:
+    button = page.get_by_role("button", name=f"Load {BY_KEYBOARD}", exact=True)
+    focus_on(page, button)
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    page.keyboard.press("Enter")
+    expect(card(page, BY_KEYBOARD).locator(".state")).to_have_text("ready")
+    focus_on(page, page.get_by_role("button", name=f"Unload {BY_KEYBOARD}", exact=True))
+    page.keyboard.press("Space")
+    expect(card(page, BY_KEYBOARD).locator(".state")).to_have_text("stopped")
+
+
+@pytest.mark.one_runtime
+def test_pages_are_reached_with_the_keyboard_alone(page: Page) -> None:
+    for name in PAGES:
+        focus_on(page, page.get_by_role("navigation").get_by_role("link", name=name, exact=True))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    focus_on(page, page.get_by_role("link", name="Skip to content"))
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+@pytest.mark.one_runtime
+def test_two_consoles_change_the_same_model(
+    page: Page, console: Console, new_context: NewContext, state: Any
+) -> None:
+    other = new_context(storage_state=state).new_page()
+    other.goto(console.page_url)
+    one, two = card(page, SLEEPER), card(other, SLEEPER)
+    expect(two.locator(".state")).to_have_text("stopped")
+    one.get_by_role("button", name=f"Load {SLEEPER}", exact=True).click()
+    expect(two.locator(".state")).to_have_text("ready")
+    two.get_by_role("button", name=f"Unload {SLEEPER}", exact=True).click()
+    expect(one.locator(".state")).to_have_text("stopped")
+    for both in (one, two):  # before either knows of the other's
+        both.get_by_role("button", name=f"Load {SLEEPER}", exact=True).dispatch_event("click")
+    for both in (one, two):
+        expect(both.locator(".state")).to_have_text("ready")
+        expect(both.get_by_role("alert")).to_have_count(0)
+    one.get_by_role("button", name=f"Unload {SLEEPER}", exact=True).click()
+    expect(two.locator(".state")).to_have_text("stopped")
+
+
+@pytest.mark.one_runtime
+def test_name_with_html_is_shown_as_text_on_every_page(console: Console, page: Page) -> None:
+    """No config and no folder may have such a name: here the answer of llamasup is changed."""
+
+    def with_html(route: Route) -> None:
+        answer = route.fetch()
+        status = answer.json()
+        status["models"].append({**status["models"][0], "id": HTML_NAME, "aliases": [f"{HTML_NAME}2"]})
+        route.fulfill(response=answer, json=status)
+
+    page.route("**/llamasup/v1/status", with_html)
+    page.reload()
+    expect(card(page, HTML_NAME).get_by_role("heading")).to_contain_text(HTML_NAME)
+    for name in PAGES:
+        show(page, name)
+        if name in ("Plan", "Playground", "Logs"):
+            expect(page.get_by_role("combobox", name="Model", exact=True)).to_contain_text(HTML_NAME)
+        expect(page).to_have_title(f"{name} · llamasup")
+        assert page.locator("img").count() == 0
+
+
+# --- requests, memory, plan, playground, logs
+
+
+def test_chat_is_answered_side_by_side_and_listed(page: Page) -> None:
+    show(page, "Playground")
+    page.get_by_label("Second model").select_option(OTHER)
+    page.get_by_label("Most tokens").fill("8")
+    page.get_by_label("Message").fill("Hello")
+    page.keyboard.press("Enter")
+    for model in (CHAT, OTHER):
+        said = page.get_by_role("region", name=f"Answers of {model}").locator(".assistant")
+        expect(said).to_contain_text(re.compile(r"first token after .*, 8 tokens"))
+        expect(said.get_by_role("alert")).to_have_count(0)
+    show(page, "Requests")
+    rows = page.get_by_role("row").filter(has_text="/v1/chat/completions")
+    expect(rows.filter(has_text=OTHER).filter(has_text="200").first).to_be_visible()
+
+
+@pytest.mark.one_runtime
+def test_playground_embeds_and_ranks(page: Page) -> None:
+    show(page, "Playground")
+    page.get_by_role("button", name="Embeddings", exact=True).click()
+    page.get_by_role("combobox", name="Model", exact=True).select_option("embedder")
+    page.get_by_label("Text").fill("hello")
+    page.get_by_role("main").locator("form").get_by_role("button").click()
+    expect(page.get_by_text(re.compile(r"\d+ numbers:"))).to_be_visible()
+    page.get_by_role("button", name="Rerank", exact=True).click()
+    page.get_by_role("combobox", name="Model", exact=True).select_option("ranker")
+    page.get_by_label("Query").fill("hello")
+    page.get_by_label("Documents").fill("one\n\ntwo")
+    page.get_by_role("main").locator("form").get_by_role("button").click()
+    expect(page.get_by_role("listitem")).to_have_count(2)
+
+
+@pytest.mark.one_runtime
+def test_answer_in_progress_is_listed_and_cancelled(
+    page: Page, console: Console, new_context: NewContext, state: Any
+) -> None:
+    show(page, "Requests")
+    other = new_context(storage_state=state).new_page()
+    other.goto(console.page_url)
+    show(other, "Playground")
+    other.get_by_label("Most tokens").fill("100000")
+    other.get_by_label("Message").fill("Hello")
+    other.get_by_role("button", name="Send").click()
+    cancel = page.get_by_role("button", name=re.compile("Cancel request"))
+    cancel.click()
+    expect(cancel).to_have_count(0)
+    expect(other.get_by_role("button", name="Stop")).to_be_disabled()
+
+
+@pytest.mark.one_runtime
+def test_memory_of_a_loaded_model_is_predicted_and_measured(page: Page) -> None:
+    show(page, "Memory")
+    row = page.get_by_role("row").filter(has_text=CHAT).first
+    expect(row).to_contain_text("ready")
+    expect(row).to_contain_text("MiB")
+
+
+@pytest.mark.one_runtime
+def test_plan_changes_with_a_slider_and_starts_nothing(page: Page) -> None:
+    show(page, "Plan")
+    page.get_by_role("combobox", name="Model", exact=True).select_option(SLEEPER)
+    flags = page.locator("pre.command")
+    expect(flags).to_contain_text("--parallel 1")
+    slots = page.get_by_role("slider", name="Slots")
+    slots.focus()
+    page.keyboard.press("ArrowRight")
+    expect(flags).to_contain_text("--parallel 5")
+    show(page, "Models")
+    expect(card(page, SLEEPER).locator(".state")).to_have_text("stopped")
+
+
+def test_log_shows_neither_escapes_nor_html(page: Page) -> None:
+    card(page, CHAT).get_by_role("link", name=f"Log of {CHAT}").click()
+    log = page.get_by_role("log")
+    expect(log).to_contain_text("red  \N{REPLACEMENT CHARACTER} <b>bold</b>")
+    assert "\x1b" not in log.inner_text()
+    assert "[31m" not in log.inner_text()
+    assert log.locator("b").count() == 0
+
+
+# --- a tab that sleeps
+
+
+@pytest.mark.one_runtime
+def test_hidden_tab_asks_for_nothing_and_is_current_again_when_shown(
+    console: Console, new_context: NewContext, state: Any, page: Page
+) -> None:
+    sleeping = new_context(storage_state=state).new_page()
+    sleeping.clock.install()
+    sleeping.goto(console.page_url)
+    expect(sleeping.get_by_text("live", exact=True)).to_be_visible()
+    expect(sleeping.locator("canvas")).to_have_count(4)  # the charts, whose library is loaded last
+    hide(sleeping, hidden=True)
+    asked: list[str] = []
+    sleeping.on("request", lambda request: asked.append(request.url))
+    sleeping.clock.run_for("01:00:00")
+    card(page, SLEEPER).get_by_role("button", name=f"Load {SLEEPER}", exact=True).click()
+    expect(card(page, SLEEPER).locator(".state")).to_have_text("ready")
+    assert asked == []
+    hide(sleeping, hidden=False)
+    expect(card(sleeping, SLEEPER).locator(".state")).to_have_text("ready")
+    card(page, SLEEPER).get_by_role("button", name=f"Unload {SLEEPER}", exact=True).click()
+    expect(card(page, SLEEPER).locator(".state")).to_have_text("stopped")
+
+
+# --- pages of other sites
+
+
+@pytest.mark.one_runtime
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"], ids=["same site, other port", "another site"])
+def test_page_of_another_site_changes_nothing(
+    console: Console, new_context: NewContext, state: Any, page: Page, host: str
+) -> None:
+    other = new_context(storage_state=state).new_page()
+    target = f"{console.url}/llamasup/v1/models/{CHAT}/unload"
+    form = f'<!doctype html><title>x</title><form method="post" action="{target}"><button>Win</button></form>'
+    other.route("**/evil", lambda route: route.fulfill(body=form, content_type="text/html"))
+    other.goto(f"http://{host}:9999/evil")
+    with other.expect_navigation() as answer:
+        other.get_by_role("button", name="Win").click()
+    assert answer.value.status == 403
+    expect(card(page, CHAT).locator(".state")).to_have_text("ready")
+
+
+def focus_on(page: Page, wanted: Any) -> None:
+    """Press Tab until this element has the focus, as a user without a mouse does."""
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"Tab does not reach {wanted}")
+
+
+def hide(page: Page, *, hidden: bool) -> None:
+    """What a browser does with a tab in the background."""
+    page.evaluate(
+        """hidden => {
+            Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
