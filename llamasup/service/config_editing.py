@@ -19,7 +19,7 @@ from llamasup.config.issues import ConfigIssues, Issue
 from llamasup.config.nodes import MAX_BYTES
 from llamasup.config.reading import read_text
 from llamasup.control.interface import ConfigMistakes, shown
-from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable
+from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
 from llamasup.models.diff import Changes
 from llamasup.service.config_check import environment_issues, model_issues
 from llamasup.service.config_source import ConfigSource
@@ -78,14 +78,24 @@ class ConfigEditor:
         return {"ok": not issues, "mistakes": as_mistakes(issues), "changes": changes}
 
     async def replace(self, text: str, version: str) -> Mapping[str, Any]:
-        """Raises ConfigMistakes, and Conflict if the file has another version."""
+        """Raises ConfigMistakes, and Conflict if the file has another version.
+
+        If the reload fails, the file gets its text back: the next start would fail as well.
+        """
         async with self._lock:
-            self._refuse_other_version(await asyncio.to_thread(self._read), version)
+            before = await asyncio.to_thread(self._read)
+            self._refuse_other_version(before, version)
             issues, _ = await asyncio.to_thread(self._checked, text)
             if issues:
                 raise ConfigMistakes(str(self._file), as_mistakes(issues))
-            await asyncio.to_thread(self._write, text.encode(), version)
-            return await self._reload()
+            content = text.encode()
+            await asyncio.to_thread(self._write, content, version)
+            try:
+                return await self._reload()
+            except LlamasupError:
+                with suppress(LlamasupError):  # changed again, or not writable any more
+                    await asyncio.to_thread(self._write, before.content, _version(content))
+                raise
 
     # --- in a thread
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ import httpx
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
-from llamasup.control.interface import ConfigAccess
+from llamasup.control.interface import ConfigAccess, MakeConsole
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
@@ -73,6 +74,7 @@ class FakeControlTarget:
         self.requests: list[tuple[str, str]] = []
         self.error: LlamasupError | None = None
         self.config_access: ConfigAccess | None = None
+        self.last_hour = LastHour(monotonic())
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
@@ -115,18 +117,18 @@ class FakeControlTarget:
         return self.log
 
     async def memory(self) -> Mapping[str, Any]:
-        return {"devices": []}
+        return {"devices": [{"name": "ram"}]}
 
     @property
     def config(self) -> ConfigAccess | None:
         return self.config_access
 
     def held_bytes(self) -> int:
-        return 0
+        return 7
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         self._find(model)
-        return {"model": model, "evicts": []}
+        return {"model": model, "settings": settings, "evicts": []}
 
     async def query_slots(self, endpoint: Endpoint) -> None:
         """No server shows its slots."""
@@ -172,13 +174,14 @@ class FakeControlTarget:
 
 
 @asynccontextmanager
-async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
+async def served(
+    fake: FakeControlTarget, folder: Path, make_console: MakeConsole | None = None
+) -> AsyncIterator[tuple[ControlServer, str]]:
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        server = ControlServer(
-            path, fake, Metrics(), LiveRequests(fake.connections, fake.query_slots), LastHour(0.0)
-        )
+        requests = LiveRequests(fake.connections, fake.query_slots)
+        server = ControlServer(path, fake, Metrics(), requests, fake.last_hour, make_console)
         server.start(tasks)
         try:
             yield server, str(path)
