@@ -18,6 +18,7 @@ from llamasup.errors import Conflict
 from tests.control.fake import FakeControlTarget, served
 
 V1 = "/llamasup/v1"
+WITH_BODY = [("PUT", "/config"), ("POST", "/config/check"), ("POST", "/plan")]
 
 
 class FakeConfig:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from llamasup.control import what_if
 from llamasup.control.what_if import Planned, asked_settings, plan_with
 from llamasup.errors import DoesNotFit, LlamasupError, UsageInvalid
+from llamasup.models.registry import with_options
 from llamasup.models.spec import Stay
 from llamasup.planning.facts import Launch
 from llamasup.pool.estimate import prepare_listed
@@ -25,7 +26,8 @@ MANY = {"ram": 1 << 50}
 class Asked:
     def __init__(self, folder: Path, tiny_model: Path) -> None:
         self.runtime = str(server(folder))
-        self.spec = spec_of(file_of(folder, "tiny", tiny_model))
+        spec = spec_of(file_of(folder, "tiny", tiny_model))
+        self.spec = with_options(spec, ModelSettings(ctx_size=512, parallel=1))
 
     def launch(self) -> Launch:
         return prepare_listed(self.spec, runtime=self.runtime, environ=os.environ)
@@ -63,7 +65,7 @@ def test_known_facts_give_the_same_plan_without_reading_again(
     assert it.plan(launch, ctx_size=1024) == read
 
 
-@pytest.mark.parametrize("settings", [{"extra": ["--no-mmap"]}, {"replicas": 2}])
+@pytest.mark.parametrize("settings", [{"extra": ["--prio", "1"]}, {"replicas": 2}])
 def test_settings_that_name_files_or_flags_are_read_again(it: Asked, settings: dict[str, Any]) -> None:
     assert it.plan(it.launch(), **settings) == it.plan(None, **settings)
 
@@ -80,10 +82,10 @@ def test_plan_that_cannot_fit_says_why(it: Asked) -> None:
 
 def test_model_of_run_keeps_the_settings_of_its_command_line(it: Asked) -> None:
     launch = it.launch()
-    launch = replace(launch, settings=replace(launch.settings, threads=3))
+    launch = replace(launch, settings=replace(launch.settings, threads=1))
     it.spec = replace(it.spec, settings=replace(it.spec.settings, ctx_size=None), stay=Stay(by_command=True))
     planned = it.plan(launch, kv_type="q8_0")
-    assert (flag(planned, "--threads"), flag(planned, "--ctx-size")) == ("3", "512")
+    assert (flag(planned, "--threads"), flag(planned, "--ctx-size")) == ("1", "512")
 
 
 def test_missing_file_is_reported(it: Asked) -> None:
@@ -106,7 +108,7 @@ def test_settings_are_written_as_in_a_config() -> None:
         ({"path": "/etc/passwd"}, "path"),
         ({"<script>": 1}, "<script>"),
         ({"ctx_size": {"a": []}}, "ctx_size"),
-        ({"ctx_size": None, "parallel": "x"}, "parallel"),
+        ({"ctx_size": None}, "ctx_size"),
     ],
 )
 def test_invalid_setting_is_named(given: dict[str, Any], message: str) -> None:

@@ -360,7 +360,7 @@ def test_replicas_have_no_device_flag_in_their_settings() -> None:
     assert spec.options.devices == ("CUDA0", "CUDA1")
 
 
-FOUND = Pairing(None, "next to it")
+PAIRED = Pairing(None, "next to it")
 
 
 def spec_with(options: ModelSettings) -> ModelSpec:
@@ -379,8 +379,8 @@ def test_other_options_replace_those_that_they_set() -> None:
 
 
 def test_other_projector_replaces_the_found_one() -> None:
-    spec = replace(spec_with(ModelSettings()), pairing=FOUND)
-    assert with_options(spec, ModelSettings(ctx_size=1)).pairing == FOUND
+    spec = replace(spec_with(ModelSettings()), pairing=PAIRED)
+    assert with_options(spec, ModelSettings(ctx_size=1)).pairing == PAIRED
     assert with_options(spec, ModelSettings(mmproj="none")).pairing is None
 
 

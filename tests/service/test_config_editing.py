@@ -202,7 +202,7 @@ def test_mode_and_symlink_of_the_file_stay(tmp_path: Path, tiny_model: Path) -> 
 
 
 def test_file_that_cannot_be_written_is_refused(editing: Editing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_editing.os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert editing.shown()["writable"] is False
     with pytest.raises(Conflict, match="cannot be changed here"):
         editing.replace(editing.valid)
