@@ -10,19 +10,23 @@ from time import monotonic
 from typing import Any, Protocol
 
 from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
-from llamasup.control.what_if import asked_settings, plan_with
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
-from llamasup.pool.catalog.memory import held_bytes_of, memory_of
-from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
+from llamasup.pool.catalog.status import (
+    gauges_of,
+    held_bytes_of,
+    model_status,
+    scrape,
+    state_of_managed,
+    status_of,
+)
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.model_states import ModelState
 from llamasup.pool.pool import Pool
-from llamasup.pool.what_if import Consequences, needed_and_free
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
@@ -80,6 +84,8 @@ class PoolTarget:
         return (runner for model in self._models.managed_models() for runner in model.runners)
 
     async def memory(self) -> Mapping[str, Any]:
+        from llamasup.pool.catalog.memory import memory_of  # here, to keep the start short
+
         return await memory_of(self._models.managed_models(), self._models.pool.options.budget)
 
     @property
@@ -92,6 +98,11 @@ class PoolTarget:
         )
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Here, to keep the start short: these read configs.
+        from llamasup.control.what_if import asked_settings, plan_with
+        from llamasup.pool.catalog.memory import memory_of
+        from llamasup.pool.what_if import Consequences, needed_and_free
+
         asked = asked_settings(settings)
         managed = self._known_or_at(model)
         pool, spec = self._models.pool, managed.spec

@@ -42,13 +42,15 @@ from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.pool.what_if import Consequences, consequences
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.states import Policy, State
 from llamasup.system.timers import DeadlineTimer
+
+if TYPE_CHECKING:
+    from llamasup.pool.what_if import Consequences
 
 __all__ = ["DEMAND_TTL_S", "Pool"]
 
@@ -292,6 +294,8 @@ class Pool:
 
     def consequences_of(self, managed: ManagedModel, needs: Mapping[str, int]) -> Consequences:
         """Of a request for the model, if it were absent and needed ``needs``. Changes nothing."""
+        from llamasup.pool.what_if import consequences  # here, to keep the start short
+
         models = {other.key: other.snapshot() for other in self.active if other.sized is not None}
         models[managed.key] = managed.snapshot()
         snapshot = Snapshot(monotonic(), models, self.options.budget, self.options.residency)

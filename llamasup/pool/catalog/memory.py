@@ -20,7 +20,7 @@ from llamasup.system.hardware.devices import Device, with_nvml_memory
 from llamasup.system.hardware.nvml import ask_nvml, vram_by_process
 from llamasup.system.hardware.probe import hardware
 
-__all__ = ["devices_with_ram", "held_bytes_of", "memory_of"]
+__all__ = ["devices_with_ram", "memory_of"]
 
 _UNKNOWN = -1
 
@@ -71,12 +71,6 @@ def devices_with_ram(launch: Launch | None, budget: Mapping[str, int]) -> Sequen
 def _held(managed: ManagedModel, vram: Mapping[int, int]) -> HeldByModel:
     processes = tuple(_process(runner, vram) for runner in managed.all_runners if runner.pid is not None)
     return HeldByModel(managed.spec.id, state_of_managed(managed), managed.needs, processes)
-
-
-def held_bytes_of(managed: ManagedModel) -> int:
-    """The memory that the plans of its processes predict, without the prompt cache, which begins empty."""
-    plans = [runner.plan for runner in managed.all_runners if runner.pid is not None]
-    return sum(plan.memory.without_prompt_cache.total_bytes for plan in plans if isinstance(plan, LaunchPlan))
 
 
 def _process(runner: InstanceRunner, vram: Mapping[int, int]) -> HeldByProcess:
