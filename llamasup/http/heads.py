@@ -19,12 +19,14 @@ from llamasup.system.text import path_text
 __all__ = [
     "DEFAULT_RULES",
     "METHODS",
+    "NO_TRACE_PARENT",
     "STATUS_LINES",
     "Head",
     "HeadRules",
     "HttpError",
     "Priority",
     "RawHeaders",
+    "TraceParent",
     "error_body",
     "error_response",
     "parse_authority",
@@ -33,7 +35,7 @@ __all__ = [
     "response",
     "split_target",
     "status_line",
-    "trace_id_of",
+    "trace_parent_of",
 ]
 
 
@@ -383,14 +385,28 @@ def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", clos
 
 # A later version may have more fields after the flags; version ff and ids of zeros are invalid (§3.2.2).
 _TRACEPARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 _LENGTH_00 = 55  # of version 00, which ends with the flags
 
 
-def trace_id_of(traceparent: bytes) -> str:
-    """The 32 digits of the trace's id; empty for a header that is invalid."""
+_SAMPLED = 1
+
+
+class TraceParent(msgspec.Struct, frozen=True):
+    """``trace_id`` has 32 digits, ``span_id`` 16; both are empty for a header that is invalid."""
+
+    trace_id: str = ""
+    span_id: str = ""
+    is_sampled: bool = False
+
+
+NO_TRACE_PARENT = TraceParent()
+
+
+def trace_parent_of(traceparent: bytes) -> TraceParent:
+    """The client's trace and span, and whether the client exports them."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
-        return ""
-    return found[1].decode("ascii")
+        return NO_TRACE_PARENT
+    return TraceParent(found[1].decode("ascii"), found[2].decode("ascii"), bool(int(found[3], 16) & _SAMPLED))

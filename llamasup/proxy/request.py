@@ -11,7 +11,7 @@ import msgspec
 from llamasup.auth.keys import ApiKey
 from llamasup.auth.quota import Quota
 from llamasup.http.context_end import ContextEnd
-from llamasup.http.heads import Head, HttpError, Priority, trace_id_of
+from llamasup.http.heads import NO_TRACE_PARENT, Head, HttpError, Priority, trace_parent_of
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
@@ -228,6 +228,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head = request.head
+    parent = trace_parent_of(head.traceparent) if head.traceparent else NO_TRACE_PARENT
     if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
     record = RequestRecord(
@@ -250,8 +251,10 @@ def record_of(
         waited_s,
         replayed,
         request.client,
-        trace_id_of(head.traceparent) if head.traceparent else "",
+        parent.trace_id,
         request.body_bytes,
+        parent_id=parent.span_id,
+        parent_sampled=parent.is_sampled,
     )
     if context is None:
         return record
