@@ -27,6 +27,7 @@ from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.last_hour import STEP_S, LastHour
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.system.hardware.nvml import vram_by_process
 from llamasup.system.process.log_tail import MAX_LINES
@@ -88,7 +89,9 @@ class Application:
                 _get(f"{PREFIX}/config", self._show_config),
                 _post(f"{PREFIX}/config/check", self._check_config),
                 Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
+                _get(f"{PREFIX}/decisions", self._show_decisions),
                 _get(f"{model}/logs", self._show_log),
+                _get(f"{model}/why", self._show_why),
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
@@ -172,6 +175,13 @@ class Application:
                 remedy="Start `llamasup serve --config FILE`.",
             )
         return config
+
+    async def _show_why(self, request: Request) -> Response:
+        return _json(self._control_target.why(request.path_params["model"]))
+
+    async def _show_decisions(self, request: Request) -> Response:
+        limit = _number(request, "limit", MAX_DECISIONS, MAX_DECISIONS)
+        return _json({"decisions": self._control_target.decisions(limit)})
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]
