@@ -33,7 +33,7 @@ function whereabouts() {
 function Console() {
   const { session, status, connected, error } = useStore();
   const [where, setWhere] = useState(whereabouts());
-  const [Page, setPage] = useState(null);
+  const [loaded, setLoaded] = useState({ name: "", Page: null, error: null });
   useEffect(() => {
     const moved = () => setWhere(whereabouts());
     addEventListener("hashchange", moved);
@@ -42,7 +42,10 @@ function Console() {
   useEffect(() => {
     let isCurrent = true;
     document.title = `${PAGES[where.name]} · llamasup`;
-    import(`./pages/${where.name}.js`).then((module) => isCurrent && setPage(() => module.default));
+    import(`./pages/${where.name}.js`).then(
+      (module) => isCurrent && setLoaded({ name: where.name, Page: module.default, error: null }),
+      () => isCurrent && setLoaded({ name: where.name, Page: null, error: { message: "This page could not be loaded.", remedy: "Reload it." } }),
+    );
     return () => (isCurrent = false);
   }, [where.name]);
   const signOut = async () => {
@@ -62,7 +65,9 @@ function Console() {
     <main id="main" tabindex="-1">
       <h1>${PAGES[where.name]}</h1>
       ${!connected && html`<${Problem} error=${error} />`}
-      ${Page && session ? html`<${Page} key=${where.name} model=${where.model} />` : html`<p class="note">Loading…</p>`}
+      ${loaded.name !== where.name || !session
+        ? html`<p class="note">Loading…</p>`
+        : loaded.Page ? html`<${loaded.Page} key=${where.name} model=${where.model} />` : html`<${Problem} error=${loaded.error} />`}
     </main>
     <footer>llamasup ${status?.version ?? ""}</footer>`;
 }

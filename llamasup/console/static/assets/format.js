@@ -32,7 +32,9 @@ export function seconds(value) {
 }
 
 export function rate(value) {
-  return isNumber(value) ? `${value.toFixed(value < 100 ? 1 : 0)} tokens/s` : UNKNOWN;
+  if (!isNumber(value)) return UNKNOWN;
+  const digits = value >= 100 || value === 0 ? 0 : value >= 1 ? 1 : 2;
+  return `${value.toFixed(digits)} tokens/s`;
 }
 
 export function percent(value) {
@@ -42,6 +44,19 @@ export function percent(value) {
 export function energy(joules) {
   if (!isNumber(joules)) return UNKNOWN;
   return joules < 3600 ? `${joules.toFixed(0)} J` : `${(joules / 3600).toFixed(1)} Wh`;
+}
+
+// A number on an axis: short, and never rounded to zero.
+export function mark(value) {
+  if (!isNumber(value)) return UNKNOWN;
+  const [size, unit] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(value) >= size) ?? [1, ""];
+  return `${Number((value / size).toPrecision(3))}${unit}`;
+}
+
+export const dayOf = (at_s) => new Date(at_s * 1000).toISOString().slice(5, 10);
+
+export function timeOfDay(at_s) {
+  return new Date(at_s * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
 export function clock(time) {

@@ -1,12 +1,13 @@
 import { useState } from "../vendor/hooks.module.js";
 import { get, modelPath, post } from "../api.js";
 import { History } from "../charts.js";
-import { bytes, count, percent, seconds } from "../format.js";
+import { bytes, clock, count, percent, seconds } from "../format.js";
 import { html } from "../html.js";
 import { Problem, State, useAnswer, useStore } from "../parts.js";
 import { refreshStatus } from "../store.js";
 
 const SHOWN = 100;
+const SHOWN_DECISIONS = 5;
 const LOADED = new Set(["starting", "loading", "warming", "ready", "draining", "backoff"]);
 
 export default function Models() {
@@ -51,13 +52,14 @@ function Model({ model }) {
     ["Queue", count(model.queued)],
     ["Memory", memory ? bytes(memory) : "–"],
     ["Restarts", count(model.restarts)],
-    ["Replicas", count(model.replicas?.length ?? 1)],
   ];
+  if (model.replicas) facts.push(["Replicas", `${model.replicas.filter((replica) => replica.state === "ready").length} of ${model.replicas.length} ready`]);
   return html`<li class="card">
     <h2>${model.id} <${State} state=${model.state} /></h2>
     ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
     ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
     ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
     ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
     <${Problem} error=${error} />
@@ -77,6 +79,11 @@ function Progress({ load, name }) {
   return html`<p class="progress"><progress max="100" value=${load.percent ?? null} aria-label=${`Progress of ${name}`} /> ${text}</p>`;
 }
 
+function Replicas({ replicas, name }) {
+  return html`<ul class="replicas" aria-label=${`Replicas of ${name}`}>${replicas.map((replica) => html`<li>
+    <${State} state=${replica.state} /> ${[replica.device, `${count(replica.in_flight)} in flight`, replica.restarts && `${count(replica.restarts)} restarts`].filter(Boolean).join(", ")}</li>`)}</ul>`;
+}
+
 function LastEnd({ end }) {
   const { cause, remedy, code, signal } = end;
   const how = signal ?? (code === null ? "" : `exit code ${code}`);
@@ -91,5 +98,6 @@ function Why({ model }) {
   return html`<div class="why">
     ${value.sentences.map((sentence) => html`<p>${sentence}</p>`)}
     ${value.change.length > 0 && html`<ul>${value.change.map((change) => html`<li>${change}</li>`)}</ul>`}
+    ${value.decisions.length > 0 && html`<h3>Decisions</h3><ul class="decisions">${value.decisions.slice(0, SHOWN_DECISIONS).map((decision) => html`<li><time datetime=${decision.time}>${clock(decision.time)}</time> ${decision.text}</li>`)}</ul>`}
   </div>`;
 }

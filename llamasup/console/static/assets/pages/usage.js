@@ -1,7 +1,7 @@
 import { useState } from "../vendor/hooks.module.js";
 import { get } from "../api.js";
 import { Chart } from "../charts.js";
-import { count, energy, seconds, UNKNOWN } from "../format.js";
+import { count, energy, mark, seconds, UNKNOWN } from "../format.js";
 import { html } from "../html.js";
 import { Problem, useAnswer } from "../parts.js";
 
@@ -23,8 +23,8 @@ export default function Usage() {
     <${Problem} error=${byDay.error ?? grouped.error} />
     ${grouped.value?.problem && html`<${Problem} error=${{ message: grouped.value.problem }} />`}
     ${rows.length > 0 && html`<div class="charts">
-      <${Chart} bars title="Generated tokens by day" times=${times} values=${rows.map((row) => row.tokens_completion)} format=${count} />
-      <${Chart} bars title="Requests by day" times=${times} values=${rows.map((row) => row.requests)} format=${count} />
+      <${Chart} bars title="Generated tokens by day" times=${times} values=${rows.map((row) => row.tokens_completion)} format=${count} markFormat=${mark} />
+      <${Chart} bars title="Requests by day" times=${times} values=${rows.map((row) => row.requests)} format=${count} markFormat=${mark} />
     </div>`}
     ${grouped.value && (grouped.value.rows.length === 0
       ? html`<p class="note">No requests in these days.</p>`
