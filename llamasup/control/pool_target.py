@@ -24,7 +24,7 @@ from llamasup.pool.catalog.status import (
     status_of,
 )
 from llamasup.pool.driver import is_ready_or_settled
-from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.model_states import ModelState
 from llamasup.pool.pool import Pool
@@ -100,14 +100,15 @@ class PoolTarget:
 
     async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
         # Here, to keep the start short: these read configs.
-        from llamasup.control.what_if import asked_settings, plan_with
+        from llamasup.control.what_if import asked_settings, plan_with, spec_of_file
         from llamasup.pool.catalog.memory import memory_of
         from llamasup.pool.what_if import Consequences, needed_and_free
 
         asked = asked_settings(settings)
-        managed = self._known_or_at(model)
-        pool, spec = self._models.pool, managed.spec
-        launch = None if managed.sized is None or managed.is_outdated else managed.sized.launch
+        managed, pool = self._known_or_at(model), self._models.pool
+        spec = spec_of_file(model) if managed is None else managed.spec
+        sized = None if managed is None or managed.is_outdated else managed.sized
+        launch = None if sized is None else sized.launch
         if spec.stay.by_command and launch is None:
             raise Conflict(
                 f"{spec.id!r} is a command line of its own, which llamasup does not plan.",
@@ -117,7 +118,7 @@ class PoolTarget:
         budget: Mapping[str, int]
         free: Mapping[str, int]
         if spec.stay.by_command:
-            memory = await memory_of([managed], {})
+            memory = await memory_of(self._models.managed_models(), {})
             free = budget = {device["name"]: _free_without_models(device) for device in memory["devices"]}
         else:
             budget, free = options.budget, pool.remaining_for(managed)
@@ -125,7 +126,10 @@ class PoolTarget:
         planned = await asyncio.to_thread(
             plan_with, spec, launch, asked, budget, options.runtime, options.environ
         )
-        found = Consequences() if spec.stay.by_command else pool.consequences_of(managed, planned.needs)
+        found = Consequences()
+        if not spec.stay.by_command:
+            snapshot = ModelSnapshot(model, {}) if managed is None else managed.snapshot()
+            found = pool.consequences_of(snapshot, planned.needs)
         problem = None
         if planned.refused is not None:
             problem = {"message": planned.refused.message, "remedy": planned.refused.remedy}
@@ -138,12 +142,16 @@ class PoolTarget:
             "problem": problem,
         }
 
-    def _known_or_at(self, model: str) -> ManagedModel:
-        """The model of this name, or with this file."""
-        for managed in self._models.managed_models() if model.startswith("/") else ():
+    def _known_or_at(self, model: str) -> ManagedModel | None:
+        """The model of this name, or with this file. None for a file that the pool could serve."""
+        if not model.startswith("/"):
+            return self._models.known(model)
+        shares_memory = True
+        for managed in self._models.managed_models():
             if managed.spec.source == model:
                 return managed
-        return self._models.known(model)
+            shares_memory = shares_memory and not managed.spec.stay.by_command
+        return None if shares_memory else self._models.known(model)
 
     def log_path(self, model: str) -> Path | None:
         managed = self._models.known(model)

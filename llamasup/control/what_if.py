@@ -1,11 +1,11 @@
-"""Plans a served model with other settings, for ``POST plan`` (docs/control.md). Starts nothing."""
+"""Plans a served model with other settings, or another file (docs/control.md). Starts nothing."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from msgspec import Struct, structs
@@ -23,7 +23,7 @@ from llamasup.pool.estimate import prepare_listed
 from llamasup.pool.starter import devices_of, with_devices
 from llamasup.settings.model import ModelSettings
 
-__all__ = ["Planned", "asked_settings", "plan_with"]
+__all__ = ["Planned", "asked_settings", "plan_with", "spec_of_file"]
 
 _NOWHERE = Path("/nonexistent")
 _NAME = "model"
@@ -57,6 +57,11 @@ def asked_settings(given: Mapping[str, Any]) -> ModelSettings:
             details=what if len(what) > 1 else (),
         )
     return reading.config.defaults
+
+
+def spec_of_file(path: str) -> ModelSpec:
+    """The file with the default settings, as if it were served under its name."""
+    return ModelSpec(PurePath(path).stem, path)
 
 
 def plan_with(

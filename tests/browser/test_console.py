@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from tests.browser.conftest import ADMIN, Console, Serve, card, show, sign_in
+from tests.browser.conftest import ADMIN, CONTENT, Console, Serve, card, show, sign_in
+from tests.patience import eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.browser]
 
@@ -103,6 +104,52 @@ def test_dark_colours_are_dark(console: Console, new_context: NewContext, state:
     assert lightness["dark"] < 200 < 600 < lightness["light"]
 
 
+LIGHTNESS = """canvas => {
+    const { width, height } = canvas;
+    const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+    copy.drawImage(canvas, 0, 0);
+    const { data } = copy.getImageData(0, 0, width, height);
+    let sum = 0, seen = 0;
+    for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] === 255) { sum += data[at] + data[at + 1] + data[at + 2]; seen += 1; }
+    }
+    return seen && sum / seen;
+}"""
+"""Of the opaque pixels of a chart: its axes, its grid and its line. 0 before it is drawn, at most 765."""
+
+
+@pytest.mark.one_runtime
+def test_charts_follow_a_change_of_the_colours(page: Page) -> None:
+    chart = page.locator("canvas").first
+    for colours, low, high in (("light", 440, 765), ("dark", 1, 440), ("light", 440, 765)):
+        page.emulate_media(color_scheme=colours)  # type: ignore[arg-type]
+        eventually(lambda: low < chart.evaluate(LIGHTNESS) < high)  # noqa: B023
+
+
+@pytest.mark.one_runtime
+def test_page_shows_nothing_of_the_page_before_while_it_is_loaded(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/pages/memory.js", lambda route: held.append(route))
+    page.get_by_role("navigation").get_by_role("link", name="Memory").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Memory")
+    expect(page.get_by_text("Loading…")).to_be_visible()
+    expect(page.locator(".card")).to_have_count(0)
+    eventually(lambda: page.title() and held)  # Playwright passes on the request in a later call
+    held[0].continue_()
+    expect(page.locator(CONTENT["Memory"])).to_be_visible()
+
+
+@pytest.mark.one_runtime
+def test_page_that_cannot_be_loaded_says_so(console: Console, browser: Any, state: Any) -> None:
+    context = browser.new_context(storage_state=state)  # not watched: the browser writes of the lost file
+    page = context.new_page()
+    page.route("**/pages/memory.js", lambda route: route.abort())
+    page.goto(f"{console.page_url}#memory")
+    expect(page.get_by_role("alert")).to_contain_text("This page could not be loaded.")
+    show(page, "Requests")
+    context.close()
+
+
 # --- signing in
 
 
@@ -185,6 +232,18 @@ def test_pages_are_reached_with_the_keyboard_alone(page: Page) -> None:
     focus_on(page, page.get_by_role("link", name="Skip to content"))
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
+
+
+def test_why_says_the_reason_and_the_last_decision(page: Page) -> None:
+    model = card(page, CHAT)
+    button = model.get_by_role("button", name=f"Why is {CHAT} ready?")
+    button.click()
+    expect(button).to_have_attribute("aria-expanded", "true")
+    why = model.locator(".why")
+    expect(why).to_contain_text(f"{CHAT} is loaded")
+    expect(why.get_by_role("listitem").first).to_contain_text("loaded")
+    button.click()
+    expect(why).to_have_count(0)
 
 
 @pytest.mark.one_runtime
@@ -300,6 +359,18 @@ def test_plan_changes_with_a_slider_and_starts_nothing(page: Page) -> None:
     expect(flags).to_contain_text("--parallel 5")
     show(page, "Models")
     expect(card(page, SLEEPER).locator(".state")).to_have_text("stopped")
+
+
+@pytest.mark.one_runtime
+def test_file_that_is_not_served_is_planned(page: Page, console: Console) -> None:
+    show(page, "Plan")
+    file = console.config.with_name("chat")
+    page.get_by_label("Or a GGUF file").fill(str(file))
+    page.keyboard.press("Enter")
+    expect(page.locator("pre.command")).to_contain_text(f"--model {file}")
+    page.get_by_label("Or a GGUF file").fill(f"{file}.gguf")
+    page.get_by_role("button", name="Plan the file").click()
+    expect(page.get_by_role("alert")).to_contain_text(f"{file}.gguf")
 
 
 def test_log_shows_neither_escapes_nor_html(page: Page) -> None:

@@ -8,12 +8,25 @@ const KV_TYPES = ["f16", "q8_0", "q5_1", "q4_0"];
 const SMALLEST_CONTEXT = 512;
 const LARGEST_POWER = 11; // 512 × 2^11 = 1,048,576 tokens
 
+// The text after # is a model, or the path of a file.
 export default function Plan({ model }) {
   const { status } = useStore();
   const models = status?.models ?? [];
+  const isFile = model.startsWith("/");
   const chosen = model || models[0]?.id || "";
+  const choose = (name) => (location.hash = `#plan/${encodeURIComponent(name)}`);
+  const chooseFile = (event) => {
+    event.preventDefault();
+    const path = new FormData(event.target).get("path").trim();
+    if (path) choose(path);
+  };
   return html`<p class="note">Nothing is started or changed here.</p>
-    <${ModelChoice} label="Model" models=${models} value=${chosen} onChange=${(id) => (location.hash = `#plan/${encodeURIComponent(id)}`)} />
+    <div class="fields">
+      <${ModelChoice} label="Model" optional=${isFile} models=${models} value=${isFile ? "" : chosen} onChange=${(id) => choose(id)} />
+      <form class="fields" onSubmit=${chooseFile}><label class="field"><span>Or a GGUF file of the server</span>
+        <input name="path" pattern=" */.*" title="An absolute path, such as /models/model.gguf" placeholder="/models/model.gguf" value=${isFile ? model : ""} spellcheck="false" autocomplete="off" /></label>
+        <p class="field"><button>Plan the file</button></p></form>
+    </div>
     ${chosen && html`<${Planned} key=${chosen} model=${chosen} />`}`;
 }
 
