@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -133,3 +134,41 @@ def test_llamasup_without_a_console_serves_no_page(serve: Serve, new_context: Ne
         answer = page.request.get(console.url + path)
         assert answer.status == 403
         assert answer.json()["error"]["cause"] == "control_closed"
+
+
+def test_user_signs_in_loads_chats_plans_and_edits_the_config(serve: Serve, new_context: NewContext) -> None:
+    """One visit from `llamasup ui --print` to a changed config, as a user makes it."""
+    console = serve({"first": {"ctx_size": 1024, "parallel": 2}, "second": {"ctx_size": 1024, "replicas": 2}})
+    page = sign_in(new_context(), console)
+    for model in ("first", "second"):
+        page.get_by_role("button", name=f"Load {model}", exact=True).click()
+        expect(card(page, model).locator("h2 .state")).to_have_text("ready")
+    expect(card(page, "second")).to_contain_text("2 of 2 ready")
+    expect(page.get_by_role("list", name="Replicas of second").get_by_role("listitem")).to_have_count(2)
+    page.get_by_role("button", name="Unload second", exact=True).click()
+    expect(card(page, "second").locator("h2 .state")).to_have_text("stopped")
+
+    show(page, "Playground")
+    page.get_by_label("System prompt").fill("Answer in one word.")
+    page.get_by_label("Most tokens").fill("8")
+    page.get_by_label("Message").fill("Hello")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("region", name="Answers of first")).to_contain_text("8 tokens")
+
+    show(page, "Plan")
+    page.get_by_label("KV type").select_option("q8_0")
+    expect(page.locator("pre.command")).to_contain_text("--cache-type-k q8_0")
+    expect(page.get_by_role("row", name=re.compile("^RAM "))).to_contain_text("yes")
+
+    show(page, "Config")
+    before = console.config.read_text()
+    write(page, before.replace("ctx_size", "ctx_sise", 1))
+    expect(page.get_by_text("Line ")).to_contain_text("ctx_size")
+    expect(page.get_by_role("button", name="Apply")).to_be_disabled()
+    write(page, before.replace("1024", "768", 1))
+    expect(page.get_by_text("Models that get a new process: first")).to_be_visible()
+    page.get_by_role("button", name="Apply").click()
+    expect(page.get_by_role("heading", name="Applied")).to_be_visible()
+    assert console.config.read_text() != before
+    show(page, "Models")
+    expect(card(page, "first")).to_contain_text("768 tokens")

@@ -382,6 +382,41 @@ def test_log_shows_neither_escapes_nor_html(page: Page) -> None:
     assert log.locator("b").count() == 0
 
 
+# --- usage
+
+
+@pytest.mark.one_runtime
+def test_usage_says_so_where_it_is_not_counted(page: Page) -> None:
+    """As an older llamasup answers, whose pages a browser may still have."""
+    error = {"message": "GET /llamasup/v1/usage: no such path", "cause": "no_such_route"}
+    page.route("**/v1/usage?*", lambda route: route.fulfill(status=404, json={"error": error}))
+    show(page, "Usage")
+    expect(page.get_by_text("This llamasup does not offer this.")).to_be_visible()
+
+
+@pytest.mark.one_runtime
+def test_usage_is_shown_by_day_and_by_model(page: Page) -> None:
+    counted = {
+        "requests": 3, "errors": 1, "tokens_prompt": 1000, "tokens_cached": 10,
+        "tokens_completion": 2_000_000, "slot_s": 4.5, "energy_j": 7200,
+    }  # fmt: skip
+
+    def answer(route: Route) -> None:
+        by = route.request.url.partition("by=")[2].partition("&")[0]
+        of = {"model": HTML_NAME, "key": "ann", "day": "2026-08-01"}[by]
+        rows = [{by: of, **counted}]
+        route.fulfill(json={"by": [by], "since": "2026-08-01", "problem": None, "rows": rows})
+
+    page.route("**/v1/usage?*", answer)
+    show(page, "Usage")
+    expect(page.locator("canvas")).to_have_count(2)
+    expect(page.get_by_role("row").filter(has_text=HTML_NAME)).to_contain_text("2,000,000")
+    expect(page.get_by_role("row").filter(has_text=HTML_NAME)).to_contain_text("2.0 Wh")
+    page.get_by_label("By").select_option("key")
+    expect(page.get_by_role("row").filter(has_text="ann")).to_be_visible()
+    assert page.locator("img").count() == 0
+
+
 # --- a tab that sleeps
 
 
