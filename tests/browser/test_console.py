@@ -432,7 +432,7 @@ def test_hidden_tab_asks_for_nothing_and_is_current_again_when_shown(
     hide(sleeping, hidden=True)
     asked: list[str] = []
     sleeping.on("request", lambda request: asked.append(request.url))
-    sleeping.clock.run_for("01:00:00")
+    sleeping.clock.run_for("24:00:00")
     card(page, SLEEPER).get_by_role("button", name=f"Load {SLEEPER}", exact=True).click()
     expect(card(page, SLEEPER).locator(".state")).to_have_text("ready")
     assert asked == []

@@ -18,7 +18,8 @@ const OF_HISTORY = [
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const PIXELS_BETWEEN_TIMES = 56;
 const PIXELS_BETWEEN_VALUES = 26;
-const AXIS_PIXELS = 56;
+const AXIS_HEIGHT = 24;
+const AXIS_WIDTH = 56;
 
 export function History({ history }) {
   if (!history) return null;
@@ -65,8 +66,8 @@ export function Chart({ title, times, values, format, markFormat = format, bars 
           cursor: { show: false },
           scales: { x: { range: (_, low, high) => (bars ? [low - DAY_S, high + DAY_S] : [high - HOUR_S, high]) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
           axes: [
-            { ...axis, space: PIXELS_BETWEEN_TIMES, values: (_, marks) => marks.map(bars ? dayOf : timeOfDay), ...(bars ? { incrs: DAY_STEPS } : {}) },
-            { ...axis, size: AXIS_PIXELS, space: PIXELS_BETWEEN_VALUES, ...(format === bytes ? { incrs: BINARY_STEPS } : {}), values: (_, marks) => marks.map(markFormat) },
+            { ...axis, size: AXIS_HEIGHT, space: PIXELS_BETWEEN_TIMES, values: (_, marks) => marks.map(bars ? dayOf : timeOfDay), ...(bars ? { incrs: DAY_STEPS } : {}) },
+            { ...axis, size: AXIS_WIDTH, space: PIXELS_BETWEEN_VALUES, ...(format === bytes ? { incrs: BINARY_STEPS } : {}), values: (_, marks) => marks.map(markFormat) },
           ],
           series: [{}, { stroke: colour("--accent"), width: 1.5, fill: colour("--fill"), points: { show: false },
             paths: bars ? UPlot.paths.bars({ size: [0.7, 40] }) : undefined }],
