@@ -33,6 +33,11 @@ class World:
         self.fake = fake
         self.keys = keys
         self.now_s = 0.0
+        self.clock_readings = 0
+
+    def clock(self) -> float:
+        self.clock_readings += 1
+        return self.now_s
 
     async def token(self) -> str:
         return str((await self.http.post(TOKEN)).json()["token"])
@@ -55,7 +60,7 @@ async def console(
 
     def make(wake: Callable[[], None]) -> Console:
         return Console(
-            access, keys, wake, page_url, describe=lambda: {"config": True}, clock=lambda: world.now_s
+            access, keys, wake, page_url, describe=lambda: {"config": True}, clock=lambda: world.clock()
         )
 
     async with served(fake, folder, make) as (_, path):
@@ -324,6 +329,21 @@ def test_stream_ends_when_the_key_of_its_session_is_removed(tmp_path: Path) -> N
         assert [event async for event in mine] == ["state"]
 
     run(tmp_path, visit, key_lines=KEYS)
+
+
+def test_session_without_an_open_page_does_nothing(tmp_path: Path) -> None:
+    async def visit(world: World) -> None:
+        await world.sign_in()
+        await world.http.aclose()
+        own = asyncio.current_task()
+        tasks = asyncio.all_tasks() - {own}
+        asked = world.clock_readings
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert asyncio.all_tasks() - {own} <= tasks
+        assert world.clock_readings == asked
+
+    run(tmp_path, visit)
 
 
 # --- the address
