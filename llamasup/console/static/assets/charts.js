@@ -42,6 +42,12 @@ function useDark() {
   return isDark;
 }
 
+// uPlot passes on a range of years if there is only one time.
+function shownTimes(times, bars) {
+  const last = times.at(-1) ?? 0;
+  return bars ? [(times[0] ?? 0) - DAY_S, last + DAY_S] : [last - HOUR_S, last];
+}
+
 export function Chart({ title, times, values, format, markFormat = format, bars = false }) {
   const isDark = useDark();
   const place = useRef(null);
@@ -62,9 +68,9 @@ export function Chart({ title, times, values, format, markFormat = format, bars 
           width: place.current.clientWidth || 260,
           height: HEIGHT,
           legend: { show: false },
-          tzDate: bars ? (at_s) => UPlot.tzDate(new Date(at_s * 1000), "Etc/UTC") : undefined, // days are those of UTC
+          tzDate: bars ? (at_s) => UPlot.tzDate(new Date(at_s * 1000), "Etc/UTC") : undefined, // days, as the page of the usage gives them
           cursor: { show: false },
-          scales: { x: { range: (_, low, high) => (bars ? [low - DAY_S, high + DAY_S] : [high - HOUR_S, high]) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
+          scales: { x: { range: () => shownTimes(data.current[0], bars) }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.1 : 1] } },
           axes: [
             { ...axis, size: AXIS_HEIGHT, space: PIXELS_BETWEEN_TIMES, values: (_, marks) => marks.map(bars ? dayOf : timeOfDay), ...(bars ? { incrs: DAY_STEPS } : {}) },
             { ...axis, size: AXIS_WIDTH, space: PIXELS_BETWEEN_VALUES, ...(format === bytes ? { incrs: BINARY_STEPS } : {}), values: (_, marks) => marks.map(markFormat) },

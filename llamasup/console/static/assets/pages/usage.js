@@ -5,13 +5,13 @@ import { count, energy, mark, seconds, UNKNOWN } from "../format.js";
 import { html } from "../html.js";
 import { Problem, useAnswer } from "../parts.js";
 
-const DAY_MS = 86_400_000;
-const dayBefore = (days) => new Date(Date.now() - days * DAY_MS).toISOString().slice(0, 10);
+// A day begins at the local midnight of llamasup, which may be in another time zone than the browser.
+const lastDays = (days) => `${days - 1}d`;
 
 export default function Usage() {
   const [days, setDays] = useState(30);
   const [by, setBy] = useState("model");
-  const since = dayBefore(days - 1);
+  const since = lastDays(days);
   const byDay = useAnswer((signal) => get(`usage?by=day&since=${since}`, signal), [since], 60_000);
   const grouped = useAnswer((signal) => get(`usage?by=${by}&since=${since}`, signal), [since, by], 60_000);
   const rows = [...(byDay.value?.rows ?? [])].sort((one, other) => (one.day < other.day ? -1 : 1));
@@ -27,11 +27,11 @@ export default function Usage() {
       <${Chart} bars title="Requests by day" times=${times} values=${rows.map((row) => row.requests)} format=${count} markFormat=${mark} />
     </div>`}
     ${grouped.value && (grouped.value.rows.length === 0
-      ? html`<p class="note">No requests in these days.</p>`
+      ? !grouped.value.problem && html`<p class="note">No requests in these days.</p>`
       : html`<div class="scroll"><table>
         <thead><tr><th>${by}</th><th class="number">Requests</th><th class="number">Errors</th><th class="number">Prompt tokens</th><th class="number">Cached</th><th class="number">Generated</th><th class="number">Slot time</th><th class="number">Energy</th></tr></thead>
         <tbody>${grouped.value.rows.map((row) => html`<tr key=${row[by]}>
           <th scope="row">${row[by] || UNKNOWN}</th><td class="number">${count(row.requests)}</td><td class=${`number ${row.errors ? "bad" : ""}`}>${count(row.errors)}</td>
-          <td class="number">${count(row.tokens_prompt)}</td><td class="number">${count(row.tokens_cached)}</td><td class="number">${count(row.tokens_completion)}</td>
+          <td class="number">${count(row.tokens_prompt)}</td><td class="number">${count(row.tokens_cached)}</td><td class="number">${count(row.tokens_completion)}${row.tokens_estimated ? ` + ${count(row.tokens_estimated)} est.` : ""}</td>
           <td class="number">${seconds(row.slot_s)}</td><td class="number">${energy(row.energy_j)}</td></tr>`)}</tbody></table></div>`)}`;
 }
