@@ -62,10 +62,10 @@ function take(event) {
   }
 }
 
-function noteProgress({ model, percent, eta_s, elapsed_s }) {
+function noteProgress({ model, percent, eta_s, elapsed_s, reason }) {
   if (!state.status) return;
   const models = state.status.models.map((known) =>
-    known.id === model ? { ...known, load: { reason: null, ...known.load, percent, eta_s, elapsed_s } } : known,
+    known.id === model ? { ...known, load: { percent, eta_s, elapsed_s, reason } } : known,
   );
   update({ status: { ...state.status, models } });
 }

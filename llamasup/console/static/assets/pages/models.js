@@ -75,7 +75,7 @@ function Model({ model }) {
 }
 
 function Progress({ load, name }) {
-  const text = [load.reason, percent(load.percent), load.eta_s != null && `about ${seconds(load.eta_s)} left`].filter(Boolean).join(", ");
+  const text = [load.reason, load.percent != null && percent(load.percent), load.eta_s != null && `about ${seconds(load.eta_s)} left`].filter(Boolean).join(", ");
   return html`<p class="progress"><progress max="100" value=${load.percent ?? null} aria-label=${`Progress of ${name}`} /> ${text}</p>`;
 }
 

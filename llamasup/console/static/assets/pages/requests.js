@@ -52,7 +52,7 @@ function phaseText(request) {
     request.position && `place ${request.position}`,
     request.percent != null && percent(request.percent),
     request.eta_s != null && `about ${seconds(request.eta_s)} left`,
-    request.expected_wait_s != null && `about ${seconds(request.expected_wait_s)} to wait`,
+    request.eta_s == null && request.expected_wait_s != null && `about ${seconds(request.expected_wait_s)} to wait`,
   ].filter(Boolean);
   return details.length ? `${request.phase} (${details.join(", ")})` : request.phase;
 }
