@@ -154,7 +154,7 @@ class Console:
                 f"The token is unknown, was used already, or is older than {TOKEN_S:.0f} s.", "console_token"
             )
         if opened is None:
-            return self._not_signed_in("There is no such key.", "api_key")
+            return self._not_signed_in("The key is unknown.", "api_key")
         if isinstance(opened, ApiKey):
             return self._not_signed_in(f"The key {opened.name!r} has not the right `control`.", "key_rights")
         before, others = self._session_of(request), self._ids_of_others(request)

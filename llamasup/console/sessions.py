@@ -105,7 +105,7 @@ class ConsoleSessions:
         return self._open(ApiKey(LOCAL_NAME, b"", b"", infers=True, controls=True), None)
 
     def open_with_key(self, text: str) -> Opened | ApiKey | None:
-        """The key itself if it has not the right `control`; None if there is no such key."""
+        """The key itself if it has not the right `control`; None if the key is unknown."""
         key = self._keys.ring.find((text.encode("utf-8", "surrogateescape"),))
         return self._open(key, key) if key is not None and key.controls else key
 

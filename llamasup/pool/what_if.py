@@ -45,7 +45,7 @@ def _read(actions: tuple[object, ...], id_: str) -> Consequences:
 
 
 def needed_and_free(needs: Mapping[str, int], free: Mapping[str, int]) -> Mapping[str, Any]:
-    """By device: the bytes that a model needs, those that are free without an eviction, and whether the
+    """By device: the bytes that a model needs, the bytes that are free without an eviction, and whether the
     former fit into the latter.
     """
     return {

@@ -172,7 +172,7 @@ def test_key_signs_in_with_the_keyboard_alone(console: Console, new_context: New
     page = new_context().new_page()
     page.goto(console.page_url)
     expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
-    for key, problem in (("wrong", "There is no such key"), ("sk-for-chats", "has not the right `control`")):
+    for key, problem in (("wrong", "The key is unknown"), ("sk-for-chats", "has not the right `control`")):
         focus_on(page, page.get_by_label("API key"))
         page.keyboard.press("Control+a")
         page.keyboard.type(key)

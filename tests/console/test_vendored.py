@@ -1,4 +1,4 @@
-"""The libraries of the console are those that scripts/vendor_console.py pins, and its files are small."""
+"""The libraries of the console are as scripts/vendor_console.py pins them, and its files are small."""
 
 from __future__ import annotations
 
