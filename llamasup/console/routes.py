@@ -62,7 +62,7 @@ def _seconds_awake_and_asleep() -> float:
 
 
 class Console:
-    """``ConsolePages``. ``page_url``: the URL for a browser on this machine; None if there is none.
+    """``ConsolePages``. ``page_url``: the URL for a browser on this machine; None if it has no such URL.
 
     ``describe``: further fields of ``GET console/session``.
     """
