@@ -66,13 +66,12 @@ def _split(result: Result) -> str:
     rows = [
         (
             name,
-            _flag(result["argv"], "--n-gpu-layers") if name != bench_plan.BARE else "its own choice",
             one.get("problem") or f"{one['prompt_per_second']:,.0f}",
             "" if "problem" in one else f"{one['predicted_per_second']:.1f}",
         )
         for name, one in result["speed"].items()
     ]
-    header = ("command line", "layers on the GPU", "prompt, tokens/s", "generation, tokens/s")
+    header = ("command line", "prompt, tokens/s", "generation, tokens/s")
     free, used = result["free_bytes"], result["used_bytes"]
     predicted = result["predicted"]["devices"]["needed_bytes"]
     about = f"{_gb(free)} are free. The plan predicts {_gb(predicted)}; the load takes {_gb(used)}."
@@ -85,16 +84,16 @@ def _events(result: Result) -> str:
         if event["event"] == "progress":
             continue
         words = [event["event"], event.get("state"), event.get("cause"), event.get("message")]
+        changes = (event.get("adjustment") or {}).get("changes", ())
+        words += [f"{each['setting']} {each['before']} → {each['after']}" for each in changes]
         lines.append(f"{at_s:7.2f} s  {' '.join(str(word) for word in words if word)}")
     return "```\n" + "\n".join(lines) + "\n```"
 
 
 def _out_of_memory(result: Result) -> str:
-    layers = ", ".join(_flag(argv, "--n-gpu-layers") for argv in result["argv"]) or "none"
-    answer = result["answer"]
-    end = (
-        "It did not serve." if answer is None else f"Then it serves, with these layers on the GPU: {layers}."
-    )
+    slots = ", ".join(argv[argv.index("--parallel") + 1] for argv in result["argv"])
+    served = result["answer"] is not None and not result["answer"]["problem"]
+    end = f"Then it serves, with {slots} slot." if served else "It did not serve."
     return f"{_events(result)}\n\n{end}"
 
 
@@ -113,17 +112,9 @@ def _memory_taken(result: Result) -> str:
 
 def _swap(result: Result) -> str:
     def row(one: Result) -> Iterable[str]:
-        layers = ", ".join(_flag(argv, "--n-gpu-layers") for argv in one["argv"])
-        return (
-            one["model"],
-            f"{one['took_s']:.2f} s",
-            str(one["servers"]),
-            layers,
-            one["problem"] or "whole answer",
-        )
+        return one["model"], f"{one['took_s']:.2f} s", str(one["servers"]), one["problem"] or "whole answer"
 
-    header = ("request for", "took", "servers after it", "layers on the GPU", "answer")
-    return _table(header, result["rows"], row)
+    return _table(("request for", "took", "servers after it", "answer"), result["rows"], row)
 
 
 def _replicas(result: Result) -> str:
@@ -202,10 +193,6 @@ def _seconds(time_s: float | None) -> str:
 
 def _median(rows: Iterable[Result], key: str) -> float:
     return statistics.median(row[key] or 0.0 for row in rows)
-
-
-def _flag(argv: Sequence[str], flag: str) -> str:
-    return argv[list(argv).index(flag) + 1] if flag in argv else "all"
 
 
 _SECTIONS: Mapping[str, tuple[str, Callable[[Result], str]]] = MappingProxyType(
