@@ -76,7 +76,10 @@ DEFAULT_RULES = HeadRules()
 
 
 class Head(msgspec.Struct):
-    """The head of a request. ``opening`` goes upstream: request line and header lines."""
+    """The head of a request. ``opening`` goes upstream: request line and header lines.
+
+    A client repeats its head, so all that follows from the head alone is computed here, once.
+    """
 
     method: bytes
     path: bytes  # raw, without the query
@@ -92,6 +95,13 @@ class Head(msgspec.Struct):
     request_id: bytes = b""  # of the client, if valid
     priority: Priority | None = None  # requested by the client
     traceparent: bytes = b""  # forwarded unchanged; empty if there are several
+    # For records and logs:
+    method_text: str = ""
+    path_text: str = ""
+    trace_id: str = ""
+    needs_permit: bool = False  # its request runs the model
+    may_wait: bool = False  # its request may wait for a generation
+    compressed: bool = False  # its body is
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -246,7 +256,18 @@ def read_head(
     query = b"?" + query if query else b""
     host = b"" if rules.transparent and hosts else b"Host: localhost\r\n"
     head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\n", host, *lines))
+    head.method_text, head.path_text = method.decode("ascii"), path.decode("latin-1")
+    head.trace_id = trace_id_of(head.traceparent) if head.traceparent else ""
+    head.needs_permit = head.route.infers and method == b"POST"
+    head.may_wait = head.route.waits and method == b"POST"
+    head.compressed = _is_compressed(head.opening) is not None
     return head
+
+
+# llama-server also refuses these, unless its cpp-httplib was built with decompression.
+_is_compressed = re.compile(
+    rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
+).search
 
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch

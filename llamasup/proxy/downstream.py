@@ -9,6 +9,7 @@ import struct
 from time import monotonic
 from typing import Final, cast
 
+from llamasup.auth.keys import NO_LIMITS
 from llamasup.http.heads import HttpError, error_body, error_response
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
@@ -110,7 +111,14 @@ class Downstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._exchange is not None or self._unparsed or self._reader.ready:
+        if self._phase is IDLE:  # nothing else waits to be read or written
+            reader = self._reader
+            reader.feed(data)
+            if reader.ready:
+                self._serve(reader.ready.popleft())
+            if self._exchange is None:
+                self._serve_ready()
+        elif self._exchange is not None or self._unparsed or self._reader.ready:
             upload = self._upload
             if upload is not None:
                 self._reader.feed(data)
@@ -207,10 +215,13 @@ class Downstream(asyncio.Protocol):
                 self._phase = HEAD
                 self._since = monotonic()
         elif self._phase not in (IDLE, NEW):
-            if not self._unauthenticated:
-                self._idle[self] = self._idle_of_client[self] = None
-            self._phase = IDLE
-            self._since = monotonic()
+            self._become_idle(monotonic())
+
+    def _become_idle(self, now: float) -> None:
+        if not self._unauthenticated:
+            self._idle[self] = self._idle_of_client[self] = None
+        self._phase = IDLE
+        self._since = now
 
     # --- a body that is buffered
 
@@ -283,7 +294,7 @@ class Downstream(asyncio.Protocol):
         return request.keep_alive and not self.proxy.draining
 
     def _serve(self, request: Request) -> None:
-        if self._phase in (IDLE, NEW):
+        if self._phase is IDLE or self._phase is NEW:
             self._idle.pop(self, None)
             self._idle_of_client.pop(self, None)
         if self._unauthenticated and request.key is not None:
@@ -300,7 +311,11 @@ class Downstream(asyncio.Protocol):
             return
         try:
             if (
-                (request.key is not None and (refusal := proxy.keys.enter(request)))
+                (
+                    (key := request.key) is not None
+                    and key.limits is not NO_LIMITS
+                    and (refusal := proxy.keys.enter(request))
+                )
                 or (
                     request.body_bytes > proxy.limits.small_body_bytes
                     and not request.held_bytes  # it arrived in one read
@@ -311,7 +326,7 @@ class Downstream(asyncio.Protocol):
                 self._refuse(request, refusal)
                 return
             lease = lease_for(request, answerer, proxy)
-            if isinstance(lease, Unavailable):
+            if type(lease) is Unavailable:
                 self._wait(request, lease)
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
@@ -352,13 +367,14 @@ class Downstream(asyncio.Protocol):
         close = not self.keeps_alive(request)
         status, answer = answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
         self.transport.write(answer)
-        self.proxy.record_request(request, record_of(request, status, "local"))
+        self.proxy.record_request(request, record_of(request, status, "local", monotonic()))
         self._close_after_last(request)
 
     def _refuse(self, request: Request, error: HttpError, outcome: str = "refused", model: str = "") -> None:
         if error.close:
             request.keep_alive = False
-        self.proxy.record_request(request, record_of(request, error.status, outcome, model=model))
+        record = record_of(request, error.status, outcome, monotonic(), model)
+        self.proxy.record_request(request, record)
         self._answer_error(request, error)
 
     def _answer_error(self, request: Request, error: HttpError) -> None:
@@ -391,11 +407,16 @@ class Downstream(asyncio.Protocol):
         if not self._closing:
             self._serve_ready()
 
-    def exchange_over(self, request: Request) -> None:
+    def exchange_over(self, request: Request, now: float) -> None:
         self._exchange = None
-        self._close_after_last(request)
-        if not self._closing:
-            self._serve_ready()
+        reader = self._reader
+        if not request.keep_alive or self.proxy.draining:
+            self._close_after_last(request)
+        elif reader.begun or reader.ready or self._unparsed or self.paused:
+            if not self._closing:
+                self._serve_ready()
+        elif not self._closing:
+            self._become_idle(now)
 
     def _close_after_last(self, request: Request) -> None:
         """Close the connection if its last response has been written."""
@@ -485,7 +506,8 @@ class Downstream(asyncio.Protocol):
         # A request whose generation ended during its body has no exchange, but still counts for its key.
         for request in (self._reader.partial, *self._reader.ready):
             if request is not None and request.quota is not None:
-                self.proxy.record_request(request, record_of(request, CLIENT_GONE, "client_gone"))
+                record = record_of(request, CLIENT_GONE, "client_gone", monotonic())
+                self.proxy.record_request(request, record)
             elif request is not None:
                 self.proxy.bodies.drop(request)
         self._unparsed.clear()

@@ -89,8 +89,8 @@ class ClientConnection(Protocol):
 
     # --- the end of an exchange
 
-    def exchange_over(self, request: Request) -> None:
-        """The exchange has ended, and its response is complete."""
+    def exchange_over(self, request: Request, now: float) -> None:
+        """The exchange has ended, and its response is complete. ``now``: the time (monotonic)."""
         ...
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:

@@ -113,7 +113,6 @@ class Upstream(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_complete",
         "_content_length",
         "_feed",
         "_framing",
@@ -129,6 +128,7 @@ class Upstream(asyncio.Protocol):
         "_served",
         "_transfer_coding",
         "_untrusted",
+        "complete",
         "exchange",
         "has_unread",
         "idle_since",
@@ -140,6 +140,8 @@ class Upstream(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    complete: bool
+    """Whether the last byte of the response has arrived."""
     has_unread: Callable[[int], object]
     """Whether the kernel holds bytes or an end of file that the loop has not read. The argument is 0."""
 
@@ -170,7 +172,7 @@ class Upstream(asyncio.Protocol):
         self._content_length: bytes | None = None
         self._transfer_coding: bytes | None = None
         self._headers_complete = False
-        self._complete = False
+        self.complete = False
 
     def _renew_parser(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -250,7 +252,7 @@ class Upstream(asyncio.Protocol):
             except httptools.HttpParserError:
                 self._broken(exchange, "sent a malformed chunk")
                 return
-            if not self._complete:
+            if not self.complete:
                 exchange.relay(data)
             elif self._ends_cleanly(exchange, data):
                 exchange.relay(data)
@@ -262,12 +264,11 @@ class Upstream(asyncio.Protocol):
                 self._release_head(exchange, data)
                 return
             known = self.pool.known_head
-            if (
-                known is not None
-                and not (self._partial_head or exchange.is_head)
-                and (digits := known.length_in(data))
-            ):
-                exchange.answered = True
+            if known is None or self._partial_head or exchange.is_head:
+                self._head_received(exchange, data)
+            elif (body := known.body_of(data)) is not None:
+                self._known_received(exchange, b"%d" % len(body), body)
+            elif digits := known.length_in(data):
                 self._known_received(exchange, digits, data[known.bytes_beside_digits + len(digits) :])
             else:
                 self._head_received(exchange, data)
@@ -334,7 +335,7 @@ class Upstream(asyncio.Protocol):
         self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
-        self._complete = True
+        self.complete = True
 
     # --- the head
 
@@ -373,6 +374,7 @@ class Upstream(asyncio.Protocol):
 
     def _known_received(self, exchange: ResponseReceiver, digits: bytes, body: bytes) -> None:
         """A known head, and its body, bypass the parser."""
+        exchange.answered = True
         pool = self.pool
         if self._served == 1:
             pool.first_answer_over(self)
@@ -437,6 +439,7 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, "sent more than its Content-Length")
             return
         self._framing = LENGTH
+        self.complete = not remaining
         exchange.begin(self, b"Content-Length: " + length + b"\r\n", body)
         if not remaining:
             self._finish(exchange)
@@ -450,12 +453,12 @@ class Upstream(asyncio.Protocol):
             self._begin_chunked(exchange, body)
 
     def _begin_chunked(self, exchange: ResponseReceiver, body: bytes) -> None:
-        if self._complete and not self._ends_cleanly(exchange, body):
+        if self.complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
         self._framing = CHUNKED
         exchange.begin(self, b"Transfer-Encoding: chunked\r\n", body)
-        if self._complete:
+        if self.complete:
             self._finish(exchange)
 
     def _begin_without_body(self, exchange: ResponseReceiver, body: bytes) -> None:
