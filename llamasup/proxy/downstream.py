@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import struct
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import Final, cast
 
@@ -50,6 +52,7 @@ class Downstream(asyncio.Protocol):
         "_exchange",
         "_idle",
         "_idle_of_client",
+        "_outbox",
         "_phase",
         "_reader",
         "_reading",
@@ -61,14 +64,17 @@ class Downstream(asyncio.Protocol):
         "_upload",
         "paused",
         "proxy",
+        "send",
         "transport",
     )
 
     transport: asyncio.Transport
+    send: Callable[[bytes], None]
     _reader: RequestReader
 
     def __init__(self, proxy: ProxyContext, access: AccessPolicy) -> None:
         self.proxy = proxy
+        self._outbox = proxy.outbox
         self.paused = False  # the write buffer is full
         self._access = access
         self._exchange: Exchange | Waiting | None = None  # the current request, with a generation or waiting
@@ -92,6 +98,7 @@ class Downstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
+        self.send = partial(self._outbox.put, self.transport)  # in C: one Python call less for each chunk
         proxy = self.proxy
         local_host = host_of(transport.get_extra_info("sockname"))
         peer = host_of(transport.get_extra_info("peername"))
@@ -209,7 +216,7 @@ class Downstream(asyncio.Protocol):
             self._await_body(request)
             if request.expects_continue:
                 request.expects_continue = False
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif reader.begun:
             if self._phase is not HEAD:  # the time counts from the first byte of the head
                 self._phase = HEAD
@@ -366,7 +373,7 @@ class Downstream(asyncio.Protocol):
     def _answer_locally(self, request: Request, answerer: Answerer) -> None:
         close = not self.keeps_alive(request)
         status, answer = answer_locally(answerer, request, self._access, self.proxy.backend, close=close)
-        self.transport.write(answer)
+        self.send(answer)
         self.proxy.record_request(request, record_of(request, status, "local", monotonic()))
         self._close_after_last(request)
 
@@ -387,7 +394,7 @@ class Downstream(asyncio.Protocol):
             return
         close = not self.keeps_alive(request)
         method = request.head.method
-        self.transport.write(error_response(error, request.response_lines, method=method, close=close))
+        self.send(error_response(error, request.response_lines, method=method, close=close))
         self._close_after_last(request)
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
@@ -432,6 +439,7 @@ class Downstream(asyncio.Protocol):
         self._unparsed.clear()
         self._phase = CLOSING
         self._since = monotonic()
+        self._outbox.flush()
         if not linger:
             self.transport.close()
             return
@@ -442,6 +450,7 @@ class Downstream(asyncio.Protocol):
     def abort(self) -> None:
         """Reset the connection. After a close, a body without length or chunks would look complete."""
         self._client_left()
+        self._outbox.flush()
         sock = self.transport.get_extra_info("socket")
         if sock is not None and not self.transport.is_closing():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

@@ -108,6 +108,7 @@ class Exchange(Struct, eq=False):
             opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
+            self._downstream.proxy.outbox.flush()  # the upload writes past it
             self.upload.connect(upstream)
         elif body or head.method not in _BODILESS:
             upstream.send(self, b"%bContent-Length: %d\r\n\r\n" % (opening, len(body)), body)
@@ -161,7 +162,7 @@ class Exchange(Struct, eq=False):
 
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream
-        self._write = write = downstream.transport.write
+        self._write = write = downstream.send
         if request.head.route.has_paths and request.hides_paths:
             is_chunked = framing is not None and framing.startswith(b"Transfer")
             rechunk = is_chunked and not request.http_1_0
@@ -414,6 +415,7 @@ class Exchange(Struct, eq=False):
             self._end_upload(self.upload)
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
+            self._downstream.proxy.outbox.flush()
             # From the last byte of the request on, the slot is busy until the child closes the connection.
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
@@ -437,7 +439,7 @@ class Exchange(Struct, eq=False):
             event = error_event(self._request.head.path, error_body(error))
             if not self._request.http_1_0:
                 event = chunk(event)
-            self._downstream.transport.write(event)
+            self._downstream.send(event)
             self._downstream.close()
         else:
             self._downstream.abort()

@@ -19,6 +19,7 @@ import httptools
 from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 from llamasup.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
+from llamasup.proxy.outbox import Outbox
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
@@ -79,6 +80,7 @@ class ResponseReceiver(Protocol):
 class ConnectionPool(Protocol):
     """Keeps idle upstream connections, and the last response head of their server."""
 
+    outbox: Outbox
     rules: HeadRules
     known_head: KnownHead | None
     known_headers: RawHeaders
@@ -191,11 +193,12 @@ class Upstream(asyncio.Protocol):
         self._served += 1
         if self._served == 1:
             self.pool.awaits_first_answer(self)
+        outbox = self.pool.outbox
         if len(body) < COPY_BYTES:
-            self.transport.write(head + body)
+            outbox.put(self.transport, head + body)
         else:
-            self.transport.write(head)
-            self.transport.write(body)
+            outbox.put(self.transport, head)
+            outbox.put(self.transport, body)
 
     def disable_keepalive(self) -> None:
         """Close after this response: the server answered before it had the complete request."""
