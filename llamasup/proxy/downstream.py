@@ -118,7 +118,7 @@ class Downstream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closing:
             return
-        if self._phase is IDLE:  # nothing else waits to be read or written
+        if self._phase is IDLE and not self.paused:  # nothing else waits to be read or written
             reader = self._reader
             reader.feed(data)
             if reader.ready:
@@ -138,6 +138,7 @@ class Downstream(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """A half-close counts as a disconnect, as in nginx and llama-server. The transport closes itself."""
+        self._outbox.flush()  # complete answers
         self._client_left()
 
     def connection_lost(self, exc: Exception | None) -> None:

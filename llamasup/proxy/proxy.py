@@ -65,7 +65,7 @@ class Proxy:
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
-        self.outbox = Outbox(self._loop.call_soon, monotonic)
+        self.outbox = Outbox(self._loop.call_soon)
         self._servers: list[asyncio.Server | SecureListener] = []
         self.clients = Connections(config.limits)
         self._all_disconnected = asyncio.Event()

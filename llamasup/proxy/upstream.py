@@ -423,6 +423,7 @@ class Upstream(asyncio.Protocol):
             self._begin_without_body(exchange, body)
         else:
             self._framing = UNTIL_CLOSE
+            self.complete = False
             exchange.begin(self, None, body)
 
     def _is_repeatable(self) -> bool:

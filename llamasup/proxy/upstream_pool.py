@@ -106,7 +106,7 @@ class UpstreamPool:
         self._tasks = tasks
         self._connect_s = connect_s
         self.rules = rules
-        self.outbox = outbox or Outbox(_call_soon, monotonic)
+        self.outbox = outbox or Outbox(_call_soon)
         self._idle: list[Upstream] = []
         self._open: set[Upstream] = set()
         self._all_closed = asyncio.Event()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
 
-from llamasup.proxy.outbox import BUSY_PER_S, LOOK_EVERY, ROUNDS, WRITES_PER_ROUND, Outbox
+from llamasup.proxy.outbox import LATE_BYTES, ROUNDS, TRY_EVERY, WRITES_PER_ROUND, Outbox
 from llamasup.proxy.settings import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.rig import CHAT, EVENT, STREAM_HEAD, Rig, answer, chunk, eventually, get, post, status
@@ -19,22 +20,27 @@ class Transport:
         self._name = name
         self._written = written
         self.closing = False
+        self.fails = False
 
     def write(self, data: bytes) -> None:
+        if self.fails:
+            raise RuntimeError(self._name)
         self._written.append((self._name, data))
+
+    def abort(self) -> None:
+        self._written.append((self._name, b"(aborted)"))
 
     def is_closing(self) -> bool:
         return self.closing
 
 
 class Rounds:
-    """A loop whose rounds the test ends, and a clock that it sets."""
+    """A loop whose rounds the test ends."""
 
     def __init__(self) -> None:
-        self.now_s = 100.0
         self.written: list[tuple[str, bytes]] = []
         self._soon: list[Callable[[], None]] = []
-        self.outbox = Outbox(self._soon.append, lambda: self.now_s)
+        self.outbox = Outbox(self._soon.append)
         self.one, self.other = Transport("one", self.written), Transport("other", self.written)
 
     def end(self) -> int:
@@ -45,28 +51,29 @@ class Rounds:
             callback()
         return len(soon)
 
-    def write_at(self, per_s: float) -> None:
-        """Write so many times that the outbox looks at the clock twice."""
-        for _ in range(2 * LOOK_EVERY):
+    def put(self, count: int) -> None:
+        for _ in range(count):
             self.outbox.put(self.one, b".")
-            self.now_s += 1 / per_s
-        self.written.clear()
 
 
-def test_quiet_proxy_writes_at_once() -> None:
+def collecting_rounds() -> Rounds:
     rounds = Rounds()
-    rounds.write_at(BUSY_PER_S * 0.9)
+    rounds.put(TRY_EVERY)
+    assert rounds.outbox.collects
+    rounds.written.clear()
+    return rounds
+
+
+def test_writes_are_made_at_once() -> None:
+    rounds = Rounds()
+    rounds.put(TRY_EVERY - 1)
     assert not rounds.outbox.collects
-    rounds.outbox.put(rounds.one, b"now")
-    assert rounds.written == [("one", b"now")]
+    assert rounds.written == [("one", b".")] * (TRY_EVERY - 1)
     assert rounds.end() == 0
 
 
-def test_busy_proxy_writes_at_the_end_of_the_round() -> None:
-    rounds = Rounds()
-    rounds.write_at(BUSY_PER_S * 1.1)
-    rounds.end()
-    rounds.written.clear()
+def test_collected_writes_are_made_at_the_end_of_the_round() -> None:
+    rounds = collecting_rounds()
     for transport, data in ((rounds.one, b"a"), (rounds.other, b"b"), (rounds.one, b"c")):
         rounds.outbox.put(transport, data)
     assert rounds.written == []
@@ -74,11 +81,19 @@ def test_busy_proxy_writes_at_the_end_of_the_round() -> None:
     assert rounds.written == [("one", b"a"), ("other", b"b"), ("one", b"c")]
 
 
-def test_flush_writes_what_waits_and_ends_nothing() -> None:
-    rounds = Rounds()
-    rounds.write_at(BUSY_PER_S * 1.1)
+def test_large_piece_is_written_at_once_and_after_the_earlier_ones() -> None:
+    rounds = collecting_rounds()
+    large = b"x" * (LATE_BYTES + 1)
+    rounds.outbox.put(rounds.one, b"a")
+    rounds.outbox.put(rounds.one, large)
+    rounds.outbox.put(rounds.one, large[1:])
+    assert rounds.written == [("one", b"a"), ("one", large)]
     rounds.end()
-    rounds.written.clear()
+    assert rounds.written[2:] == [("one", large[1:])]
+
+
+def test_flush_writes_what_waits_and_ends_nothing() -> None:
+    rounds = collecting_rounds()
     rounds.outbox.put(rounds.one, b"a")
     rounds.outbox.flush()
     rounds.outbox.flush()
@@ -90,10 +105,7 @@ def test_flush_writes_what_waits_and_ends_nothing() -> None:
 
 
 def test_nothing_is_written_to_a_transport_that_has_closed_since() -> None:
-    rounds = Rounds()
-    rounds.write_at(BUSY_PER_S * 1.1)
-    rounds.end()
-    rounds.written.clear()
+    rounds = collecting_rounds()
     rounds.outbox.put(rounds.one, b"a")
     rounds.outbox.put(rounds.other, b"b")
     rounds.one.closing = True
@@ -101,15 +113,22 @@ def test_nothing_is_written_to_a_transport_that_has_closed_since() -> None:
     assert rounds.written == [("other", b"b")]
 
 
+def test_failed_write_ends_only_its_own_connection(caplog: pytest.LogCaptureFixture) -> None:
+    rounds = collecting_rounds()
+    rounds.outbox.put(rounds.one, b"a")
+    rounds.outbox.put(rounds.other, b"b")
+    rounds.one.fails = True
+    rounds.end()
+    assert rounds.written == [("one", b"(aborted)"), ("other", b"b")]
+    assert "failed to write" in caplog.text
+
+
 @pytest.mark.parametrize(("writes", "collects"), [(WRITES_PER_ROUND - 1, False), (WRITES_PER_ROUND, True)])
 def test_rounds_of_few_writes_end_the_collecting(writes: int, *, collects: bool) -> None:
-    rounds = Rounds()
-    rounds.write_at(BUSY_PER_S * 1.1)
-    rounds.end()
+    rounds = collecting_rounds()
     for _ in range(ROUNDS):
         assert rounds.outbox.collects
-        for _ in range(writes):
-            rounds.outbox.put(rounds.one, b".")
+        rounds.put(writes)
         rounds.end()
     assert rounds.outbox.collects is collects
     rounds.written.clear()
@@ -167,6 +186,36 @@ def test_client_that_leaves_a_busy_proxy_frees_its_slot(busy: Rig) -> None:
     client.close()
     assert child.sees_the_end()
     child.close()
+    eventually(lambda: busy.in_flight() == 0)
+
+
+def test_half_closing_client_of_a_busy_proxy_gets_its_complete_answers(busy: Rig) -> None:
+    client = busy.connect()
+    client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # the request and the end in one packet
+    client.send(get(b"/livez"))
+    client.sock.shutdown(socket.SHUT_WR)
+    assert client.rest().endswith(b'{"status":"ok"}')
+
+
+def test_busy_proxy_pauses_the_child_of_a_client_that_does_not_read(busy: Rig) -> None:
+    client = busy.connect(receive_buffer=1 << 14)
+    client.send(post(CHAT, BODY))
+    child = busy.accept()
+    child.message()
+    child.send(STREAM_HEAD)
+    child.sock.setblocking(False)
+    sent, event = 0, chunk(b"data: " + b"x" * 8000 + b"\n\n")
+    unsent = event
+    connection = next(iter(busy.proxy.clients))
+    while not busy.call(lambda: connection.paused):
+        try:
+            size = child.sock.send(unsent)
+        except BlockingIOError:
+            continue
+        unsent = unsent[size:] or event
+        sent += size
+        assert sent < 32 << 20
+    client.close()
     eventually(lambda: busy.in_flight() == 0)
 
 
