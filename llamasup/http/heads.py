@@ -19,12 +19,14 @@ from llamasup.system.text import path_text
 __all__ = [
     "DEFAULT_RULES",
     "METHODS",
+    "NO_TRACE_PARENT",
     "STATUS_LINES",
     "Head",
     "HeadRules",
     "HttpError",
     "Priority",
     "RawHeaders",
+    "TraceParent",
     "error_body",
     "error_response",
     "parse_authority",
@@ -33,7 +35,7 @@ __all__ = [
     "response",
     "split_target",
     "status_line",
-    "trace_id_of",
+    "trace_parent_of",
 ]
 
 
@@ -75,6 +77,20 @@ class HeadRules(msgspec.Struct, frozen=True):
 DEFAULT_RULES = HeadRules()
 
 
+class TraceParent(msgspec.Struct, frozen=True):
+    """The client's trace and span, from ``traceparent``: ``trace_id`` has 32 digits, ``span_id`` 16.
+
+    Both are empty without a valid header. ``is_sampled``: the client exports its span.
+    """
+
+    trace_id: str = ""
+    span_id: str = ""
+    is_sampled: bool = False
+
+
+NO_TRACE_PARENT = TraceParent()
+
+
 class Head(msgspec.Struct):
     """The head of a request. ``opening`` goes upstream: request line and header lines.
 
@@ -94,14 +110,13 @@ class Head(msgspec.Struct):
     upgrades: bool = False  # offers another protocol, which the proxy ignores
     request_id: bytes = b""  # of the client, if valid
     priority: Priority | None = None  # requested by the client
-    traceparent: bytes = b""  # forwarded unchanged; empty if there are several
-    # For records and logs:
-    method_text: str = ""
-    path_text: str = ""
-    trace_id: str = ""
     needs_permit: bool = False  # its request runs the model
     may_wait: bool = False  # its request may wait for a generation
     compressed: bool = False  # its body is
+    # For records and logs:
+    method_text: str = ""
+    path_text: str = ""
+    trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -216,7 +231,7 @@ def read_head(
         elif kind is _ID:
             head.request_id = value if _VALID_ID(value) else b""
         elif kind is _TRACE:
-            head.traceparent = b"" if traces else value
+            head.trace_parent = NO_TRACE_PARENT if traces else trace_parent_of(value)
             traces += 1
             lines.append(name + b": " + value + b"\r\n")
         elif kind is _CODING:
@@ -257,7 +272,6 @@ def read_head(
     host = b"" if rules.transparent and hosts else b"Host: localhost\r\n"
     head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\n", host, *lines))
     head.method_text, head.path_text = method.decode("ascii"), path.decode("latin-1")
-    head.trace_id = trace_id_of(head.traceparent) if head.traceparent else ""
     head.needs_permit = head.route.infers and method == b"POST"
     head.may_wait = head.route.waits and method == b"POST"
     head.compressed = _is_compressed(head.opening) is not None
@@ -396,14 +410,17 @@ def error_response(error: HttpError, *lines: bytes, method: bytes = b"GET", clos
 
 # A later version may have more fields after the flags; version ff and ids of zeros are invalid (§3.2.2).
 _TRACEPARENT = re.compile(
-    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?"
 )
 _LENGTH_00 = 55  # of version 00, which ends with the flags
 
 
-def trace_id_of(traceparent: bytes) -> str:
-    """The 32 digits of the trace's id; empty for a header that is invalid."""
+_SAMPLED = 1
+
+
+def trace_parent_of(traceparent: bytes) -> TraceParent:
+    """The client's trace and span, and whether the client exports them."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or (traceparent.startswith(b"00") and len(traceparent) != _LENGTH_00):
-        return ""
-    return found[1].decode("ascii")
+        return NO_TRACE_PARENT
+    return TraceParent(found[1].decode("ascii"), found[2].decode("ascii"), bool(int(found[3], 16) & _SAMPLED))

@@ -60,21 +60,19 @@ class AccessLog(Generic[T]):
         self._file = None
         if path is not None:
             self._file = RotatedFile(path, max_bytes=max_bytes, files=FILES, holds="access log")
-        self._rejected = 0  # counted by the event loop's thread
         self._lost = 0  # counted by the writer thread
         self._retry_at_s = monotonic() + RETRY_S
-        self._writer = BatchWriter(self._write_lines, name="access-log", linger_s=LINGER_S)
+        self._writer = BatchWriter(
+            self._write_lines, name="access-log", linger_s=LINGER_S, max_waiting=MAX_PENDING
+        )
 
     def write(self, record: T) -> None:
         """Queue the record. Never waits."""
-        if len(self._writer) >= MAX_PENDING:
-            self._rejected += 1
-            return
         self._writer.put((monotonic(), record))
 
     def dropped(self) -> int:
         """The number of lines lost so far."""
-        return self._rejected + self._lost
+        return self._writer.rejected + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the pending records. Blocks for ``timeout_s`` at most."""

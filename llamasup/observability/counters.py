@@ -48,8 +48,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     if no child was involved. Times are in seconds; ``first_byte_s`` is None if there was no response.
     ``queue_s`` lasts until the request was forwarded; ``waited_s`` is the part of it spent waiting for a
     generation. ``replayed``: it was sent again after its first generation ended. ``client`` is the name of
-    its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``bytes_in`` and ``bytes_out``
-    count bodies. ``context``: how the size of the context affected the answer (http/context_end.py), with
+    its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``parent_id`` the client's
+    span, and ``parent_sampled``: the client exports it. ``bytes_in`` and ``bytes_out`` count bodies.
+    ``context``: how the size of the context affected the answer (http/context_end.py), with
     ``n_prompt_tokens`` and ``n_ctx`` if known.
     """
 
@@ -77,6 +78,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     context: str = ""
     n_prompt_tokens: int | None = None
     n_ctx: int | None = None
+    parent_id: str = ""
+    parent_sampled: bool = False
 
 
 class Histogram:
@@ -112,7 +115,16 @@ class ModelMetrics:
 class Metrics:
     """llamasup's own metrics. Owned by the event loop's thread."""
 
-    __slots__ = ("evictions", "lines_dropped", "loads", "models", "replays", "requests", "restarts")
+    __slots__ = (
+        "evictions",
+        "lines_dropped",
+        "loads",
+        "models",
+        "replays",
+        "requests",
+        "restarts",
+        "traces_dropped",
+    )
 
     def __init__(self) -> None:
         self.requests: dict[tuple[str, str, int], int] = {}  # (model, route, code)
@@ -122,6 +134,7 @@ class Metrics:
         self.replays: dict[str, int] = {}  # by model
         self.models: dict[str, ModelMetrics] = {}
         self.lines_dropped: Callable[[], int] | None = None  # of the access log, if there is one
+        self.traces_dropped: Callable[[], int] | None = None  # of the exporter of spans, if there is one
 
     def count_request(self, record: RequestRecord) -> None:
         name = record.model

@@ -71,7 +71,7 @@ def exposition(metrics: Metrics, instances: Sequence[InstanceGauges], scraped: M
 def own_families() -> list[Metric]:
     """All families of llamasup without values, for the documentation."""
     metrics = Metrics()
-    metrics.lines_dropped = int
+    metrics.lines_dropped = metrics.traces_dropped = int
     return list(_OwnMetrics(metrics, []).collect())
 
 
@@ -133,6 +133,13 @@ class _OwnMetrics(Collector):
                 "Access log lines that were lost because the disk is full or hangs.",
                 (),
                 {(): dropped},
+            )
+        if metrics.traces_dropped is not None:
+            yield _counter(
+                "llamasup_traces_dropped",
+                "Requests whose spans were lost because the trace collector is slow or does not work.",
+                (),
+                {(): metrics.traces_dropped()},
             )
         build = GaugeMetricFamily(
             "llamasup_build_info", "Always 1. The label is the version of llamasup.", labels=("version",)

@@ -198,6 +198,7 @@ def record_of(
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head, key = request.head, request.key
+    parent = head.trace_parent
     if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
     if counts is None:
@@ -222,8 +223,10 @@ def record_of(
         waited_s,
         replayed,
         request.peer if key is None else key.client,
-        head.trace_id,
+        parent.trace_id,
         request.body_bytes,
+        parent_id=parent.span_id,
+        parent_sampled=parent.is_sampled,
     )
     if context is None:
         return record

@@ -8,10 +8,10 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -47,6 +47,9 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+
+if TYPE_CHECKING:
+    from llamasup.observability.tracing.exporter import SpanExporter
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -98,7 +101,13 @@ class ServiceHost:
     """
 
     def __init__(
-        self, options: ServiceOptions, bus: Bus, *, listen: Callable[[], ListenerSet], proxy: ProxyConfig
+        self,
+        options: ServiceOptions,
+        bus: Bus,
+        *,
+        listen: Callable[[], ListenerSet],
+        proxy: ProxyConfig,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
@@ -117,6 +126,8 @@ class ServiceHost:
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
         self._access_log: AccessLog[RequestRecord] | None = None
+        self._environ = os.environ if environ is None else environ
+        self._spans: SpanExporter | None = None
         self._slow = SlowLog(time.monotonic())
 
     @property
@@ -144,6 +155,9 @@ class ServiceHost:
         if (path := options.access_log) is not None:
             self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
             self.metrics.lines_dropped = self._access_log.dropped
+        if (spans := _span_exporter(self._environ)) is not None:
+            self._spans = spans
+            self.metrics.traces_dropped = spans.dropped
         try:
             with guarded_run_folder() as (folder, guardian):
                 if ready_file is not None:
@@ -154,6 +168,8 @@ class ServiceHost:
             listeners.close()
             if self._access_log is not None:
                 self._access_log.close()
+            if self._spans is not None:
+                self._spans.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
@@ -243,6 +259,8 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
+        if self._spans is not None:
+            self._spans.write(record)
         if self.on_request is not None:
             self.on_request(record)
         limit_s = self._options.slow_request_s
@@ -252,6 +270,14 @@ class ServiceHost:
             self._slow, admitted = admit_slow(self._slow, time.monotonic())
             if admitted and self.on_slow_request is not None:
                 self.on_slow_request(record, left_out)
+
+
+def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
+    if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
+        return None
+    from llamasup.observability.tracing.exporter import span_exporter  # here, to keep the start short
+
+    return span_exporter(environ)
 
 
 async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | None:

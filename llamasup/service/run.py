@@ -78,7 +78,7 @@ class Service(ServiceHost):
             self._spec = wrap_spec(options)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
-        super().__init__(options, bus, listen=self._spec.listen, proxy=self._spec.proxy)
+        super().__init__(options, bus, listen=self._spec.listen, proxy=self._spec.proxy, environ=environ)
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets llama-server's output line by line, in its own thread; must not wait or raise."""
         self._bus = bus

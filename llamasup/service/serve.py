@@ -236,7 +236,9 @@ class ServeService(ServiceHost):
         self._source.check_all(self._configured)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
-        super().__init__(options, bus, listen=lambda: open_listeners(options, tls), proxy=proxy)
+        super().__init__(
+            options, bus, listen=lambda: open_listeners(options, tls), proxy=proxy, environ=environ
+        )
         self.options = options
         self.launch: None = None  # many models have no common launch or runner
         self.runner: None = None

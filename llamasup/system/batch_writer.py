@@ -1,7 +1,7 @@
 """A thread that formats and writes what other threads queue, in batches.
 
-One wake-up and one system call for many lines: a busy event loop only appends to a queue. The owner decides
-what it queues, and what it drops if the queue is long.
+One wake-up and one system call for many lines: a busy event loop only appends to a queue. The queue has a
+bound, or the owner decides what it drops.
 """
 
 from __future__ import annotations
@@ -22,13 +22,23 @@ BATCH: Final = 100
 class BatchWriter(Generic[T]):
     """``write`` gets at most ``BATCH`` items at a time, in order, in the thread; it returns False to end.
 
-    ``linger_s``: how long the thread collects items before it writes.
+    ``linger_s``: how long the thread collects items before it writes. ``max_waiting``: ``put`` drops an item
+    while so many wait, and counts it in ``rejected``; then only one thread may call ``put``.
     """
 
-    def __init__(self, write: Callable[[list[T]], bool], *, name: str, linger_s: float) -> None:
+    def __init__(
+        self,
+        write: Callable[[list[T]], bool],
+        *,
+        name: str,
+        linger_s: float,
+        max_waiting: int | None = None,
+    ) -> None:
+        self.rejected = 0
         self._write = write
         self._name = name
         self._linger_s = linger_s
+        self._max_waiting = max_waiting
         self._items: deque[T] = deque()
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -44,6 +54,9 @@ class BatchWriter(Generic[T]):
     def put(self, item: T, *, hurry: bool = False) -> None:
         """Queue an item. Never waits. ``hurry``: write it, and all before it, without delay."""
         if self._over:
+            return
+        if self._max_waiting is not None and len(self._items) >= self._max_waiting:
+            self.rejected += 1
             return
         self._items.append(item)
         if self._thread is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from llamasup.settings.kinds import Many, Named, Section
 from llamasup.settings.model import ModelEntry
 from tests.config.reading import issues_of
 from tests.paths import ROOT
+from tests.script import run_script
 
 EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
 
@@ -125,11 +124,6 @@ def test_extra_needs_a_list() -> None:
 
 
 def test_tables_in_the_documentation_are_current() -> None:
-    checked = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "config_tables.py"), "--check"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    checked = run_script("config_tables.py", "--check")
 
     assert (checked.returncode, checked.stderr) == (0, "")

@@ -13,6 +13,7 @@ from llamasup.http.heads import (
     HeadRules,
     HttpError,
     Priority,
+    TraceParent,
     error_body,
     error_response,
     parse_authority,
@@ -21,7 +22,7 @@ from llamasup.http.heads import (
     response,
     split_target,
     status_line,
-    trace_id_of,
+    trace_parent_of,
 )
 
 HOST = (b"host", b"localhost")
@@ -259,8 +260,16 @@ TRACE, SPAN = b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7"
         b"cc-%b-%b-01-what-is-to-come" % (TRACE, SPAN),
     ],
 )
-def test_trace_id_is_read(traceparent: bytes) -> None:
-    assert trace_id_of(traceparent) == TRACE.decode()
+def test_trace_and_span_of_the_client_are_read(traceparent: bytes) -> None:
+    parent = trace_parent_of(traceparent)
+    assert (parent.trace_id, parent.span_id) == (TRACE.decode(), SPAN.decode())
+
+
+@pytest.mark.parametrize(("flags", "sampled"), [(b"00", False), (b"01", True), (b"02", False), (b"ff", True)])
+def test_the_last_bit_of_the_flags_says_whether_the_client_exports_its_span(
+    flags: bytes, sampled: bool
+) -> None:
+    assert trace_parent_of(b"00-%b-%b-%b" % (TRACE, SPAN, flags)).is_sampled is sampled
 
 
 @pytest.mark.parametrize(
@@ -281,7 +290,7 @@ def test_trace_id_is_read(traceparent: bytes) -> None:
     ],
 )
 def test_invalid_traceparent_has_no_trace(traceparent: bytes) -> None:
-    assert trace_id_of(traceparent) == ""
+    assert trace_parent_of(traceparent) == TraceParent("", "", is_sampled=False)
 
 
 # --- priorities ----------------------------------------------------------------------------------

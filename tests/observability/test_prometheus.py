@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 from llamasup.observability.prometheus import merged, own_families
 from tests.paths import ROOT
+from tests.script import run_script
 
 
 def test_the_families_of_the_documentation_are_those_of_llamasup() -> None:
@@ -32,9 +32,7 @@ def test_samples_of_several_servers_share_one_header() -> None:
 DOC = ROOT / "docs" / "observability.md"
 
 
-def write(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "metrics_table.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+write = partial(run_script, "metrics_table.py")
 
 
 def test_the_table_is_current() -> None:

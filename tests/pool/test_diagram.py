@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from scripts.pool_diagram import DOC, MARKS, diagram
-from tests.paths import ROOT
+from tests.script import run_script
 
-
-def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "pool_diagram.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+draw = partial(run_script, "pool_diagram.py")
 
 
 def test_diagram_in_docs_matches_table() -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from llamasup.proxy.phases import BUSY, PAUSED, PHASES, Phase, longest_s
 from llamasup.proxy.settings import Limits
-from tests.paths import ROOT
+from tests.script import run_script
 
 
 def test_every_phase_has_a_rule() -> None:
@@ -28,6 +25,5 @@ def test_phase_ends_unless_somebody_else_limits_it(phase: Phase) -> None:
 
 
 def test_table_in_the_documentation_is_current() -> None:
-    script = ROOT / "scripts" / "phases_table.py"
-    checked = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    checked = run_script("phases_table.py", "--check")
     assert (checked.returncode, checked.stderr) == (0, "")

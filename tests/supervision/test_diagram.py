@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.paths import ROOT
+from tests.script import run_script
 
 DOC = ROOT / "docs" / "design.md"
 
 
-def draw(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "lifecycle_diagram.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+draw = partial(run_script, "lifecycle_diagram.py")
 
 
 @pytest.mark.slow

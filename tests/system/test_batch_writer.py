@@ -66,6 +66,20 @@ def test_put_never_waits_and_counts_what_waits() -> None:
     assert sink.written == list(range(1001))
 
 
+def test_full_queue_rejects_and_counts_further_items() -> None:
+    sink = Sink()
+    sink.hold.clear()
+    writer = BatchWriter(sink.write, name="w", linger_s=0.0, max_waiting=10)
+    writer.put(0, hurry=True)
+    assert sink.entered.wait(PATIENCE_S)
+    for number in range(1, 14):
+        writer.put(number)
+    assert (len(writer), writer.rejected) == (10, 3)
+    sink.hold.set()
+    assert writer.close(PATIENCE_S)
+    assert sink.written == list(range(11))
+
+
 def test_writer_that_cannot_write_drops_everything() -> None:
     sink = Sink()
     sink.ends = True

@@ -19,6 +19,7 @@ OURS = {"XDG_CONFIG_HOME": "/e", "GGML_NO_BACKTRACE": "1", "LD_LIBRARY_PATH": "/
     [
         *("HF_TOKEN", "LLAMA_ARG_CTX_SIZE", "LLAMA_API_KEY", "AWS_SECRET_ACCESS_KEY", "LD_PRELOAD"),
         *("NVIDIA_API_KEY", "GGML_TOKEN", "CUDA_SECRET", "OMP_PASSWORD", "VK_CREDENTIALS", "PYTHONPATH"),
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME"),
     ],
 )
 def test_unlisted_variables_and_secrets_are_not_passed(name: str) -> None:

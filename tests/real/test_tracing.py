@@ -1,0 +1,136 @@
+"""The spans of requests to a real llama-server, at a trace collector on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
+from tests.observability.tracing.collector import Collector, collector, plain
+from tests.observability.tracing.records import PARENT, TRACE
+from tests.patience import eventually
+
+pytestmark = pytest.mark.real
+
+LONG = 3000  # tokens
+SECRET = "a word of the prompt"
+
+
+def environ(url: str, **more: str) -> dict[str, str]:
+    return {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_SERVICE_NAME": "models", **more}
+
+
+def ask(running: Llamasup, name: str, tokens: int, *, begun: Callable[[], object] | None = None) -> int:
+    """The status of a request. ``begun``: make it a stream, and call this after its first bytes."""
+    headers = {"X-Request-Id": name, "traceparent": f"00-{TRACE}-{PARENT}-01"}
+    body = {"prompt": SECRET, "max_tokens": tokens, "ignore_eos": True, "stream": begun is not None}
+    url = f"{running.url}/v1/completions?query={SECRET}"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as response:
+        for number, _ in enumerate(response.iter_bytes()):
+            if number == 0 and begun is not None:
+                begun()
+        return response.status_code
+
+
+def requests_of(received: Collector) -> dict[str, tuple[Span, dict[str, Any], dict[str, float]]]:
+    """The span of each request by its id, with its attributes and the seconds of its children in order."""
+    found = {}
+    for root in received.spans:
+        if root.name != "llamasup.request":
+            continue
+        children = [span for span in received.spans if span.parent_span_id == root.span_id]
+        seconds = {
+            span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in children
+        }
+        assert all(span.trace_id == root.trace_id for span in children)
+        attributes = plain(root.attributes)
+        found[attributes["llamasup.request_id"]] = root, attributes, seconds
+    return found
+
+
+def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path) -> None:
+    """A stream; a plain request that waits for its slot; one that waits for the start after a crash."""
+    options = ("--runtime", runtime, "--parallel", "1")
+    with collector() as received, llamasup(tiny_model, *options, env=environ(received.url)) as running:
+        running.wait_for("ready")
+        began_ns = time.time_ns()
+        waiting: list[Future[int]] = []
+        with ThreadPoolExecutor() as clients:
+            begun = lambda: waiting.append(clients.submit(ask, running, "plain", 300))  # noqa: E731
+            assert ask(running, "stream", LONG, begun=begun) == 200
+            assert waiting[0].result(PATIENCE_S) == 200
+        (child,) = running.children()
+        child.send_signal(signal.SIGKILL)
+        running.wait_for("exit")
+        assert ask(running, "after", 4) == 200
+        assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 200
+        assert (
+            "llamasup_traces_dropped_total 0.0"
+            in httpx.get(f"{running.url}/metrics", timeout=PATIENCE_S).text
+        )
+        assert running.stop() == 0
+        ended_ns = time.time_ns()
+    spans = requests_of(received)
+    assert set(spans) == {"stream", "plain", "after"}
+    assert received.resource()["service.name"] == "models"
+    for root, attributes, seconds in spans.values():
+        assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, PARENT)
+        assert began_ns < root.start_time_unix_nano < root.end_time_unix_nano < ended_ns
+        duration_s = (root.end_time_unix_nano - root.start_time_unix_nano) / 1e9
+        assert sum(seconds.values()) == pytest.approx(duration_s, abs=1e-6)
+        assert (attributes["gen_ai.request.model"], attributes["gen_ai.operation.name"]) == (
+            "tiny",
+            "text_completion",
+        )
+        assert attributes["gen_ai.usage.input_tokens"] > 4
+        assert SECRET not in str(root)
+    for name, tokens in (("stream", LONG), ("plain", 300), ("after", 4)):
+        assert spans[name][1]["gen_ai.usage.output_tokens"] == tokens
+    for name, tokens in (("stream", LONG), ("plain", 300)):
+        _, attributes, seconds = spans[name]
+        assert list(seconds) == ["queue", "prompt", "generation"]
+        assert seconds["generation"] == pytest.approx(tokens / attributes["llamasup.tokens_per_s"], rel=0.5)
+    # There is one slot, so the second request waits in the queue for the end of the first.
+    first, second = spans["stream"][0], spans["plain"][0]
+    sent_ns = second.start_time_unix_nano + spans["plain"][2]["queue"] * 1e9
+    assert second.start_time_unix_nano < first.end_time_unix_nano < sent_ns + 1e6
+    assert next(iter(spans["after"][2])) == "load"
+
+
+@pytest.mark.one_runtime
+def test_collector_that_hangs_or_is_missing_delays_neither_requests_nor_the_end(
+    runtime: str, tiny_model: Path
+) -> None:
+    def run(url: str, until: Callable[[Llamasup], object]) -> tuple[str, float]:
+        """What llamasup wrote, and how long its end took."""
+        with llamasup(tiny_model, "--runtime", runtime, env=environ(url)) as running:
+            running.wait_for("ready")
+            assert {ask(running, f"r-{number}", 2) for number in range(20)} == {200}
+            until(running)
+            began_s = time.monotonic()
+            assert running.stop() == 0
+            return running.stderr_text, time.monotonic() - began_s
+
+    def has_warned(running: Llamasup) -> None:
+        eventually(lambda: "spans cannot be sent" in running.stderr_text)
+
+    with collector() as working:
+        _, working_s = run(working.url, lambda _: working.asked.wait(PATIENCE_S))
+    text, dead_s = run(working.url, has_warned)
+    assert text.count("spans cannot be sent") == 1
+    assert "Connection refused" in text
+    with collector() as hanging:
+        hanging.hangs = True
+        _, hanging_s = run(hanging.url, lambda _: hanging.asked.wait(PATIENCE_S))
+    print(f"end: {working_s:.2f} s, dead collector {dead_s:.2f} s, hanging collector {hanging_s:.2f} s")
+    assert dead_s < working_s + 1.0
+    assert hanging_s < working_s + 5.0  # it waits for the collector for at most one second
