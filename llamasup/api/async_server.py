@@ -67,6 +67,10 @@ class AsyncServer:
         """The ``status`` object of docs/design.md."""
         return self._hosted.control_target.status()
 
+    def why(self, model: str | None = None) -> Mapping[str, Any]:
+        """Why the model is in its state, and what would have to change, in sentences (docs/control.md)."""
+        return self._hosted.control_target.why(self._name_of(model))
+
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.
 

@@ -61,6 +61,14 @@ class Server:
 
         return self._thread.do(ask())
 
+    def why(self, model: str | None = None) -> Mapping[str, Any]:
+        """As ``AsyncServer.why``."""
+
+        async def ask() -> Mapping[str, Any]:
+            return self._server.why(model)
+
+        return self._thread.do(ask())
+
     def events(self) -> Events:
         """As ``AsyncServer.events``."""
         self._thread.refuse_others()

@@ -42,6 +42,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("status", "Show the state of a running llamasup and its models."),
         _command("top", "Show the models and the requests of a running llamasup, live."),
         _control("ps", "List the models of a running llamasup."),
+        _control("why", "Say why a model is in its state, and what would have to change."),
         _control("load", "Load a model, and wait until it is ready."),
         _control("unload", "Unload a model, and wait until its memory is free."),
         _control("restart", "Restart one model, or all loaded models one by one."),

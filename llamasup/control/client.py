@@ -18,6 +18,7 @@ from msgspec import Struct
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.http.errors import error_from
 from llamasup.http.httpx_import import httpx
+from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["ControlAddress", "ControlClient"]
@@ -85,6 +86,14 @@ class ControlClient:
 
     def status(self) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", self._request("GET", "/status"))
+
+    def why(self, model: str) -> Mapping[str, Any]:
+        """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""
+        return cast("Mapping[str, Any]", self._request("GET", _of_model(model, "why")))
+
+    def decisions(self, limit: int = MAX_DECISIONS) -> Mapping[str, Any]:
+        """The last decisions about all models, the newest first."""
+        return cast("Mapping[str, Any]", self._request("GET", "/decisions", {"limit": limit}))
 
     def requests(self, ended: int = 0) -> Mapping[str, Any]:
         """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""

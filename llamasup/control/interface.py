@@ -65,6 +65,14 @@ class ControlTarget(Protocol):
         """The ``status`` object of the contract (docs/design.md)."""
         ...
 
+    def why(self, model: str) -> Mapping[str, Any]:
+        """Why the model is in its state, in sentences (docs/control.md)."""
+        ...
+
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        """The last decisions about all models, the newest first."""
+        ...
+
     def gauges(self) -> Sequence[InstanceGauges]: ...
 
     async def scrape(self) -> Mapping[str, str]:

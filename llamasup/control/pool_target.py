@@ -13,6 +13,7 @@ from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
+from llamasup.pool.catalog.model_view import unload_in_s, why_of
 from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
@@ -80,6 +81,12 @@ class PoolTarget:
         # A renamed model keeps writing to its first log file.
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
+    def why(self, model: str) -> Mapping[str, Any]:
+        return why_of(self._models.known(model), self._models.pool)
+
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]
+
     # --- changes
 
     async def load(self, model: str) -> None:
@@ -101,6 +108,7 @@ class PoolTarget:
         if not can_restart_in_place(managed):
             await self._models.pool.load(managed)
             return
+        self._models.pool.note_restart(managed)
         for runner in tuple(managed.runners):
             if not can_restart_in_place(managed):
                 raise _unloaded(managed.spec.id)
@@ -176,8 +184,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
 
 def _until(managed: ManagedModel) -> str | None:
     """When the model will be unloaded if no request arrives before; None if unknown."""
-    ttl_s = managed.spec.stay.ttl_s
-    if ttl_s == float("inf") or managed.spec.stay.pin or not managed.serves or managed.served.in_flight:
+    left_s = unload_in_s(managed, monotonic())
+    if left_s is None:
         return None
-    left_s = max(managed.resident_since_s, managed.served.idle_since_s) + ttl_s - monotonic()
     return (datetime.now(UTC) + timedelta(seconds=left_s)).isoformat(timespec="seconds")

@@ -23,6 +23,7 @@ from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
+from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.system.hardware.nvml import vram_by_process
 from llamasup.system.process.log_tail import MAX_LINES
@@ -63,7 +64,9 @@ class Application:
                 _get(f"{PREFIX}/requests", self._show_requests),
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
+                _get(f"{PREFIX}/decisions", self._show_decisions),
                 _get(f"{model}/logs", self._show_log),
+                _get(f"{model}/why", self._show_why),
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
@@ -104,6 +107,13 @@ class Application:
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
         return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+
+    async def _show_why(self, request: Request) -> Response:
+        return _json(self._control_target.why(request.path_params["model"]))
+
+    async def _show_decisions(self, request: Request) -> Response:
+        limit = _number(request, "limit", MAX_DECISIONS, MAX_DECISIONS)
+        return _json({"decisions": self._control_target.decisions(limit)})
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

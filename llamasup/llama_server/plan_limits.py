@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.settings.model import Settings
 
-__all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "adjustable_of"]
+__all__ = ["MIN_CTX_SIZE", "Adjustment", "Change", "PlanLimits", "Reduction", "adjustable_of"]
 
 # Below this a chat with a system prompt and tools does not fit: never chosen, but the user can set it.
 MIN_CTX_SIZE = 2048
@@ -51,6 +51,16 @@ class Change(Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.setting} {self.after} instead of {self.before}"
+
+
+class Reduction(Struct, frozen=True):
+    """A setting that a plan has smaller than llamasup prefers, or than the user asked for. ``why``: a clause.
+    ``fixed``: more memory would not change it.
+    """
+
+    change: Change
+    why: str
+    fixed: bool = False
 
 
 class Adjustment(Struct, frozen=True):

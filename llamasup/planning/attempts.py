@@ -49,6 +49,7 @@ from llamasup.planning.load_history_store import load, save
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
+from llamasup.planning.reductions import reductions
 from llamasup.planning.refusal import refusal
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
@@ -144,8 +145,11 @@ class Planner:
             start = limits_from(self._history, self._runtime, preferred.key, available_bytes, _today())
         if not self._checks_memory:
             made = candidate(start)
-            return Admission(made, (made,))
-        return admit(candidate, start)
+            found = Admission(made, (made,))
+        else:
+            found = admit(candidate, start)
+        reduced = reductions(preferred, found.plan, self._launch.settings)
+        return replace(found, plan=replace(found.plan, reduced=reduced)) if reduced else found
 
     def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
         """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""

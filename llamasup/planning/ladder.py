@@ -26,6 +26,7 @@ __all__ = [
     "Admission",
     "admit",
     "blames_kv_cache",
+    "changes",
     "is_out_of_memory",
     "largest_that_fits",
     "step_down",
@@ -144,8 +145,8 @@ def step_down(
         return None
     if bounds is None:
         return None
-    changes = _changes(plan, candidate(bounds))
-    return Adjustment(steps_taken + 1, MAX_STEPS, changes, bounds) if changes else None
+    changed = changes(plan, candidate(bounds))
+    return Adjustment(steps_taken + 1, MAX_STEPS, changed, bounds) if changed else None
 
 
 def _halved(
@@ -156,10 +157,10 @@ def _halved(
     last = _smaller(plan, candidate, why, _AFTER_A_CRASH)
     if last is None:
         return None if diagnosis.cause == "out_of_memory_host" else _fewer_layers(plan, why)
-    setting = _changes(plan, last)[0].setting
+    setting = changes(plan, last)[0].setting
     while last.memory.context_bytes > plan.memory.context_bytes // 2:
         further = _smaller(last, candidate, why, _AFTER_A_CRASH)
-        if further is None or any(change.setting != setting for change in _changes(plan, further)):
+        if further is None or any(change.setting != setting for change in changes(plan, further)):
             break
         last = further
     return last.bounds
@@ -222,7 +223,8 @@ def _plainer_cache(plan: LaunchPlan) -> PlanLimits | None:
     return None
 
 
-def _changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
+def changes(before: LaunchPlan, after: LaunchPlan) -> tuple[Change, ...]:
+    """The settings of llamasup's own choice in which two plans of a model differ."""
     pairs = (
         ("--parallel", before.parallel, after.parallel),
         ("--ctx-size", before.ctx_size_of_slot, after.ctx_size_of_slot),

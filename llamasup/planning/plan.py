@@ -18,7 +18,7 @@ from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.argv_builder import CommandLine, Reason, read_extra
 from llamasup.llama_server.help_text import Capabilities, names_commit
 from llamasup.llama_server.memory_log import give_size_log
-from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.llama_server.plan_limits import PlanLimits, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
@@ -83,6 +83,7 @@ class LaunchPlan(Struct, frozen=True):
     adjustable: frozenset[str]  # the options of llamasup whose values were not set by hand
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
     nice: int | None = None  # None: that of llamasup
+    reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
 
     @property
     def ctx_size_of_slot(self) -> int:

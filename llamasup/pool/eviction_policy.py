@@ -33,8 +33,10 @@ __all__ = [
     "RECHECK_S",
     "Action",
     "Cordon",
+    "Decided",
     "DeviceBytes",
     "Evict",
+    "Grounds",
     "Load",
     "ModelSnapshot",
     "Phase",
@@ -45,6 +47,7 @@ __all__ = [
     "Uncordon",
     "WakeAt",
     "decide",
+    "decide_with_grounds",
     "never_fits",
 ]
 
@@ -152,6 +155,35 @@ class WakeAt(Struct, frozen=True):
 
 Action = Load | Evict | Cordon | Uncordon | Reject | WakeAt
 
+
+class Grounds(Struct, frozen=True):
+    """The numbers behind the decision about a model that is to be loaded.
+
+    ``free``: of the ``wanted`` resources, now. ``lack``: the missing amounts once the evictions under way are
+    over; empty: nothing more has to be evicted. ``chosen``: the models that it evicts, or waits for; empty:
+    no set of models that may be evicted by now frees enough. From ``overdue_at_s`` on, these include models
+    that are busy.
+    """
+
+    wanted: Demand
+    free: Demand
+    lack: Demand
+    chosen: tuple[Candidate, ...]
+    overdue_at_s: float
+
+    @property
+    def missing(self) -> tuple[Resource, ...]:
+        """The resources of which less is free now than wanted."""
+        return tuple(lacking(self.wanted, self.free))
+
+
+class Decided(Struct, frozen=True):
+    """``grounds``: by the id of the model to load; with the id ``""`` of evictions that the budget needs."""
+
+    actions: tuple[Action, ...]
+    grounds: Mapping[str, Grounds]
+
+
 _HOLDING: Final = frozenset({Phase.LOADING, Phase.RESIDENT, Phase.CORDONED, Phase.UNLOADING})
 _STAYING: Final = _HOLDING - {Phase.UNLOADING}
 MAX_LOADS: Final = 32
@@ -177,6 +209,12 @@ def decide(snapshot: Snapshot) -> tuple[Action, ...]:
     not known yet.
     """
     return _Decision(snapshot).actions()
+
+
+def decide_with_grounds(snapshot: Snapshot) -> Decided:
+    """``decide``, with the numbers behind the actions."""
+    decision = _Decision(snapshot)
+    return Decided(decision.actions(), decision.grounds)
 
 
 def never_fits(id_: str, snapshot: Snapshot) -> str:
@@ -261,6 +299,7 @@ class _Decision:
         self.overdue_lack: set[Resource] = set()  # missing for models that have waited a time slice
         self.evictions: dict[str, Evict | Cordon] = {}
         self.loads: list[Action] = []
+        self.grounds: dict[str, Grounds] = {}
         self.wakes: list[float] = []
 
     def actions(self) -> tuple[Action, ...]:
@@ -316,7 +355,9 @@ class _Decision:
         chosen = cheapest_set(idle, over)
         if chosen is None and len(idle) < len(helping):
             self.wakes.append(self.now + RECHECK_S)
-        self.evict(idle if chosen is None else chosen, over, "")
+        evicted = tuple(idle if chosen is None else chosen)
+        self.grounds[""] = Grounds({}, {}, over, evicted, _NEVER)
+        self.evict(evicted, over, "")
 
     def load(self, model: ModelSnapshot) -> None:
         wanted = _demand(model)
@@ -330,6 +371,7 @@ class _Decision:
             candidates = self.available()
             affordable = [candidate for candidate in candidates if overdue or candidate.cost < _BUSY]
             chosen = cheapest_set(affordable, lack)
+            self.note(model, wanted, lack, chosen or ())
             if overdue and (chosen is None or any(candidate.cost >= _BUSY for candidate in chosen)):
                 self.overdue_lack |= lack.keys()
             if chosen is None or any(candidate.cost >= _UNDUE for candidate in chosen):
@@ -337,10 +379,20 @@ class _Decision:
             if chosen is None:
                 return
             self.evict(chosen, lack, model.id)
-        elif not lacking(wanted, self.free):
-            self.loads.append(Load(model.id))
-            take(self.free, wanted)
+        else:
+            self.note(model, wanted, lack)
+            if not lacking(wanted, self.free):
+                self.loads.append(Load(model.id))
+                take(self.free, wanted)
         take(self.expected_free, wanted)
+
+    def note(
+        self, model: ModelSnapshot, wanted: Demand, lack: Demand, chosen: tuple[Candidate, ...] = ()
+    ) -> None:
+        """Keep the numbers of the decision about ``model``."""
+        free = {resource: self.free.get(resource, 0) for resource in wanted}
+        overdue_at_s = model.waiting_since_s + self.policy.time_slice_s
+        self.grounds[model.id] = Grounds(wanted, free, lack, chosen, overdue_at_s)
 
     def available(self) -> list[Candidate]:
         """The candidates that are neither evicted nor reserved for a longer wait."""

@@ -14,7 +14,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.pool.cheapest_set import UNUSED
 from llamasup.pool.driver import ProcessDriver
 from llamasup.pool.estimate import SizedModel
-from llamasup.pool.eviction_policy import ModelSnapshot, Phase
+from llamasup.pool.eviction_policy import Grounds, ModelSnapshot, Phase
 from llamasup.pool.model_states import (
     Model,
     ModelState,
@@ -25,6 +25,7 @@ from llamasup.pool.model_states import (
     phase_of,
 )
 from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.pool.why.recording import LoadedBy
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.backoff import HALF_OPEN_S
 from llamasup.supervision.runner import InstanceRunner
@@ -72,6 +73,7 @@ class ManagedModel:
         "driver",
         "load_waiters",
         "load_waiters_since_s",
+        "loaded_by",
         "model",
         "pause",
         "pending_demand",
@@ -83,6 +85,7 @@ class ManagedModel:
         "unload_waiters",
         "unloaded",
         "use",
+        "waits",
     )
 
     def __init__(self, spec: ModelSpec, served: ReplicaSet, driver: ProcessDriver) -> None:
@@ -100,6 +103,8 @@ class ManagedModel:
         self.use = UNUSED  # kept while it is not loaded
         self.load_waiters: list[asyncio.Future[None]] = []  # of ``load`` commands
         self.load_waiters_since_s = 0.0
+        self.loaded_by: LoadedBy = "command"  # what the last ``load`` was for
+        self.waits: Grounds | None = None  # why it is not loaded, while the policy makes it wait
         self.unload_waiters: list[asyncio.Future[None]] = []
         self.pending_demand: PendingDemand | None = None
 

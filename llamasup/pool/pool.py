@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from time import monotonic
 from typing import assert_never
 
@@ -28,13 +29,14 @@ from llamasup.pool.eviction_policy import (
     Action,
     Cordon,
     Evict,
+    Grounds,
     Load,
     Phase,
     Reject,
     Snapshot,
     Uncordon,
     WakeAt,
-    decide,
+    decide_with_grounds,
 )
 from llamasup.pool.model import ManagedModel, PendingDemand, policy_for
 from llamasup.pool.model_states import Effect, Event, ModelState, RolloutStep, charged
@@ -42,6 +44,9 @@ from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
 from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.pool.why import recording
+from llamasup.pool.why.decision import Decisions
+from llamasup.pool.why.recording import LoadedBy
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
@@ -82,6 +87,8 @@ class Pool:
         self._ended = False  # all processes are being killed
         self.running = asyncio.Event()
         self.managed_models: dict[str, ManagedModel] = {}
+        self.decisions = Decisions()
+        self._grounds: Mapping[str, Grounds] = {}  # of the current decision of the policy
         self.on_sized: Callable[[ManagedModel], None] | None = None
         """Called after each successful sizing for a load."""
         # The models that the policy sees: requested, with processes, or removed and still stopping.
@@ -194,7 +201,7 @@ class Pool:
         is_wanted = managed.wanted
         load_waiters, managed.load_waiters = managed.load_waiters, []
         for waiter in load_waiters:
-            self._add_load_waiter(successor, waiter)
+            self._add_load_waiter(successor, waiter, managed.loaded_by)
             waiter.add_done_callback(over)
         successor.pending_demand = successor.pending_demand or managed.pending_demand
         managed.pending_demand = None
@@ -212,10 +219,12 @@ class Pool:
 
     def rename(self, managed: ManagedModel, id_: str) -> None:
         """Give the model an unused id. It keeps its processes and its queue."""
-        del self.managed_models[managed.spec.id]
+        old = managed.spec.id
+        del self.managed_models[old]
         self._post(managed, states.SpecUpdated(replace(managed.spec, id=id_)))
         self.managed_models[id_] = managed
         managed.driver.rename(id_)
+        self.decisions.rename(old, id_)
 
     def update_spec(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Change the spec of a model without a change to its processes."""
@@ -226,17 +235,20 @@ class Pool:
         self._change_spec(managed, states.SpecChanged(spec))
 
     def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
+        rolled_out = managed.model.rollout
         self._post(managed, event)
+        if managed.model.rollout is not None and managed.model.rollout is not rolled_out:
+            self.decisions.add(recording.updated(datetime.now(UTC), managed.spec.id))
         sized = managed.sized
         managed.served.apply_policy(
             policy_for(event.spec, self.options.policy, None if sized is None else sized.spec)
         )
 
-    async def load(self, managed: ManagedModel) -> None:
+    async def load(self, managed: ManagedModel, by: LoadedBy = "command") -> None:
         """Wait until the model serves. Raises the error of the load."""
         if managed.serves and not self.stopping and not managed.removed:
             return
-        waiter = self.begin_load(managed)
+        waiter = self.begin_load(managed, by)
         try:
             await waiter
         finally:
@@ -244,7 +256,7 @@ class Pool:
                 managed.load_waiters.remove(waiter)
                 self.reconcile_soon()
 
-    def begin_load(self, managed: ManagedModel) -> asyncio.Future[None]:
+    def begin_load(self, managed: ManagedModel, by: LoadedBy = "command") -> asyncio.Future[None]:
         """Load the model. The result ends when it serves, or with the error."""
         if self.stopping:
             raise _stopping()
@@ -254,14 +266,15 @@ class Pool:
                 remedy="List the models with `llamasup ps --all`.",
             )
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._add_load_waiter(managed, waiter)
+        self._add_load_waiter(managed, waiter, by)
         return waiter
 
-    def _add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None]) -> None:
+    def _add_load_waiter(self, managed: ManagedModel, waiter: asyncio.Future[None], by: LoadedBy) -> None:
         """Load the model, and end ``waiter`` with the outcome."""
         if not managed.load_waiters:
             managed.load_waiters_since_s = monotonic()
         managed.load_waiters.append(waiter)
+        managed.loaded_by = by
         self._post(managed, states.RetryRequested())
         self._want(managed)
 
@@ -329,6 +342,8 @@ class Pool:
             self._timer.schedule(monotonic() + managed.spec.stay.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
+        if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
+            self.decisions.add(decision)
         managed = self.managed_models.get(event.model) if isinstance(event, StateChanged) else None
         if managed is None or not isinstance(event, StateChanged):
             return
@@ -337,6 +352,7 @@ class Pool:
             runner.instance.state is State.READY for runner in managed.runners
         ):
             managed.resident_since_s = monotonic()
+            self._note_reductions(managed, event.generation)
         managed.driver.report()
         self.reconcile_soon()
 
@@ -429,7 +445,7 @@ class Pool:
 
         waiter: asyncio.Future[None] = self._loop.create_future()
         waiter.add_done_callback(over)
-        self._add_load_waiter(managed, waiter)
+        self._add_load_waiter(managed, waiter, "update")
 
     # --- reconciliation ---------------------------------------------------------------------------------
     def reconcile_soon(self) -> None:
@@ -449,8 +465,12 @@ class Pool:
                 self._observe(managed, now_s)
         self._grant_swaps()
         models = {managed.key: managed.snapshot() for managed in self.active if managed.sized is not None}
-        for action in decide(Snapshot(now_s, models, self.options.budget, self.options.residency)):
+        decided = decide_with_grounds(Snapshot(now_s, models, self.options.budget, self.options.residency))
+        self._grounds = decided.grounds
+        for action in decided.actions:
             self._apply(action)
+        for managed in self.active:
+            self._note_wait(managed, decided.grounds.get(managed.key))
 
     def _observe(self, managed: ManagedModel, now_s: float) -> None:
         """Handle what does not depend on other models: expired demand, failures, sizings."""
@@ -491,12 +511,18 @@ class Pool:
     def _apply(self, action: Action) -> None:
         match action:
             case Load(id_):
-                self._post(self.managed_models[id_], states.LoadGranted())
+                managed = self.managed_models[id_]
+                by = managed.loaded_by if managed.load_waiters else "request"
+                self.decisions.add(recording.loaded(datetime.now(UTC), id_, by))
+                self._post(managed, states.LoadGranted())
             case Evict(id_, reason, for_id):
                 self._post(self.managed_models[id_], states.UnloadRequested(reason, for_id))
             case Cordon(id_, for_id):
+                grounds = self._grounds.get(for_id)
+                self.decisions.add(recording.closed(datetime.now(UTC), id_, for_id, grounds))
                 self._post(self.managed_models[id_], states.Cordoned(for_id))
             case Uncordon(id_):
+                self.decisions.add(recording.opened(datetime.now(UTC), id_))
                 self._post(self.managed_models[id_], states.Uncordoned())
             case Reject(id_, reason):
                 refused = DoesNotFit(f"Model {id_!r} does not fit: {reason}.", remedy=_DOES_NOT_FIT_REMEDY)
@@ -505,6 +531,25 @@ class Pool:
                 self._timer.schedule(at_s)
             case _ as unreachable:
                 assert_never(unreachable)
+
+    # --- reasons ----------------------------------------------------------------------------------------
+    def note_restart(self, managed: ManagedModel) -> None:
+        """A command restarts its processes."""
+        self.decisions.add(recording.restarted(datetime.now(UTC), managed.spec.id))
+
+    def _note_wait(self, managed: ManagedModel, grounds: Grounds | None) -> None:
+        """Record a wait once for what it lacks; the amounts that are free change with each request."""
+        before = managed.waits
+        managed.waits = grounds if managed.state is ModelState.ABSENT else None
+        if managed.waits is not None and (before is None or before.missing != managed.waits.missing):
+            self.decisions.add(recording.waiting(datetime.now(UTC), managed.spec.id, managed.waits))
+
+    def _note_reductions(self, managed: ManagedModel, generation: int) -> None:
+        """Record what is smaller in the plan of a generation that serves."""
+        for runner in managed.runners:
+            if runner.instance.generation == generation and runner.plan is not None and runner.plan.reduced:
+                self.decisions.add(recording.reduced(datetime.now(UTC), managed.spec.id, runner.plan.reduced))
+                return
 
 
 def _stopping() -> Stopping:

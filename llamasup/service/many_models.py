@@ -298,7 +298,7 @@ class HostedModels:
 
     async def _preload(self, managed: ManagedModel) -> None:
         with contextlib.suppress(LlamasupError):  # published on the bus
-            await self._pool.load(managed)
+            await self._pool.load(managed, "preload")
 
     def _follow_config(self) -> None:
         if self._configured.config.watch:

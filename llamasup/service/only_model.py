@@ -80,7 +80,7 @@ class HostedModel:
             self._logs.close()
 
     def start(self) -> None:
-        self._pool.begin_load(self.backend.managed).add_done_callback(_ignore_error)
+        self._pool.begin_load(self.backend.managed, "start").add_done_callback(_ignore_error)
 
     async def begun(self) -> None:
         await self._until(lambda: self._stopping or self._state is not State.STOPPED)
@@ -110,6 +110,7 @@ class HostedModel:
         """Restart the server after its requests in flight; load a model that is not loaded."""
         managed = self.backend.managed
         if can_restart_in_place(managed):
+            self._pool.note_restart(managed)
             for runner in managed.runners:
                 runner.post(RestartRequested())
         else:

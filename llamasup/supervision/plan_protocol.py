@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address
 from llamasup.llama_server.diagnosis import Diagnosis
-from llamasup.llama_server.plan_limits import Adjustment
+from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 
 __all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
@@ -55,6 +55,11 @@ class ChildPlan(Protocol):
     @property
     def device(self) -> str | None:
         """The device that it computes on, as in ``LaunchPlan.device``."""
+        ...
+
+    @property
+    def reduced(self) -> tuple[Reduction, ...]:
+        """What is smaller than preferred, or than the user asked for."""
         ...
 
 

@@ -67,6 +67,10 @@ async def test_server_serves_and_reports_its_models(fake: str, tiny_model: Path)
         assert answer.status_code == 200
         (model,) = server.status()["models"]
         assert (model["id"], model["state"]) == ("tiny", "ready")
+        assert server.why()["sentences"][0].startswith("tiny was loaded ")
+        assert server.why("tiny")["model"] == "tiny"
+        with pytest.raises(llamasup.ModelUnknown):
+            server.why("tinny")
         assert repr(server) == f"<llamasup.AsyncServer at {server.url}>"
     assert repr(server) == f"<llamasup.AsyncServer at {server.url} (ended)>"
 
@@ -501,6 +505,8 @@ async def test_server_stopped_from_outside_has_ended(fake: str, tiny_model: Path
         assert [event["event"] async for event in events][-1] == "stopped"
         with pytest.raises(llamasup.NotRunning):
             server.status()
+        with pytest.raises(llamasup.NotRunning):
+            server.why()
 
 
 def test_server_left_open_at_the_end_of_the_loop_leaves_nothing_behind(fake: str, tiny_model: Path) -> None:

@@ -39,6 +39,7 @@ def test_server_serves_and_reports_its_models(fake: str, tiny_model: Path) -> No
     with llamasup.serve(tiny_model, runtime=fake) as server:
         assert server.client.post("/v1/completions", json=TEXT).status_code == 200
         assert server.status()["models"][0]["state"] == "ready"
+        assert server.why()["sentences"][0].startswith("tiny was loaded ")
         assert repr(server) == f"<llamasup.Server at {server.url}>"
         server.unload()
         server.load("tiny")

@@ -15,7 +15,7 @@ from llamasup.cli.commands import control
 from llamasup.cli.target import find_target
 from llamasup.control.client import ControlAddress
 from llamasup.control.interface import shown
-from llamasup.errors import DoesNotFit, LlamasupError, UsageInvalid
+from llamasup.errors import DoesNotFit, LlamasupError, ModelUnknown, UsageInvalid
 from llamasup.models.diff import Changes
 from tests.control.fake import FakeControlTarget, served
 
@@ -70,6 +70,73 @@ def test_reload_shows_renamed_model_neither_as_added_nor_removed(
 
     changes = "added: new; removed: old; renamed: tiny to chat; config: memory"
     assert changes in capfd.readouterr().err
+
+
+# --- why
+
+
+EVIL = "<b>x</b>\x1b[31m"
+
+
+class Explained(FakeControlTarget):
+    """One of its models has a name that could change a terminal or a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names[EVIL] = ()
+
+    def why(self, model: str) -> Mapping[str, Any]:
+        answer = super().why(model)
+        return {**answer, "change": [f"Unload {model}."] if model == EVIL else []}
+
+
+def why(folder: Path, monkeypatch: pytest.MonkeyPatch, model: str | None, *, json: bool = False) -> int:
+    async def main() -> int:
+        async with served(Explained(), folder) as (_, path):
+            monkeypatch.setattr(chosen, "find_target", lambda **_: ControlAddress(socket=path))
+            options = {name: value for name, value in ANY_LLAMASUP.items() if name != "no_wait"}
+            return await asyncio.to_thread(control.why, None, model=model, **options, json=json)
+
+    return asyncio.run(main())
+
+
+def test_why_prints_sentences_and_escapes_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert why(tmp_path, monkeypatch, EVIL) == 0
+    assert capfd.readouterr().out == (
+        "<b>x</b>\\x1b[31m is loaded.\nWhat would have to change:\n  → Unload <b>x</b>\\x1b[31m.\n"
+    )
+
+
+def test_why_without_a_change_prints_only_the_reasons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert why(tmp_path, monkeypatch, "tiny") == 0
+    assert capfd.readouterr().out == "tiny is loaded.\n"
+
+
+def test_why_prints_the_whole_answer_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert why(tmp_path, monkeypatch, EVIL, json=True) == 0
+    printed = capfd.readouterr().out
+    assert "\x1b" not in printed
+    assert json.loads(printed)["sentences"] == [f"{EVIL} is loaded."]
+
+
+def test_why_of_an_unknown_model_names_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert why(tmp_path, monkeypatch, "tinny") == ModelUnknown.exit_code == 66
+    assert "The nearest is 'tiny'." in capfd.readouterr().err
+
+
+def test_why_without_a_name_needs_a_single_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert why(tmp_path, monkeypatch, None) == UsageInvalid.exit_code
+    assert "3 models are served; MODEL is required." in capfd.readouterr().err
 
 
 # --- the target ----------------------------------------------------------------------------------------

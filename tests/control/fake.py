@@ -85,6 +85,20 @@ class FakeControlTarget:
             "models": [self._model(name, aliases) for name, aliases in self.names.items()],
         }
 
+    def why(self, model: str) -> Mapping[str, Any]:
+        self._find(model)
+        return {
+            "model": model,
+            "state": "ready",
+            "sentences": [f"{model} is loaded."],
+            "change": [],
+            "decisions": [],
+        }
+
+    def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
+        decision = {"time": "2026-01-01T00:00:00.000+00:00", "model": "tiny", "kind": "load", "text": "…"}
+        return [decision, decision][:limit]
+
     def gauges(self) -> Sequence[InstanceGauges]:
         return [InstanceGauges(name, State.READY, 0, 0) for name in self.names]
 

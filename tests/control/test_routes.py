@@ -85,6 +85,27 @@ def client_of(folder: Path, visit: Callable[[FakeControlTarget, ControlClient], 
     asyncio.run(both())
 
 
+def test_reasons_of_a_model_are_shown(tmp_path: Path) -> None:
+    def visit(fake: FakeControlTarget, client: ControlClient) -> None:
+        assert client.why("org/repo:q8_0")["sentences"] == ["org/repo:q8_0 is loaded."]
+        with pytest.raises(ModelUnknown) as caught:
+            client.why("tinny")
+        assert caught.value.remedy == "The nearest is 'tiny'."
+
+    client_of(tmp_path, visit)
+
+
+def test_last_decisions_are_listed(tmp_path: Path) -> None:
+    def visit(fake: FakeControlTarget, client: ControlClient) -> None:
+        assert len(client.decisions()["decisions"]) == 2
+        assert len(client.decisions(1)["decisions"]) == 1
+        assert client.decisions(0) == {"decisions": []}
+        with pytest.raises(UsageInvalid, match="limit='201' is not a valid value"):
+            client.decisions(201)
+
+    client_of(tmp_path, visit)
+
+
 def test_requests_in_flight_are_listed(tmp_path: Path) -> None:
     def visit(fake: FakeControlTarget, client: ControlClient) -> None:
         assert client.requests() == {"live": [], "ended": []}

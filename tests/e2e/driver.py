@@ -139,11 +139,15 @@ class Llamasup:
         """Everything on standard error so far."""
         return "".join(self.stderr)
 
-    def wait_for(self, name: str, **fields: Any) -> Mapping[str, Any]:
-        """The first event of this name with these fields, past or to come."""
+    def wait_for(self, name: str, *, times: int = 1, **fields: Any) -> Mapping[str, Any]:
+        """The first (or ``times``-th) event of this name with these fields, past or to come."""
+        left = times
 
         def matches(event: Mapping[str, Any]) -> bool:
-            return event["event"] == name and all(event.get(key) == value for key, value in fields.items())
+            nonlocal left
+            if event["event"] == name and all(event.get(key) == value for key, value in fields.items()):
+                left -= 1
+            return left == 0
 
         return self._next(matches, f"{name} {fields or ''}")
 

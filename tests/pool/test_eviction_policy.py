@@ -6,13 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from llamasup.pool.cheapest_set import HALF_LIFE_S, Use
+from llamasup.pool.cheapest_set import HALF_LIFE_S, Resource, Use
 from llamasup.pool.eviction_policy import (
     MAX_LOADS,
     RECHECK_S,
     Action,
     Cordon,
     Evict,
+    Grounds,
     Load,
     ModelSnapshot,
     Phase,
@@ -22,6 +23,7 @@ from llamasup.pool.eviction_policy import (
     Uncordon,
     WakeAt,
     decide,
+    decide_with_grounds,
     never_fits,
 )
 
@@ -440,3 +442,49 @@ def test_loading_model_without_demand_is_not_evicted() -> None:
     loading = ModelSnapshot("a", gpu(8), Phase.LOADING)
     assert decided(loading, budget=gpu(6)) == (LOOK_AGAIN,)
     assert decided(loading, requested("b", gpu(6), for_s=9)) == ()
+
+
+# --- the numbers behind a decision
+
+
+def grounds_of(*models: ModelSnapshot) -> Mapping[str, Grounds]:
+    snapshot = Snapshot(NOW, {model.id: model for model in models}, gpu(10))
+    decided = decide_with_grounds(snapshot)
+    assert decided.actions == decide(snapshot)
+    return decided.grounds
+
+
+MEMORY: Resource = ("memory", "CUDA0")
+
+
+def test_eviction_has_the_numbers_of_the_model_that_needs_the_memory() -> None:
+    grounds = grounds_of(resident("a", gpu(6)), requested("b", gpu(7)))["b"]
+    assert grounds.wanted[MEMORY] == 7 * GIB
+    assert grounds.free[MEMORY] == 4 * GIB
+    assert grounds.lack == {MEMORY: 3 * GIB}
+    assert [candidate.id for candidate in grounds.chosen] == ["a"]
+    assert grounds.missing == (MEMORY,)
+    assert grounds.overdue_at_s == NOW + 5
+
+
+def test_wait_for_a_busy_model_chooses_none_within_its_time_slice() -> None:
+    busy = resident("a", gpu(6), in_flight=1, resident_since_s=NOW - 1)
+    grounds = grounds_of(busy, requested("b", gpu(7), for_s=1))["b"]
+    assert grounds.chosen == ()
+    assert grounds.overdue_at_s == NOW + 4
+
+
+def test_wait_for_an_eviction_under_way_lacks_nothing() -> None:
+    grounds = grounds_of(ModelSnapshot("a", gpu(6), Phase.UNLOADING), requested("b", gpu(7)))["b"]
+    assert grounds.lack == {}
+    assert grounds.missing == (MEMORY,)
+
+
+def test_eviction_over_the_budget_has_the_excess() -> None:
+    grounds = grounds_of(resident("a", gpu(6)), resident("b", gpu(6)))[""]
+    assert grounds.lack == {MEMORY: 2 * GIB}
+    assert len(grounds.chosen) == 1
+
+
+def test_refused_model_has_no_numbers() -> None:
+    assert grounds_of(requested("a", gpu(11))) == {}

@@ -190,7 +190,8 @@ class Expectations:
         if author not in versions:
             return Verdict.WRONG, f"the words of {author or 'no version'}, not of {_listed(versions)}"
         if not (has_end and self._answers.is_right(text, author, request.prompt, request.tokens)):
-            return Verdict.WRONG, f"not the whole answer of {author}"
+            expected = self._answers.beginning(author, request.prompt)
+            return Verdict.WRONG, f"{text!r} is not the whole answer of {author}: {expected!r}…"
         return Verdict.RIGHT, ""
 
     def _cut(

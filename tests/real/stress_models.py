@@ -84,6 +84,10 @@ class Answers:
         found = {self._author.get(word) for word in text.split()}
         return found.pop() if len(found) == 1 else None
 
+    def beginning(self, version: Version, prompt: Prompt) -> str:
+        """The recorded words of this version's answer."""
+        return " ".join(self._known[version, prompt])
+
     def begins_as(self, text: str, version: Version, prompt: Prompt) -> bool:
         """Whether the answer of this version begins with ``text``."""
         words = text.split()

@@ -256,6 +256,8 @@ def test_serve_divides_the_cores_and_a_killed_replica_costs_no_answer(
         httpx.Client(base_url=running.url, timeout=PATIENCE_S) as client,
         ThreadPoolExecutor(8) as clients,
     ):
+        # A model is ready when one replica is. Killed before it was ready, a replica restarts with a delay.
+        running.wait_for("state", times=2, model="tiny", state="ready")
         children = [child for child in running.children() if "--threads" in child.cmdline()]
         assert len(children) == 2
         cores = psutil.cpu_count() or 1

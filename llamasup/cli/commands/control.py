@@ -1,5 +1,5 @@
-"""The commands for a running llamasup: ``status``, ``ps``, ``load``, ``unload``, ``restart``, ``reload``,
-``stop`` and ``logs``.
+"""The commands for a running llamasup: ``status``, ``ps``, ``why``, ``load``, ``unload``, ``restart``,
+``reload``, ``stop`` and ``logs``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llamasup.system.text import printable
 if TYPE_CHECKING:
     from llamasup.control.client import ControlClient
 
-__all__ = ["commands", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload"]
+__all__ = ["commands", "load", "logs", "ps", "reload", "restart", "status", "stop", "unload", "why"]
 
 commands = command_set()
 
@@ -108,6 +108,24 @@ def status(
             write_result(summary(status, shown, stdout_columns()))
             _say_left_out(view, left_out, any_shown=bool(shown))
         return 1 if any(model["state"] in _UNHEALTHY for model in status["models"]) else 0
+
+    return with_client(target, act)
+
+
+@commands.command()
+@takes_groups
+def why(ctx: typer.Context, model: Model = None, *, target: TargetOptions, json: o.Json = False) -> int:
+    """Say why a model is in its state, and what would have to change.
+
+    The state may be that it is loaded, waits, was evicted, restarted or refused, or is smaller than asked.
+    """
+
+    def act(view: View, client: ControlClient) -> None:
+        answer = client.why(_named(client, model))
+        if json:
+            write_json(answer)
+        else:
+            write_result(_why_text(answer))
 
     return with_client(target, act)
 
@@ -284,6 +302,13 @@ def _changes_text(changes: Mapping[str, Any]) -> str:
         "config": changes.get("settings", ()),
     }
     return "; ".join(f"{change}: {shortened(names)}" for change, names in parts.items() if names)
+
+
+def _why_text(answer: Mapping[str, Any]) -> str:
+    lines = [printable(str(sentence)) for sentence in answer.get("sentences", ())]
+    if change := answer.get("change"):
+        lines += ["What would have to change:", *(f"  → {printable(str(sentence))}" for sentence in change)]
+    return "\n".join(lines)
 
 
 def _named(client: ControlClient, model: str | None) -> str:

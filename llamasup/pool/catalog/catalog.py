@@ -167,7 +167,7 @@ class Catalog:
 
         async def load(managed: ManagedModel) -> None:
             try:
-                await self.pool.load(managed)
+                await self.pool.load(managed, "preload")
             except LlamasupError as error:
                 failed[managed.spec.id] = error
 

@@ -25,7 +25,7 @@ from llamasup.llama_server.help_text import (
     parse_help,
     parse_version,
 )
-from llamasup.llama_server.plan_limits import Adjustment
+from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.llama_server.user_options import config_files_in, read_config
 from llamasup.planning.child_address import child_address_kind, needs_key_file
@@ -109,6 +109,7 @@ class WrappedPlan(Struct, frozen=True):
     slots: KeptSlots | None = None
     nice: int | None = None
     device: str | None = None
+    reduced: tuple[Reduction, ...] = ()
 
 
 def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:

@@ -97,7 +97,8 @@ def test_child_has_the_nice_value_in_its_own_session(run: Run, tmp_path: Path, n
     async def test() -> None:
         child = spawn(["sleep", "60"], env=ENV, cwd=tmp_path, nice=nice)
         try:
-            assert os.getpriority(os.PRIO_PROCESS, child.pid) == (nice or 0)
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            assert os.getpriority(os.PRIO_PROCESS, child.pid) == (own if nice is None else nice)
             assert autogroup_of(child.pid) in (None, nice or 0)
         finally:
             child.kill_group()
