@@ -71,6 +71,13 @@ class AsyncServer:
         """Why the model is in its state, and what would have to change, in sentences (docs/control.md)."""
         return self._hosted.control_target.why(self._name_of(model))
 
+    async def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
+        """The ``usage`` object of docs/design.md. ``by``: ``model``, ``key``, ``day``, or several of them
+        with commas; ``since``: ``YYYY-MM-DD`` or ``7d``. Raises UsageInvalid.
+        """
+        self._hosted_here()
+        return await self._service.usage(by, since)
+
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.
 

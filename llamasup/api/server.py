@@ -69,6 +69,10 @@ class Server:
 
         return self._thread.do(ask())
 
+    def usage(self, *, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
+        """As ``AsyncServer.usage``."""
+        return self._thread.do(self._server.usage(by=by, since=since))
+
     def events(self) -> Events:
         """As ``AsyncServer.events``."""
         self._thread.refuse_others()

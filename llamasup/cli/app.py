@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("reload", "Read the configuration again."),
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
+        _command("usage", "Show the requests and tokens of each model, key and day."),
     ),
     "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),

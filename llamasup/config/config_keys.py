@@ -27,7 +27,7 @@ from llamasup.settings.kinds import (
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots
+from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots, Usage
 
 __all__ = ["Cache", "Config"]
 
@@ -103,6 +103,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     http: Annotated[Http, Setting(Section(Http), "Connections of clients, and logs of requests.")] = Http()
     downloads: Annotated[Downloads, Setting(Section(Downloads), "Downloads of models.")] = Downloads()
     slots: Annotated[Slots, Setting(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
+    usage: Annotated[Usage, Setting(Section(Usage), "Sums of requests and tokens.")] = Usage()
     watch: Annotated[bool, Setting(Boolean(), "Reload the config when this file changes.")] = False
 
     lines: Mapping[Place, int] = {}

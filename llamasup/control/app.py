@@ -20,7 +20,7 @@ from llamasup.queueing.unavailable import generation_ended
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.control.interface import ControlTarget
+    from llamasup.control.interface import ControlTarget, UsageReport
     from llamasup.control.routes import Application
     from llamasup.observability.counters import Metrics
     from llamasup.proxy.live.requests import LiveRequests
@@ -38,12 +38,19 @@ class ControlServer:
     """Listens at once, and loads the application at the first connection."""
 
     def __init__(
-        self, socket_path: Path, control_target: ControlTarget, metrics: Metrics, requests: LiveRequests
+        self,
+        socket_path: Path,
+        control_target: ControlTarget,
+        metrics: Metrics,
+        requests: LiveRequests,
+        *,
+        usage: UsageReport,
     ) -> None:
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._usage = usage
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
         self._listener.listen(BACKLOG)
@@ -119,7 +126,9 @@ class ControlServer:
                     await asyncio.sleep(SHUTDOWN_POLL_S)
 
         end = self._end
-        application = Application(self._control_target, self._metrics, self._requests, tasks)
+        application = Application(
+            self._control_target, self._metrics, self._requests, tasks, usage=self._usage
+        )
         config = uvicorn.Config(
             application.asgi,
             lifespan="off",

@@ -104,6 +104,11 @@ class ControlClient:
         path = f"/requests/{_segment(request_id)}"
         return cast("Mapping[str, Any]", self._request("DELETE", path))
 
+    def usage(self, by: str = "model", since: str | None = None) -> Mapping[str, Any]:
+        """The ``usage`` object of docs/design.md. Raises UsageInvalid."""
+        query = {"by": by} if since is None else {"by": by, "since": since}
+        return cast("Mapping[str, Any]", self._request("GET", "/usage", query))
+
     def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
         """Returns when the model serves (without ``wait``: at once), with its entry of ``status``."""
         return self._change(_of_model(model, "load"), wait=wait)
@@ -145,7 +150,7 @@ class ControlClient:
         self,
         method: str,
         path: str,
-        query: Mapping[str, int] | None = None,
+        query: Mapping[str, int | str] | None = None,
         silence_s: float | None = _TIMEOUT_S,
     ) -> Any:
         what = f"{method} {_PREFIX}{path}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from llamasup.observability.counters import InstanceGauges
     from llamasup.supervision.events import Bus
 
-__all__ = ["ControlTarget", "ServiceOwner", "refuse_if_stopping", "shown", "shut_down"]
+__all__ = ["ControlTarget", "ServiceOwner", "UsageReport", "refuse_if_stopping", "shown", "shut_down"]
+
+UsageReport = Callable[[str, str | None], Awaitable[Mapping[str, Any]]]
+"""The ``usage`` object (docs/design.md) for ``by`` and ``since``. Raises UsageInvalid."""
 
 
 def shown(changes: Changes) -> Mapping[str, Any]:

@@ -14,7 +14,14 @@ from llamasup.http.address import Address
 from llamasup.models.diff import Changes
 from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.model_view import unload_in_s, why_of
-from llamasup.pool.catalog.status import gauges_of, model_status, scrape, state_of_managed, status_of
+from llamasup.pool.catalog.status import (
+    gauges_of,
+    model_status,
+    scrape,
+    state_of_managed,
+    status_of,
+    wait_before_load,
+)
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
@@ -174,6 +181,7 @@ def _status(managed: ManagedModel) -> Mapping[str, Any]:
         queued=len(managed.served.queue),
         facts=managed.facts,
         state=None if spec.stay.by_command else state_of_managed(managed),
+        awaits=None if spec.stay.by_command else wait_before_load(managed, monotonic()),
         until=_until(managed),
         pinned=spec.stay.pin,
     )

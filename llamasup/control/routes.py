@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import ControlTarget
+from llamasup.control.interface import ControlTarget, UsageReport
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
 from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
@@ -48,11 +48,14 @@ class Application:
         metrics: Metrics,
         requests: LiveRequests,
         tasks: asyncio.TaskGroup,
+        *,
+        usage: UsageReport,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
         self._tasks = tasks
+        self._usage = usage
         self._streams = Streams()
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
@@ -62,6 +65,7 @@ class Application:
                 _get(f"{PREFIX}/status", self._show_status),
                 _get(f"{PREFIX}/events", self._show_events),
                 _get(f"{PREFIX}/requests", self._show_requests),
+                _get(f"{PREFIX}/usage", self._show_usage),
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
                 _get(f"{PREFIX}/decisions", self._show_decisions),
@@ -114,6 +118,11 @@ class Application:
     async def _show_decisions(self, request: Request) -> Response:
         limit = _number(request, "limit", MAX_DECISIONS, MAX_DECISIONS)
         return _json({"decisions": self._control_target.decisions(limit)})
+
+    async def _show_usage(self, request: Request) -> Response:
+        query = request.query_params
+        by, since = query.get("by", "model"), query.get("since")
+        return _json(await self._usage(by, since))
 
     async def _show_log(self, request: Request) -> Response:
         model = request.path_params["model"]

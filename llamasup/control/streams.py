@@ -21,7 +21,7 @@ from llamasup.control.interface import ControlTarget
 from llamasup.errors import Conflict, LogMissing
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.live.state import LiveRequest
-from llamasup.supervision.events import PROTOCOL, PublishedEvent, Stopped, as_json
+from llamasup.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.text import json_text
 
@@ -149,6 +149,8 @@ async def event_stream(
 
         def on_event(event: PublishedEvent) -> None:
             nonlocal missed
+            if isinstance(event, LoadProgressed):
+                _drop_older(queue, event)
             if missed or len(queue) >= MAX_WAITING:
                 missed += 1
             else:
@@ -185,6 +187,14 @@ async def event_stream(
                         yield b": keepalive\n\n"
         finally:
             control_target.bus.unsubscribe(on_event)
+
+
+def _drop_older(queue: deque[PublishedEvent], progress: LoadProgressed) -> None:
+    """A slow client gets only the newest progress of a model. It would otherwise miss other events."""
+    for event in queue:
+        if isinstance(event, LoadProgressed) and event.model == progress.model:
+            queue.remove(event)
+            return
 
 
 class RequestFeed:

@@ -51,7 +51,11 @@ RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names
 
 
 class HttpError(msgspec.Struct, frozen=True):
-    """An error response of llamasup. ``close``: the connection cannot be used afterwards."""
+    """An error response of llamasup. ``close``: the connection cannot be used afterwards.
+
+    ``percent``: how much of the model is loaded; ``eta_s``: until the request could be served; None: not
+    known.
+    """
 
     status: int
     message: str
@@ -60,6 +64,8 @@ class HttpError(msgspec.Struct, frozen=True):
     remedy: str = ""
     retry_after_s: float | None = None
     close: bool = False
+    percent: float | None = None
+    eta_s: float | None = None
 
 
 class HeadRules(msgspec.Struct, frozen=True):
@@ -370,8 +376,8 @@ def status_line(status: int) -> bytes:
 
 
 def error_body(error: HttpError) -> bytes:
-    """The error object of OpenAI and llama-server, with cause and remedy if known."""
-    fields: dict[str, str | int] = {
+    """The error object of OpenAI and llama-server, with cause, remedy and progress if known."""
+    fields: dict[str, str | float] = {
         "message": path_text(error.message),
         "type": error.type,
         "code": error.status,
@@ -380,6 +386,10 @@ def error_body(error: HttpError) -> bytes:
         fields["cause"] = error.cause
     if error.remedy:
         fields["remedy"] = path_text(error.remedy)
+    if error.percent is not None:
+        fields["percent"] = error.percent
+    if error.eta_s is not None:
+        fields["eta_s"] = round(error.eta_s, 1)
     return msgspec.json.encode({"error": fields})
 
 

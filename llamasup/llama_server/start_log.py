@@ -5,13 +5,23 @@ them.
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from msgspec import Struct
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.trusted_lines import quotes_client
 
-__all__ = ["RELEVANT", "Ready", "SizeLogged", "StartLogEvent", "StartupFailure", "Warned", "read_line"]
+__all__ = [
+    "RELEVANT",
+    "Ready",
+    "SizeLogged",
+    "StageBegan",
+    "StartLogEvent",
+    "StartupFailure",
+    "Warned",
+    "read_line",
+]
 
 
 class Ready(Struct, frozen=True):
@@ -35,7 +45,13 @@ class SizeLogged(Struct, frozen=True):
     """A line for :func:`llamasup.llama_server.memory_log.read_sizes`."""
 
 
-StartLogEvent = Ready | StartupFailure | Warned | SizeLogged
+class StageBegan(Struct, frozen=True):
+    """A stage of the load begins (``planning/load_times.py``)."""
+
+    stage: Literal["weights", "warm_up"]
+
+
+StartLogEvent = Ready | StartupFailure | Warned | SizeLogged | StageBegan
 
 _READY = re.compile(r"listening on|server is listening|model loaded")
 # After this warning llama-server goes on loading and runs out of memory (#27872). With "already set by user"
@@ -46,9 +62,14 @@ _DRAFT_IGNORED = re.compile(
     r"failed to initialize speculative decoding context.*)"
 )
 _SIZE = re.compile(r"buffer size|model size|n_ctx +=|CLIP using|fitting params")
+# At any log level: "load_model: loading model 'x.gguf'", and once the context has its memory
+# "llama threadpool init" and "warming up the model with an empty run".
+_WEIGHTS = re.compile(r"load_model: +loading model\b|loading model tensors")
+_WARM_UP = re.compile(r"llama threadpool init|warming up the model")
 
 RELEVANT = re.compile(
-    "|".join(pattern.pattern for pattern in (_READY, _SIZE)).encode() + b"|failed to|vocabs are not"
+    "|".join(pattern.pattern for pattern in (_READY, _SIZE, _WEIGHTS, _WARM_UP)).encode()
+    + b"|failed to|vocabs are not"
 )
 """A filter over bytes that matches every line that ``read_line`` understands."""
 
@@ -76,4 +97,8 @@ def read_line(line: str) -> StartLogEvent | None:
             f"llama-server does not use the draft model: {found['why'].rstrip('.')}.",
             "Use a draft model of the same family (same tokenizer), or none.",
         )
-    return SizeLogged() if _SIZE.search(line) else None
+    if _SIZE.search(line):
+        return SizeLogged()
+    if _WARM_UP.search(line):
+        return StageBegan("warm_up")
+    return StageBegan("weights") if _WEIGHTS.search(line) else None

@@ -51,7 +51,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``parent_id`` the client's
     span, and ``parent_sampled``: the client exports it. ``bytes_in`` and ``bytes_out`` count bodies.
     ``context``: how the size of the context affected the answer (http/context_end.py), with
-    ``n_prompt_tokens`` and ``n_ctx`` if known.
+    ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
+    long it held permits, times their number; ``tokens_estimated``: the estimate of the tokens that its answer
+    did not report.
     """
 
     request_id: str
@@ -80,6 +82,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     n_ctx: int | None = None
     parent_id: str = ""
     parent_sampled: bool = False
+    ended_s: float = 0.0
+    slot_s: float = 0.0
+    tokens_estimated: int = 0
 
 
 class Histogram:

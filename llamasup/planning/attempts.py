@@ -46,6 +46,7 @@ from llamasup.planning.load_history import (
     runtime_id,
 )
 from llamasup.planning.load_history_store import load, save
+from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -179,6 +180,15 @@ class Planner:
             refused=self.refused(admission),
         )
 
+    def load_facts(self, made: LaunchPlan) -> LoadFacts:
+        """What is known about the load of ``made`` before it begins."""
+        of_cpu, filled = (
+            sum(part.host_bytes for part in made.memory.parts if part.kind == kind)
+            for kind in ("weights", "kv")
+        )
+        earlier = times_for(self._history.times, self._runtime, made.key)
+        return LoadFacts(made.memory.weights_bytes, of_cpu, filled, earlier)
+
     # --- after a start ----------------------------------------------------------------------------
 
     def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
@@ -204,15 +214,26 @@ class Planner:
         return adjustment
 
     def served(
-        self, made: LaunchPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+        self,
+        made: LaunchPlan,
+        log: Sequence[str],
+        *,
+        resident_bytes: int | None,
+        generated: bool,
+        times: LoadTimes | None = None,
     ) -> None:
-        """Record the memory that ``made`` takes, and the plans that failed before it. Blocks on the disk.
+        """Record the memory and the time that ``made`` takes, and the plans that failed before it. Blocks on
+        the disk.
 
         ``resident_bytes``: None if the process ended before the measurement. ``generated``: the server has
         generated a token.
         """
         sizes = read_sizes(log)
+        if times is not None:
+            times = replace(times, runtime=self._runtime, key=made.key)
+            self._history = replace(self._history, times=add_times(self._history.times, times))
         if self._launch.settings.profile == "plain":
+            save(self._launch.model_path, self._history)
             return  # llama-server got none of the planned sizes
         if sizes.complete and resident_bytes is not None:
             self._history = add_measurement(

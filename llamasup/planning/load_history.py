@@ -1,4 +1,4 @@
-"""The history of earlier loads of a model: measured memory, plans that served, and plans that failed.
+"""The history of earlier loads of a model: measured memory and times, and the plans that served and failed.
 
 If llama-server or the kernel reported a lack of memory, later starts avoid the plan until more memory is
 free. A crash is weaker evidence: it counts against the KV cache and flash attention only if it happened while
@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
+from llamasup.planning.load_times import LoadTimes, is_possible
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
 __all__ = [
@@ -100,6 +101,7 @@ class LoadHistory(
     measurements: tuple[Measurement, ...] = ()
     failed_plans: tuple[FailedPlan, ...] = ()
     served: tuple[Served, ...] = ()
+    times: tuple[LoadTimes, ...] = ()
 
 
 def validate(history: LoadHistory) -> LoadHistory:
@@ -108,6 +110,7 @@ def validate(history: LoadHistory) -> LoadHistory:
         tuple(measurement for measurement in history.measurements if _is_possible(measurement)),
         tuple(failed for failed in history.failed_plans if _can_be_planned(failed.bounds)),
         history.served,
+        tuple(times for times in history.times if is_possible(times)),
     )
 
 

@@ -62,15 +62,14 @@ def not_loaded(spec: ModelSpec) -> Unavailable:
 
 def downloading(spec: ModelSpec, done: int, total: int | None, bytes_per_s: int) -> Unavailable:
     of = "" if total is None else f" of {memory_text(total)}"
-    remaining_s = 1.0
-    if total is not None and bytes_per_s:
-        remaining_s = max(remaining_s, (total - done) / bytes_per_s)
+    remaining_s = (total - done) / bytes_per_s if total is not None and bytes_per_s else None
     return Unavailable(
         503,
         f"The model {spec.id!r} is being downloaded: {memory_text(done)}{of}",
         cause="downloading",
-        retry_after_s=retry_after_s(remaining_s),
+        retry_after_s=retry_after_s(remaining_s or 1.0),
         queueable=True,
+        eta_s=remaining_s,
     )
 
 

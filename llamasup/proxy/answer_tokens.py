@@ -56,18 +56,19 @@ def unreported(
     meter: TokenMeter | None,
     outcome: str,
     *,
+    streams: bool,
     request_sent_at: float,
     first_byte_at: float,
     now: float,
 ) -> int:
-    """The estimate of unreported tokens, for the quota of a key. The request was sent completely, and its
-    answer, if any, has the status 200. A failure of llama-server costs only the received tokens.
+    """The estimate of unreported tokens, for the quota of a key and for the usage. The request was sent
+    completely, and its answer, if any, has the status 200. A failure of llama-server costs only the received
+    tokens. ``streams``: the answer is a stream of events, or would have been.
     """
     by_client = outcome in ("ok", "client_gone", "timed_out")
     if not by_client and meter is None:
         return 0
     route = request.head.route
-    streams = request.wants_events() if meter is None else meter.streams
     since = first_byte_at if streams and first_byte_at else request_sent_at
     window = endpoint.window
     return unreported_tokens(

@@ -67,6 +67,7 @@ class Exchange(Struct, eq=False):
     _meter: TokenMeter | None = None
     _abandoned: Abandoned | None = None
     _body_incomplete: bool = False  # of the request
+    _streams_events: bool = False  # the answer is a stream of events
     _redacted: RedactedBody | None = None
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
@@ -130,6 +131,7 @@ class Exchange(Struct, eq=False):
         self.status = upstream.status
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
+        self._streams_events = upstream.streams_events
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes:
             downstream.proxy.bodies.drop(request)
@@ -238,6 +240,7 @@ class Exchange(Struct, eq=False):
         if self.upload is not None:
             self._end_upload(self.upload)
         lease.release(now)
+        request.slot_s += lease.permit_s
         self._record("ok" if error is None else "error_event", now=now)
         if error is not None and stream is not None:
             stream.fail(error)
@@ -420,10 +423,14 @@ class Exchange(Struct, eq=False):
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
                 clock = self._downstream.proxy.keys.clock
+                if lease.since_s:  # it keeps its permits, but the request is over
+                    request.slot_s += (monotonic() - lease.since_s) * lease.weight
+                request.slot_s += lease.permit_s
                 self._abandoned = Abandoned(lease, request, upstream, clock)
                 return
             upstream.abort()
         lease.release()
+        request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
         can_send_event = self._can_send_event
@@ -474,7 +481,8 @@ class Exchange(Struct, eq=False):
                 context = context_refusal(tail_of(self._tail))
             if counts is not None and (counts.completion or 0) >= MIN_SPEED_TOKENS and counts.tokens_per_s:
                 endpoint.tokens_per_s = counts.tokens_per_s
-            if request.quota is not None and request.quota.counts_tokens:
+            counts_tokens = request.quota is not None and request.quota.counts_tokens
+            if counts is None or request.jobs > 1 or counts_tokens:
                 self._estimate_unreported(outcome, counts)
         self._downstream.proxy.record_request(
             request,
@@ -496,7 +504,7 @@ class Exchange(Struct, eq=False):
         )
 
     def _estimate_unreported(self, outcome: str, counts: TokenCounts | None) -> None:
-        """The tokens that the answer did not report, for the quota of the key."""
+        """The tokens that the answer did not report, for the usage and for the quota of the key."""
         request, endpoint = self._request, self._lease.endpoint
         if self.sent_at and not self._body_incomplete and self.status in (0, 200):
             request.unreported_tokens = unreported(
@@ -505,6 +513,7 @@ class Exchange(Struct, eq=False):
                 counts,
                 self._meter,
                 outcome,
+                streams=self._streams_events if self.first_byte_at else request.wants_events(),
                 request_sent_at=self._request_sent_at,
                 first_byte_at=self.first_byte_at,
                 now=monotonic(),

@@ -32,7 +32,7 @@ _read_streamed = msgspec.json.Decoder(_Streamed).decode
 class BegunStream(Protocol):
     """A stream that llamasup has begun before llama-server has answered (``KeepaliveStream``)."""
 
-    def comment(self) -> None:
+    def comment(self, text: str) -> None:
         """Send an SSE comment."""
         ...
 
@@ -76,7 +76,8 @@ class Request(msgspec.Struct, eq=False):
     model_route: ModelRoute | None = None  # to the model that this name resolves to
     jobs: int = 1  # jobs of this request at llama-server, as far as its body is read
     counted: int = 1  # how many of them the quota of its key counts
-    unreported_tokens: int = 0  # estimated tokens that the answer did not report, for the quota
+    unreported_tokens: int = 0  # estimated tokens that the answer did not report
+    slot_s: float = 0.0  # how long it held permits until now, times their number
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
     keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
@@ -227,6 +228,9 @@ def record_of(
         request.body_bytes,
         parent_id=parent.span_id,
         parent_sampled=parent.is_sampled,
+        ended_s=now,
+        slot_s=request.slot_s,
+        tokens_estimated=request.unreported_tokens,
     )
     if context is None:
         return record

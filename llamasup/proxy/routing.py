@@ -162,7 +162,7 @@ def answer(
         error = HttpError(405, f"use GET for {head.path.decode()}")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", *lines, close=close)
     if head.path != b"/livez" and (unavailable := backend.readiness()) is not None:
-        error = unavailable.as_error() if shows_diagnosis else unavailable.as_state()
+        error = unavailable.as_health() if shows_diagnosis else unavailable.as_state()
         return error.status, error_response(error, *lines, method=head.method, close=close)
     return 200, response(200, _OK, *lines, method=head.method, close=close)
 

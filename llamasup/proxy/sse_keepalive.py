@@ -20,12 +20,16 @@ __all__ = ["KeepaliveStream", "send_keepalive_if_due"]
 
 NEVER: Final = float("inf")
 MAX_HELD: Final = 64 * 1024  # of an answer that is not a stream; llama-server's errors have less than 1 KiB
-_COMMENT = b": waiting\n\n"
 _HEAD = status_line(200) + b"Content-Type: text/event-stream\r\nX-Accel-Buffering: no\r\n"
 
 
-def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: float) -> None:
-    """Send a comment if one is due. Called every ``Limits.sweep_s`` before the response begins."""
+def send_keepalive_if_due(
+    downstream: ClientConnection, request: Request, now: float, text: Callable[[], str] = lambda: "waiting"
+) -> None:
+    """Send a comment if one is due. Called every ``Limits.sweep_s`` before the response begins.
+
+    ``text``: what the comment says about the wait. No key, path or name of a file: its client reads it.
+    """
     interval_s = downstream.proxy.config.stream_keepalive_s
     if interval_s is None or request.body_sink is not None or downstream.paused:
         return
@@ -38,7 +42,7 @@ def send_keepalive_if_due(downstream: ClientConnection, request: Request, now: f
             request.next_comment_at = NEVER
             return
         request.keepalive_stream = KeepaliveStream(downstream, request)
-    request.keepalive_stream.comment()
+    request.keepalive_stream.comment(text())
     request.next_comment_at = now + interval_s
 
 
@@ -57,8 +61,8 @@ class KeepaliveStream:
         close = b"" if downstream.keeps_alive(request) else b"Connection: close\r\n"
         downstream.send(b"".join((_HEAD, framing, request.response_lines, close, b"\r\n")))
 
-    def comment(self) -> None:
-        self._write(_COMMENT)
+    def comment(self, text: str) -> None:
+        self._write(f": {text}\n\n".encode())
 
     # --- llama-server's answer
 

@@ -15,6 +15,7 @@ from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.queueing.wait_estimate import eta_text, progress_text
 
 __all__ = ["CLIENT_GONE", "Waiting", "WaitingConnection"]
 
@@ -112,7 +113,7 @@ class Waiting:
             self._record(error.status, "timed_out")
             self._downstream.exchange_failed(self._request, error)
         else:
-            send_keepalive_if_due(self._downstream, self._request, now)
+            send_keepalive_if_due(self._downstream, self._request, now, self._outlook_text)
 
     def interrupt(self, error: HttpError) -> None:
         """End the wait because an administrator cancelled the request."""
@@ -130,9 +131,21 @@ class Waiting:
                 generation=self._generation,
                 position=outlook.position,
                 expected_wait_s=outlook.wait_s,
+                percent=outlook.percent,
+                eta_s=outlook.wait_s,
                 replayed=entry.replayed,
             )
         )
+
+    def _outlook_text(self) -> str:
+        """``loading 43 %, 12 s left``, ``position 3, about 8 s``."""
+        outlook = self._queue.outlook(self.entry)
+        if not outlook.loads:
+            wait = "" if outlook.wait_s is None else f", about {eta_text(outlook.wait_s)}"
+            return f"position {outlook.position}{wait}"
+        if outlook.percent is None:
+            return "waiting"
+        return f"loading {progress_text(outlook.percent, outlook.wait_s)}"
 
     def pause(self) -> None:
         """Nothing to pause: no response has begun."""

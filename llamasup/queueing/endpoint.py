@@ -190,6 +190,7 @@ class Endpoint:
         """Take back the permits of ``lease``. ``now_s``: the time, to measure ``held_s``; 0: do not."""
         if now_s:
             held_s = (now_s - lease.since_s) * lease.weight
+            lease.permit_s += held_s
             self.held_s = smoothed(self.held_s, held_s, HELD_WEIGHT)
         lease.since_s = 0.0
         busy = self.busy
@@ -225,11 +226,13 @@ class Lease(Struct, eq=False):
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
     ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
+    ``permit_s``: how long it held permits that it has returned, times their number.
     """
 
     endpoint: Endpoint
     since_s: float = 0.0
     weight: int = 1
+    permit_s: float = 0.0
     _on_revoke: Callable[[Unavailable], None] | None = None
 
     def __repr__(self) -> str:

@@ -34,6 +34,7 @@ def busy_queue_full(endpoints: tuple[Endpoint, ...], waiting: int, queued: int) 
         cause="queue_full",
         remedy="try again later",
         retry_after_s=retry_after_s(free_in_s(endpoints, queued + 1)),
+        eta_s=free_in_s(endpoints, queued + 1) or None,
         queueable=False,
     )
 
@@ -53,6 +54,7 @@ def wait_timed_out(state: Serving, queued: int, timeout_s: float, *, reachable: 
             type="unavailable_error",
             message=f"The model is busy with {_requests(state)}",
             retry_after_s=retry_after_s(free_in_s(state, queued + 1)),
+            eta_s=free_in_s(state, queued + 1) or None,
         )
     return replace(
         why,

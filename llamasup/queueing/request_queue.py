@@ -47,12 +47,13 @@ class QueueListener(Protocol):
 class Outlook(Struct, frozen=True):
     """``position``: 1 for the next. ``wait_s``: the expected wait, an estimate; None: not known.
 
-    ``loads``: it waits for a generation, and not only for a permit.
+    ``loads``: it waits for a generation, and not only for a permit. ``percent``: how much of it is loaded.
     """
 
     position: int
     wait_s: float | None
     loads: bool
+    percent: float | None = None
 
 
 class QueueEntry(Queued):
@@ -258,7 +259,8 @@ class RequestQueue:
         state = self._get_serving()
         position = self._queue.position(entry) if entry.needs_permit else 1
         if isinstance(state, Unavailable):
-            return Outlook(position, state.retry_after_s or None, loads=True)
+            wait_s = state.retry_after_s or None if state.eta_s is None else state.eta_s
+            return Outlook(position, wait_s, loads=True, percent=state.percent)
         return Outlook(position, free_in_s(state, position) or None, loads=False)
 
     def unqueueable_reason(self) -> Unavailable | None:

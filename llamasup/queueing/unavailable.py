@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Final, Self, final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
+from llamasup.queueing.wait_estimate import eta_text
 
 __all__ = ["BUSY", "Unavailable", "generation_ended"]
 
@@ -15,7 +17,8 @@ __all__ = ["BUSY", "Unavailable", "generation_ended"]
 class Unavailable(Struct, frozen=True):
     """Why a request cannot be served now, with the fields of llama-server's error object.
 
-    ``queueable``: a generation that serves will come, so a request may queue.
+    ``queueable``: a generation that serves will come, so a request may queue. ``percent``: how much of the
+    model is loaded; ``eta_s``: until it serves, or until a permit is free. None: not known.
     """
 
     status: int
@@ -25,6 +28,8 @@ class Unavailable(Struct, frozen=True):
     remedy: str = ""
     retry_after_s: float | None = None
     queueable: bool = False
+    percent: float | None = None
+    eta_s: float | None = None
 
     @classmethod
     def because(cls, error: HttpError) -> Self:
@@ -32,8 +37,26 @@ class Unavailable(Struct, frozen=True):
         return cls(error.status, error.message, error.type, error.cause, error.remedy, error.retry_after_s)
 
     def as_error(self) -> HttpError:
-        """The error that the proxy sends."""
-        return HttpError(self.status, self.message, self.type, self.cause, self.remedy, self.retry_after_s)
+        """The error that the proxy sends. During a load, its message also says how far the load is."""
+        error = self.as_health()
+        if self.percent is None or self.eta_s is None:
+            return error
+        return replace(
+            error, message=f"{self.message}; {self.percent:.0f} % loaded, about {eta_text(self.eta_s)} left"
+        )
+
+    def as_health(self) -> HttpError:
+        """The error for a health check, with the message of llama-server itself."""
+        return HttpError(
+            self.status,
+            self.message,
+            self.type,
+            self.cause,
+            self.remedy,
+            self.retry_after_s,
+            percent=self.percent,
+            eta_s=self.eta_s,
+        )
 
     def as_state(self) -> HttpError:
         """The error without its reason, for clients without a key: a diagnosis may quote the server's log."""

@@ -1,4 +1,7 @@
-"""Estimates for Retry-After, from the past times of permits and loads (pure). All times in seconds."""
+"""Estimates of waits, from the past times of permits and loads, and their texts (pure).
+
+All times are in seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ __all__ = [
     "HELD_WEIGHT",
     "LOAD_WEIGHT",
     "LONGEST_S",
+    "eta_text",
+    "progress_text",
     "retry_after_s",
     "smoothed",
     "until_loaded_s",
@@ -41,3 +46,19 @@ def until_loaded_s(load_s: float | None, elapsed_s: float) -> float:
 def retry_after_s(wait_s: float) -> float:
     """A Retry-After of at least one second: the client has just been refused."""
     return min(max(wait_s, 1.0), LONGEST_S)
+
+
+def progress_text(percent: float | None, eta_s: float | None, *, after: str = " left") -> str:
+    """``43 %, 12 s left``; empty if nothing is known."""
+    share = "" if percent is None else f"{percent:.0f} %"
+    left = "" if eta_s is None else f"{eta_text(eta_s)}{after}"
+    return ", ".join(filter(None, (share, left)))
+
+
+def eta_text(eta_s: float) -> str:
+    """``12 s``, ``2 min 5 s``: an estimate has no tenths."""
+    seconds = max(1, round(eta_s))
+    minutes, rest = divmod(seconds, 60)
+    if not minutes:
+        return f"{seconds} s"
+    return f"{minutes} min" + (f" {rest} s" if rest else "")

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
@@ -47,6 +47,7 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.usage.recorder import UsageRecorder
 
 if TYPE_CHECKING:
     from llamasup.observability.tracing.exporter import SpanExporter
@@ -129,6 +130,7 @@ class ServiceHost:
         self._environ = os.environ if environ is None else environ
         self._spans: SpanExporter | None = None
         self._slow = SlowLog(time.monotonic())
+        self._usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
 
     @property
     def stops_asked(self) -> int:
@@ -139,6 +141,15 @@ class ServiceHost:
         self._stops_asked += 1
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
+
+    async def usage(self, by: str, since: str | None) -> Mapping[str, Any]:
+        """The ``usage`` object of docs/design.md (``UsageReport``)."""
+        if self._usage is not None:
+            return await self._usage.report(by, since)
+        from llamasup.usage.report import not_counted
+        from llamasup.usage.store import today
+
+        return not_counted(by, since, today())
 
     def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
@@ -170,6 +181,8 @@ class ServiceHost:
                 self._access_log.close()
             if self._spans is not None:
                 self._spans.close()
+            if self._usage is not None:
+                self._usage.close()
             if ready_file is not None:
                 ready_file.remove()
             self._bus.publish(Stopped())
@@ -195,7 +208,13 @@ class ServiceHost:
         requests = self._requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
-        control = ControlServer(folder / "control.sock", workload.control_target, self.metrics, requests)
+        control = ControlServer(
+            folder / "control.sock",
+            workload.control_target,
+            self.metrics,
+            requests,
+            usage=self.usage,
+        )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
@@ -261,6 +280,8 @@ class ServiceHost:
             self._access_log.write(record)
         if self._spans is not None:
             self._spans.write(record)
+        if self._usage is not None:
+            self._usage.add(record)
         if self.on_request is not None:
             self.on_request(record)
         limit_s = self._options.slow_request_s

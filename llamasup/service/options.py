@@ -27,7 +27,7 @@ from llamasup.pool.starter import Starter
 from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.settings.sections import SLOTS_BYTES
+from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import Policy
@@ -89,6 +89,10 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """File for a line of JSON per finished request; ``-``: standard error."""
     slow_request_s: float | None = None
     """Log requests whose answer takes longer to begin, at a limited rate; None: never."""
+    no_usage: bool = False
+    """Do not count the usage (``usage/``)."""
+    usage_keep_days: int = USAGE_KEEP_DAYS
+    """How many days of it are kept, with today."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0

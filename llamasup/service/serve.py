@@ -81,6 +81,8 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "request_timeout_s": http.request_timeout_s,
         "access_log": http.access_log,
         "slow_request_s": http.slow_request_s,
+        "no_usage": not initial.usage.enabled,
+        "usage_keep_days": initial.usage.keep_days,
     }
     return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
 

@@ -9,12 +9,15 @@ from llamasup.settings.declaration import Setting, SettingGroup
 from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, SizeText, Time
 from llamasup.settings.units import Size
 
-__all__ = ["SLOTS_BYTES", "Auth", "Downloads", "Http", "Memory", "Slots"]
+__all__ = ["SLOTS_BYTES", "USAGE_KEEP_DAYS", "Auth", "Downloads", "Http", "Memory", "Slots", "Usage"]
 
 SLOTS_BYTES: Final = 10 << 30
 """The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
 parameters (128 KiB per token in f16).
 """
+
+USAGE_KEEP_DAYS: Final = 400
+"""A year, and the month in which it is compared with the year before."""
 
 
 class Memory(SettingGroup, frozen=True, kw_only=True):
@@ -141,4 +144,13 @@ class Slots(SettingGroup, frozen=True, kw_only=True):
     ] = False
     disk: Annotated[Size, Setting(SizeText(percent=False), "The disk space for all caches together.")] = Size(
         bytes=SLOTS_BYTES
+    )
+
+
+class Usage(SettingGroup, frozen=True, kw_only=True):
+    """Sums of requests, tokens and slot seconds by model, key and day, in the state folder."""
+
+    enabled: Annotated[bool, Setting(Boolean(), "Count the usage, and save it once a minute.")] = True
+    keep_days: Annotated[int, Setting(Integer(1, 36_500), "How many days to keep, with today.")] = (
+        USAGE_KEEP_DAYS
     )

@@ -7,6 +7,7 @@ from typing import assert_never
 from llamasup.models.redaction import redact_paths
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import Instance, State
 
 __all__ = ["NOT_RUNNING", "STOPPING", "is_last", "unavailable"]
@@ -27,6 +28,7 @@ def is_last(instance: Instance) -> bool:
 def unavailable(
     instance: Instance,
     *,
+    load: LoadProgress,
     ready_in_s: float,
     start_in_s: float,
     load_s: float,
@@ -35,15 +37,15 @@ def unavailable(
 ) -> Unavailable:
     """The answer to a request that finds no open endpoint.
 
-    ``ready_in_s``: the rest of the current start. ``start_in_s``: until the next start. ``load_s``: the time
-    of a load; 0: not known. ``answers_while_loading``: llama-server itself answers during its first load, so
-    no request waits for that.
+    ``load``: how far the current start is. ``ready_in_s``: its estimated rest. ``start_in_s``: until the
+    next start. ``load_s``: the time of a load; 0: not known. ``answers_while_loading``: llama-server answers
+    during its first load itself, so no request waits for that.
     """
     match instance.state:
         case State.STARTING | State.LOADING if answers_while_loading:
-            return Unavailable(503, _LOADING, cause="loading", retry_after_s=ready_in_s)
+            return _loading(load, ready_in_s, queueable=False)
         case State.STARTING | State.LOADING | State.WARMING | State.READY:
-            return Unavailable(503, _LOADING, cause="loading", retry_after_s=ready_in_s, queueable=True)
+            return _loading(load, ready_in_s, queueable=True)
         case State.DRAINING | State.STOPPING if is_last(instance):
             return STOPPING
         case State.DRAINING | State.STOPPING:
@@ -69,3 +71,15 @@ def unavailable(
             )
         case _ as unreachable:
             assert_never(unreachable)
+
+
+def _loading(load: LoadProgress, ready_in_s: float, *, queueable: bool) -> Unavailable:
+    return Unavailable(
+        503,
+        _LOADING,
+        cause="loading",
+        retry_after_s=retry_after_s(ready_in_s),
+        queueable=queueable,
+        percent=load.percent,
+        eta_s=load.eta_s,
+    )

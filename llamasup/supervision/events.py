@@ -16,6 +16,7 @@ from llamasup.http.address import Address, TcpAddress
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.models.diff import Changes
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import State
 from llamasup.system.process.exit import Exit
 
@@ -24,6 +25,7 @@ __all__ = [
     "ConfigRejected",
     "Downloading",
     "LoadFailed",
+    "LoadProgressed",
     "ModelUnloading",
     "ModelsChanged",
     "PublishedEvent",
@@ -61,6 +63,14 @@ class ServerWarned(Struct, frozen=True):
     generation: int
     message: str
     remedy: str
+
+
+class LoadProgressed(Struct, frozen=True):
+    """How far the load of a model is, published about twice a second."""
+
+    model: str
+    generation: int
+    progress: LoadProgress
 
 
 class ModelUnloading(Struct, frozen=True):
@@ -120,6 +130,7 @@ PublishedEvent = (
     | ServerWarned
     | ModelUnloading
     | LoadFailed
+    | LoadProgressed
     | Downloading
     | ModelsChanged
     | ConfigRejected
@@ -148,6 +159,8 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
             )
         case ServerWarned(model, generation, message, remedy):
             return _object("warning", model=model, generation=generation, message=message, remedy=remedy)
+        case LoadProgressed(model, generation, progress):
+            return _object("progress", model=model, generation=generation, **progress.as_json())
         case ModelUnloading(model, reason, for_model):
             return _object("unload", model=model, reason=reason, **({"for": for_model} if for_model else {}))
         case LoadFailed(model, error):

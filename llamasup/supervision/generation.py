@@ -18,11 +18,20 @@ from msgspec.structs import replace
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
-from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
+from llamasup.llama_server.start_log import (
+    RELEVANT,
+    Ready,
+    SizeLogged,
+    StageBegan,
+    StartupFailure,
+    Warned,
+    read_line,
+)
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.supervision import states
 from llamasup.supervision.events import Bus, ServerWarned
+from llamasup.supervision.load_watch import LoadWatch
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.states import Event, Policy
 from llamasup.system.hardware.usage import oom_kills
@@ -97,6 +106,7 @@ class Generation:
         """Log lines about the child's memory, for ``memory_log``."""
         self.warm_up_s = 0.0
         """The time of the first token."""
+        self.load = LoadWatch(context.planner.load_facts(plan), child.pid, asyncio.get_running_loop().time)
         self._group = group
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
@@ -166,6 +176,8 @@ class Generation:
                 self.warn(message, remedy)
             case SizeLogged() if len(self.size_lines) < _MAX_SIZE_LINES:
                 self.size_lines.append(line)
+            case StageBegan(stage):
+                self.load.stage_began(stage)
             case _:
                 pass
 

@@ -10,6 +10,7 @@ from llamasup.http.address import Address
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
+from llamasup.planning.load_times import LoadFacts, LoadTimes
 
 __all__ = ["AnyPlanMaker", "ChildPlan", "PlanMaker"]
 
@@ -75,8 +76,18 @@ class PlanMaker(Protocol[P]):
 
     def step_down(self, made: P, diagnosis: Diagnosis) -> Adjustment | None: ...
 
-    def served(self, made: P, log: Sequence[str], *, resident_bytes: int | None, generated: bool) -> None:
-        """Runs in a thread."""
+    def load_facts(self, made: P) -> LoadFacts: ...
+
+    def served(
+        self,
+        made: P,
+        log: Sequence[str],
+        *,
+        resident_bytes: int | None,
+        generated: bool,
+        times: LoadTimes | None = None,
+    ) -> None:
+        """Runs in a thread. ``times``: of its load, without its runtime and key."""
         ...
 
 

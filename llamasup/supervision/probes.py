@@ -10,6 +10,8 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import astuple
+
 from llamasup.llama_server.answers import Health, NoAnswer, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.warmup import (
@@ -21,6 +23,7 @@ from llamasup.llama_server.warmup import (
 )
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision import states
+from llamasup.supervision.events import LoadProgressed
 from llamasup.supervision.generation import PUMP_TIMEOUT_S, Generation
 from llamasup.supervision.liveness import (
     Action,
@@ -48,7 +51,11 @@ __all__ = [
     "watch_progress",
 ]
 
+_SAMPLE_INTERVAL_S: Final = 0.25
+_FIRST_INTERVAL_S: Final = 0.05
 _PROGRESS_INTERVAL_S: Final = 1.0
+_PUBLISH_INTERVAL_S: Final = 0.5
+_FIRST_PUBLISH_INTERVAL_S: Final = 0.1
 
 
 # --- its start
@@ -71,15 +78,31 @@ async def probe(generation: Generation) -> None:
 
 
 async def watch_progress(generation: Generation) -> None:
-    """Post an event for each second with progress of the start: log output, memory, bytes read (S6)."""
+    """Post an event for each second with progress of the start: log output, memory, bytes read (S6).
+
+    Publishes how far the load is, twice a second at most, but more often in its first second.
+    """
     before: tuple[int, ...] = ()
+    published: tuple[float | None, ...] = (None, None)
+    now_s = asyncio.get_running_loop().time
+    posted_s, published_s = now_s(), float("-inf")
     while generation.context.phase() == "starting":
-        await asyncio.sleep(_PROGRESS_INTERVAL_S)
-        seen = memory_usage(generation.child.pid)
-        now = (generation.pump.bytes_seen, *((seen.rss_bytes, seen.read_bytes) if seen else ()))
-        if now != before:
-            before = now
-            generation.post(states.Progressed(generation.number))
+        elapsed_s = generation.load.progress.elapsed_s
+        await asyncio.sleep(min(max(_FIRST_INTERVAL_S, elapsed_s / 4), _SAMPLE_INTERVAL_S))
+        seen = generation.load.sample()
+        if now_s() - posted_s >= _PROGRESS_INTERVAL_S:
+            posted_s = now_s()
+            now = (generation.pump.bytes_seen, *(astuple(seen) if seen else ()))
+            if now != before:
+                before = now
+                generation.post(states.Progressed(generation.number))
+        progress = generation.load.progress
+        shown = (progress.percent, progress.eta_s)
+        interval_s = min(max(_FIRST_PUBLISH_INTERVAL_S, progress.elapsed_s / 4), _PUBLISH_INTERVAL_S)
+        if now_s() - published_s >= interval_s and shown != published:
+            published, published_s = shown, now_s()
+            context = generation.context
+            context.bus.publish(LoadProgressed(context.model, generation.number, progress))
 
 
 async def warm_up(generation: Generation) -> None:
@@ -190,6 +213,7 @@ def _record_load(generation: Generation) -> None:
         generation.size_lines,
         resident_bytes=resident_bytes,
         generated=generation.warm_up_s > 0,
+        times=generation.load.times,
     )
 
 

@@ -21,13 +21,14 @@ from llamasup.models.redaction import redact_paths
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable, generation_ended
-from llamasup.queueing.wait_estimate import LOAD_WEIGHT, retry_after_s, smoothed, until_loaded_s
+from llamasup.queueing.wait_estimate import LOAD_WEIGHT, eta_text, smoothed, until_loaded_s
 from llamasup.supervision import probes, states
 from llamasup.supervision.availability import STOPPING, is_last, unavailable
 from llamasup.supervision.events import Bus, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation, GenerationContext, begin
 from llamasup.supervision.history import History
 from llamasup.supervision.invariants import violations
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.plan_protocol import AnyPlanMaker, ChildPlan
 from llamasup.supervision.state_machine import InvalidTransition, advance
 from llamasup.supervision.states import LIVE, Effect, Event, Instance, Policy, State
@@ -203,7 +204,8 @@ class InstanceRunner:
             return STOPPING
         return unavailable(
             self.instance,
-            ready_in_s=self._ready_in_s(),
+            load=(load := self._load_progress()),
+            ready_in_s=self._ready_in_s(load),
             start_in_s=self._next_start_in_s(),
             load_s=self.load_s or 0.0,
             wait_timeout_s=self.policy.wait_timeout_s,
@@ -215,10 +217,34 @@ class InstanceRunner:
             return max(1.0, self.instance.next_start_s - asyncio.get_running_loop().time())
         return self.policy.restart.longest_delay_s
 
-    def _ready_in_s(self) -> float:
+    @property
+    def load(self) -> LoadProgress | None:
+        """How far its start is, or when the next one ends; None if it does not start."""
+        match self.instance.state:
+            case State.STARTING | State.LOADING | State.WARMING:
+                return self._load_progress()
+            case State.BACKOFF:
+                start_in_s = self._next_start_in_s()
+                eta_s = None if self.load_s is None else round(start_in_s + self.load_s, 1)
+                reason = f"llama-server ended, and starts again in {eta_text(start_in_s)}"
+                return LoadProgress(None, eta_s, self._load_elapsed_s, reason)
+            case _:
+                return None
+
+    @property
+    def _load_elapsed_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._load_began_s
+
+    def _load_progress(self) -> LoadProgress:
+        """Of the current start."""
+        generation = self._generation  # None until the child is spawned
+        if generation is None:
+            return LoadProgress(None, None, self._load_elapsed_s)
+        return replace(generation.load.progress, elapsed_s=self._load_elapsed_s)
+
+    def _ready_in_s(self, load: LoadProgress) -> float:
         """The estimated rest of a start."""
-        elapsed_s = asyncio.get_running_loop().time() - self._load_began_s
-        return retry_after_s(until_loaded_s(self.load_s, elapsed_s))
+        return until_loaded_s(self.load_s, load.elapsed_s) if load.eta_s is None else load.eta_s
 
     def set_policy(self, policy: Policy) -> None:
         """Apply a new policy, also to the current child."""
@@ -312,6 +338,7 @@ class InstanceRunner:
             elif after.state is State.READY:
                 self._never_served, self._fitted = False, True
                 self.load_s = smoothed(self.load_s, now_s - self._load_began_s, LOAD_WEIGHT)
+                self._current.load.end()
                 self._current.endpoint.begin_serving()
                 self._current.start(probes.record_load)
                 self._current.start(probes.query_context_window)

@@ -18,7 +18,7 @@ import pytest
 import llamasup
 from llamasup.config import Config
 from llamasup.settings.model import ModelEntry
-from llamasup.settings.sections import Auth, Http, Memory
+from llamasup.settings.sections import Auth, Http, Memory, Usage
 from llamasup.settings.units import Size
 from tests.api.in_loop import in_loop
 from tests.children import NewChildren
@@ -82,6 +82,29 @@ async def test_model_without_preload_is_loaded_by_its_first_request(fake: str, t
         answer = await server.client.post("/v1/completions", json={"model": "tiny", **TEXT})
         assert answer.status_code == 200
         assert server.status()["models"][0]["id"] == "small"
+
+
+@in_loop
+async def test_usage_counts_the_requests_of_each_model(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model) as server:
+        assert (await server.usage())["rows"] == []
+        await server.client.post("/v1/completions", json=TEXT)
+        (row,) = (await server.usage(by="model,day", since="1d"))["rows"]
+        assert (row["model"], row["requests"], row["errors"], row["tokens_completion"]) == ("tiny", 1, 0, 8)
+        with pytest.raises(llamasup.UsageInvalid):
+            await server.usage(by="week")
+    with pytest.raises(llamasup.NotRunning):
+        await server.usage()
+
+
+@in_loop
+async def test_usage_can_be_switched_off(fake: str, tiny_model: Path, own_folders: Path) -> None:
+    async with llamasup.serve(tiny_model, runtime=fake, config=Config(usage=Usage(enabled=False))) as server:
+        await server.client.post("/v1/completions", json=TEXT)
+        usage = await server.usage()
+        assert usage["rows"] == []
+        assert "does not count" in usage["problem"]
+    assert not (own_folders / "state" / "llamasup" / "usage.sqlite").exists()
 
 
 @in_loop

@@ -17,11 +17,13 @@ from llamasup.supervision.events import (
     ConfigRejected,
     Downloading,
     LoadFailed,
+    LoadProgressed,
     ModelsChanged,
     ModelUnloading,
     Ready,
     StateChanged,
 )
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import State
 from tests.cli.recording_view import RecordingView, reporter_to
 from tests.observability.test_counters import DONE
@@ -169,6 +171,28 @@ def test_live_line_shows_other_model_that_still_loads() -> None:
     assert view.activity() is None
     texts = [text for level, _, text, _ in view.lines if level == "info"]
     assert texts == ["b is ready", "a is ready (loaded in 1.5 s)"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "text"),
+    [
+        (LoadProgress(43.2, 12.3, 9.0), "loading a: 43 %, 12 s left"),
+        (
+            LoadProgress(43.2, 74.0, 9.0, "the disk stalls"),
+            "loading a: 43 %, 1 min 14 s left (the disk stalls)",
+        ),
+    ],
+)
+def test_live_line_shows_how_far_a_load_is(progress: LoadProgress, text: str) -> None:
+    view, reporter = many()
+    reporter.on_event(StateChanged("a", State.LOADING, 1))
+    lines = len(view.lines)
+    reporter.on_event(LoadProgressed("a", 1, progress))
+    assert view.activity() == text
+    assert len(view.lines) == lines  # a log has no line for it
+    reporter.on_event(StateChanged("a", State.READY, 1))
+    reporter.on_event(LoadProgressed("a", 1, progress))  # late
+    assert view.activity() is None
 
 
 def test_download_is_one_line_and_a_moving_live_line() -> None:

@@ -33,6 +33,19 @@ def cells(**changes: Any) -> dict[str, str]:
     return {name.strip(): cell.strip() for name, cell in zip(headings, row, strict=True)}
 
 
+@pytest.mark.parametrize(
+    ("load", "state"),
+    [
+        (None, "loading"),
+        ({"percent": None, "eta_s": None}, "loading"),
+        ({"percent": 43.2, "eta_s": 12.3}, "loading 43 %, 12 s"),
+        ({"percent": None, "eta_s": 125.0}, "loading 2 min 5 s"),
+    ],
+)
+def test_loading_model_shows_its_progress(load: dict[str, Any] | None, state: str) -> None:
+    assert cells(state="loading", load=load)["STATE"] == state
+
+
 def test_loaded_model_shows_all_columns() -> None:
     assert cells() == {
         "NAME": "qwen",

@@ -63,6 +63,7 @@ any_given = st.fixed_dictionaries(
         "warm_up": st.booleans(),
         "drain_timeout_s": _seconds,
         "stop_timeout_s": _seconds,
+        "no_usage": st.booleans(),
         "access_log": _file | st.just(Path("-")),
         "slow_request_s": _limit,
         "log_level": st.sampled_from(["debug", "info", "warning", "error"]),

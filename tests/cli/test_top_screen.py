@@ -102,6 +102,7 @@ def test_names_cannot_change_the_terminal() -> None:
     [
         ({"phase": "queued", "position": 2, "expected_wait_s": 12.0}, "queued #2, about 12.0 s"),
         ({"phase": "loading", "position": 1, "expected_wait_s": None}, "loading #1"),
+        ({"phase": "loading", "position": 1, "percent": 43.2, "eta_s": 12.3}, "loading 43 %, 12 s left"),
         ({"phase": "prompt", "percent": 44.6}, "prompt 45 %"),
         ({"phase": "sending"}, "sending"),
     ],

@@ -23,6 +23,8 @@ from llamasup.proxy.live.state import InFlight
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.states import State
+from llamasup.usage.ledger import Group, Sums
+from llamasup.usage.report import read_by, report
 from tests.patience import PATIENCE_S
 from tests.proxy.live.samples import REQUEST
 
@@ -73,6 +75,7 @@ class FakeControlTarget:
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
+        self.usage_problem: str | None = None
         self.connections: list[FakeConnection] = []
         self.names = {"tiny": ("small",), "org/repo:q8_0": ()}
 
@@ -125,6 +128,13 @@ class FakeControlTarget:
         self._find(model)
         return self.log
 
+    async def usage(self, by: str, since: str | None) -> Mapping[str, Any]:
+        """A row for each model, and an error for an unknown group."""
+        self.requests.append(("usage", f"{by} {since}"))
+        groups = read_by(by)
+        rows = [(Group("2026-03-01", name, "phone"), Sums(2, 1, 20, 8, 10)) for name in self.names]
+        return report(rows, groups, None, file="/state/usage.sqlite", problem=self.usage_problem)
+
     async def query_slots(self, endpoint: Endpoint) -> None:
         """No server shows its slots."""
 
@@ -173,7 +183,8 @@ async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[C
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
-        server = ControlServer(path, fake, Metrics(), LiveRequests(fake.connections, fake.query_slots))
+        requests = LiveRequests(fake.connections, fake.query_slots)
+        server = ControlServer(path, fake, Metrics(), requests, usage=fake.usage)
         server.start(tasks)
         try:
             yield server, str(path)

@@ -11,6 +11,7 @@ from llamasup.control.pool_target import ConfiguredTarget
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
+from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.states import Policy, State
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
@@ -60,6 +61,23 @@ async def test_restart_restarts_models_that_crashed_or_hang_during_load(
             await controlled(it).restart("a")
 
         assert await waiting.served_by() == 2
+
+
+@async_test
+async def test_status_shows_why_a_load_has_not_begun(
+    tmp_path: Path, spec: ModelSpec, tiny_model: Path
+) -> None:
+    async with pooled(tmp_path, spec, spec_of(file_of(tmp_path, "b", tiny_model)), capacity=1.5) as it:
+        serving = it.ask("a")
+        await serving.served_by()
+        waiting = it.ask("b")
+        await it.until_phase("a", Phase.CORDONED)
+        loads = {model["id"]: model["load"] for model in controlled(it).status()["models"]}
+        assert loads["a"] is None
+        assert (loads["b"]["percent"], loads["b"]["eta_s"]) == (None, None)
+        assert loads["b"]["reason"] == "it waits until other models free memory"
+        serving.finish()
+        await waiting.served_by()
 
 
 @async_test

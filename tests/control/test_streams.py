@@ -16,7 +16,8 @@ from llamasup.errors import LogMissing
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.live.requests import LiveRequests
-from llamasup.supervision.events import ServerWarned
+from llamasup.supervision.events import LoadProgressed, ServerWarned
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.process.output_pump import RotatedFile
 from tests.control.fake import (
@@ -151,6 +152,23 @@ def test_slow_reader_gets_missed_event_after_queued_ones() -> None:
         assert [each["generation"] for each in told[1:-1]] == list(range(MAX_WAITING))
         assert told[-1] == {"event": "missed", "protocol": 1, "count": 44}
         assert fake.bus.listeners == 0
+
+    run(visit)
+
+
+def test_slow_reader_gets_only_the_last_progress_of_a_model() -> None:
+    async def visit() -> None:
+        fake = FakeControlTarget()
+        stream = event_stream(fake, Streams())
+        await anext(stream)
+        for percent in range(MAX_WAITING + 44):
+            for model in ("a", "b"):
+                fake.bus.publish(LoadProgressed(model, 1, LoadProgress(percent / 10, 1.0, 1.0)))
+        fake.happens(7)
+        told = [as_event(await anext(stream)) for _ in range(4)]
+        assert [each["event"] for each in told] == ["state", "progress", "progress", "state"]
+        assert [each["percent"] for each in told[1:3]] == [(MAX_WAITING + 43) / 10] * 2
+        await stream.aclose()
 
     run(visit)
 

@@ -19,6 +19,9 @@ LATER = {
     "uvicorn",
     "starlette",
     "prometheus_client",
+    "sqlite3",
+    "llamasup.usage.saver",
+    "llamasup.usage.report",
 }
 PROGRAM = """
 import os, sys

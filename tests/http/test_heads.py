@@ -225,6 +225,9 @@ def test_an_error_object_is_llama_servers_with_cause_and_remedy_where_known() ->
     )
     error = json.loads(error_body(HttpError(400, "no", cause="c", remedy="r")))["error"]
     assert (error["cause"], error["remedy"]) == ("c", "r")
+    assert not {"percent", "eta_s"} & set(error)
+    error = json.loads(error_body(HttpError(503, "no", percent=43.2, eta_s=12.345)))["error"]
+    assert (error["percent"], error["eta_s"]) == (43.2, 12.3)
 
 
 @pytest.mark.parametrize(("seconds", "header"), [(0.0, b"1"), (0.2, b"1"), (2.5, b"3"), (30.0, b"30")])

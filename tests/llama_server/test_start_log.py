@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.llama_server.start_log import RELEVANT, Ready, SizeLogged, StartupFailure, Warned, read_line
+from llamasup.llama_server.start_log import (
+    RELEVANT,
+    Ready,
+    SizeLogged,
+    StageBegan,
+    StartupFailure,
+    Warned,
+    read_line,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +52,22 @@ def test_unused_draft_model_is_a_warning(line: str) -> None:
     assert isinstance(parsed, Warned)
     assert "does not use the draft model" in parsed.message
     assert parsed.remedy
+
+
+@pytest.mark.parametrize(
+    ("line", "stage"),
+    [
+        ("0.00.006.123 I srv    load_model: loading model 'm.gguf'", "weights"),
+        ("load_tensors: loading model tensors, this can take a while... (mmap = true)", "weights"),
+        ("common_init_from_params: warming up the model with an empty run - please wait ...", "warm_up"),
+        ("0.00.412.908 I srv    load_model: llama threadpool init, n_threads = 2", "warm_up"),
+    ],
+)
+def test_stage_of_the_load_is_recognized(line: str, stage: str) -> None:
+    event = read_line(line)
+    assert isinstance(event, StageBegan)
+    assert event.stage == stage
+    assert RELEVANT.search(line.encode())
 
 
 def test_size_lines_are_recognized_and_others_ignored() -> None:

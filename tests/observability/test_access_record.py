@@ -26,7 +26,8 @@ def fields(**changes: object) -> dict[str, object]:
 def test_a_line_has_every_field_of_the_record_and_the_time() -> None:
     read = fields(queue_s=0.0001234567, client="key:alice", context="cut", n_ctx=256, n_prompt_tokens=25)
     only_in_spans = {"parent_id", "parent_sampled"}
-    assert set(read) == {"time", *DONE.__struct_fields__} - only_in_spans
+    only_in_usage = {"ended_s", "slot_s", "tokens_estimated"}
+    assert set(read) == {"time", *DONE.__struct_fields__} - only_in_spans - only_in_usage
     assert read["time"] == "2026-11-21T03:02:01.999400Z"
     assert (read["queue_s"], read["client"]) == (0.000123, "key:alice")
     assert (read["context"], read["n_ctx"], read["n_prompt_tokens"]) == ("cut", 256, 25)

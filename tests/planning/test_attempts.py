@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit
 from llamasup.http.address import UnixAddress
@@ -15,6 +16,7 @@ from llamasup.planning import attempts as module
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
 from llamasup.planning.load_history_store import load
+from llamasup.planning.load_times import LoadTimes
 from llamasup.planning.plan import LaunchPlan
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
@@ -211,6 +213,21 @@ def test_later_starts_begin_with_the_step_that_served(host: Machine) -> None:
     later = host.planner().plan(1)
     assert later.parallel == serving.parallel
     assert any("ran out of memory on 20" in each.reason for each in later.reasons)
+
+
+@pytest.mark.parametrize("profile", ["latency", "plain"])
+def test_next_load_is_expected_to_take_as_long_as_the_last_one(host: Machine, profile: str) -> None:
+    planner = host.planner(profile=profile)
+    made = planner.plan(1)
+    facts = planner.load_facts(made)
+    assert facts.weights_bytes == facts.cpu_bytes == made.memory.weights_bytes > 0
+    assert facts.memory_bytes == made.memory.kv_bytes > 0
+    assert facts.earlier is None
+    times = LoadTimes("", "", 0.5, 4.0, 1.0, 2.0, made.memory.weights_bytes, 100)
+    planner.served(made, [], resident_bytes=0, generated=True, times=times)
+    earlier = host.planner(profile=profile).load_facts(made).earlier
+    assert earlier is not None
+    assert earlier == replace(times, runtime=earlier.runtime, key=made.key)
 
 
 def test_step_that_did_not_serve_is_not_recorded(host: Machine) -> None:

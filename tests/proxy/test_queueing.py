@@ -111,6 +111,8 @@ def test_full_queue_is_a_429_with_estimated_retry_after(make_rig: MakeRig) -> No
     assert (status(head), field(head, b"retry-after")) == (429, b"21")
     assert (error["code"], error["type"], error["cause"]) == (429, "rate_limit_error", "queue_full")
     assert error["message"] == "The model is busy with 1 request, and 2 more wait"
+    assert error["eta_s"] == 21.0
+    assert "percent" not in error
     record = rig.record()
     assert (record.status, record.outcome) == (429, "unavailable")
     assert receive_request(rig, b"0").is_quiet()  # the refused request was not sent

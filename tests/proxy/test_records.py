@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
 import pytest
 
 from llamasup.http.context_end import ContextWindow
@@ -59,6 +61,55 @@ def test_record_counts_bytes_in_both_directions(rig: Rig) -> None:
     client.message()
     record = rig.record()
     assert (record.bytes_in, record.bytes_out) == (15, 14)
+
+
+# --- slots and tokens ---------------------------------------------------------------------------------
+
+
+def test_record_has_the_time_in_a_slot(rig: Rig) -> None:
+    began_s = monotonic()
+    client, child = rig.begin(post(CHAT, b'{"messages":[]}'))
+    child.send(answer(b"{%b}" % (TIMINGS % 5)))
+    client.message()
+    record = rig.record()
+    assert 0.0 < record.slot_s <= record.duration_s
+    assert began_s < record.ended_s < monotonic()
+    assert record.tokens_estimated == 0
+
+
+def test_request_that_is_no_work_for_the_model_has_no_slot(rig: Rig) -> None:
+    client = rig.send(get(b"/props"))
+    child = rig.accept()
+    child.head()
+    child.send(answer())
+    client.message()
+    assert rig.record().slot_s == 0.0
+
+
+def test_slot_time_ends_when_the_client_leaves_and_tokens_are_estimated(rig: Rig) -> None:
+    rig.endpoint.tokens_per_s = 1000.0
+    client, child = rig.begin(post(CHAT, b'{"stream":true,"messages":["' + b"x" * 300 + b'"]}'))
+    child.send(STREAM_HEAD, chunk(b"data: {}\n\n"))
+    client.until(b"data: {}\n\n\r\n")
+    client.close()
+    record = rig.record()
+    assert record.outcome == "client_gone"
+    assert 0.0 < record.slot_s <= record.duration_s
+    assert record.tokens_prompt is None
+    assert record.tokens_estimated >= 100  # for the bytes of the prompt alone
+
+
+def test_slot_time_of_both_servers_counts(rig: Rig) -> None:
+    """The first server ends without an answer."""
+    client, child = rig.begin(post(CHAT, b'{"messages":[]}'))
+    child.close()
+    child = rig.accept()
+    child.message()
+    child.send(answer(b"{%b}" % (TIMINGS % 5)))
+    client.message()
+    record = rig.record()
+    assert record.replayed
+    assert 0.0 < record.slot_s <= record.duration_s
 
 
 # --- the context -------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.http.heads import HeadRules
 from llamasup.proxy import Limits, ProxyConfig
@@ -42,11 +43,13 @@ def keepalive_rig(make_rig: MakeRig) -> Rig:
     return rig
 
 
-def waiting_stream(rig: Rig, path: bytes = CHAT, request: bytes = b"") -> tuple[Wire, bytes]:
+def waiting_stream(
+    rig: Rig, path: bytes = CHAT, request: bytes = b"", comment: bytes = COMMENT
+) -> tuple[Wire, bytes]:
     """A client that has received a comment, and the head before it."""
     client = rig.send(request or post(path, STREAM))
     head = client.head()
-    client.until(COMMENT)
+    client.until(comment)
     return client, head
 
 
@@ -117,15 +120,25 @@ def test_comments_continue_while_llama_server_works_on_the_prompt(make_rig: Make
     assert rig.record().outcome == "ok"
 
 
-def test_queued_request_gets_comments(make_rig: MakeRig) -> None:
+def test_queued_request_gets_comments_with_its_position(make_rig: MakeRig) -> None:
     rig = make_rig(config(), max_concurrent=1)
     busy, child = rig.begin(post(CHAT, b"{}"))
-    client, _ = waiting_stream(rig)
+    client, _ = waiting_stream(rig, comment=b": position 1\n\n")
+    rig.endpoint.held_s = 8.0
+    client.until(b": position 1, about 8 s\n\n")
     child.send(answer(b"done"))
     assert busy.message()[1] == b"done"
     assert child.message()[1] == STREAM
     child.send(STREAM_HEAD + EVENT + DONE)
     client.until(DONE)
+
+
+def test_request_that_waits_for_a_load_gets_comments_with_its_progress(keepalive_rig: Rig) -> None:
+    loading = replace(LOADING, percent=43.2, eta_s=12.3)
+    keepalive_rig.backend.unavailable = loading
+    client, _ = waiting_stream(keepalive_rig, comment=b": loading 43 %, 12 s left\n\n")
+    keepalive_rig.backend.unavailable = replace(loading, percent=50.0, eta_s=74.0)
+    client.until(b": loading 50 %, 1 min 14 s left\n\n")
 
 
 def test_token_counts_are_read_after_comments(keepalive_rig: Rig) -> None:

@@ -151,6 +151,7 @@ def test_request_of_several_jobs_holds_at_most_all_permits(monkeypatch: pytest.M
     assert (endpoint.busy, endpoint.served, told) == (4, 1, [])
     lease.release()
     assert (endpoint.busy, endpoint.served, told, endpoint.held_s) == (0, 0, [0], 16.0)
+    assert lease.permit_s == 16.0
 
 
 def test_permit_is_free_only_below_max_concurrent() -> None:

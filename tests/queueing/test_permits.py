@@ -177,6 +177,7 @@ def test_released_permits_update_the_mean_hold_time(monkeypatch: pytest.MonkeyPa
     model.comes("a2")
     model.held["a2"].cancel_permit()  # it never was inferred for
     assert (endpoint.busy, endpoint.held_s) == (0, 20.0)
+    assert model.held["a2"].permit_s == 0.0
     model.held["a2"].acquire_permit()
     model.comes("a3")
     assert model.refused["a3"].retry_after_s == 20.0

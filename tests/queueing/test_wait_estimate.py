@@ -5,6 +5,8 @@ import pytest
 from llamasup.queueing.wait_estimate import (
     HELD_WEIGHT,
     LONGEST_S,
+    eta_text,
+    progress_text,
     retry_after_s,
     smoothed,
     until_loaded_s,
@@ -46,3 +48,26 @@ def test_load_estimate_is_the_time_of_earlier_loads(
 @pytest.mark.parametrize(("wait_s", "told_s"), [(0.0, 1.0), (0.2, 1.0), (17.5, 17.5), (1e9, LONGEST_S)])
 def test_retry_after_is_neither_zero_nor_unbounded(wait_s: float, told_s: float) -> None:
     assert retry_after_s(wait_s) == told_s
+
+
+@pytest.mark.parametrize(
+    ("eta_s", "text"),
+    [
+        (0.0, "1 s"),
+        (12.4, "12 s"),
+        (59.6, "1 min"),
+        (120.2, "2 min"),
+        (125.0, "2 min 5 s"),
+        (3725.0, "62 min 5 s"),
+    ],
+)
+def test_remaining_time_has_no_tenths(eta_s: float, text: str) -> None:
+    assert eta_text(eta_s) == text
+
+
+@pytest.mark.parametrize(
+    ("percent", "eta_s", "text"),
+    [(None, None, ""), (43.2, None, "43 %"), (None, 12.3, "12 s left"), (43.2, 12.3, "43 %, 12 s left")],
+)
+def test_progress_in_words(percent: float | None, eta_s: float | None, text: str) -> None:
+    assert progress_text(percent, eta_s) == text

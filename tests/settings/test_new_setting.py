@@ -15,7 +15,7 @@ import pytest
 from llamasup.config.config_keys import Config
 from llamasup.settings.declaration import SettingGroup, settings_of
 from llamasup.settings.model import ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots
+from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots, Usage
 from tests.paths import ROOT
 
 # What settings are called where they are read.
@@ -93,19 +93,20 @@ _READ_BY_CONFIG = {"listen", "keep"}
 
 
 @pytest.mark.parametrize(
-    ("group", "receiver"),
+    ("group", "receivers"),
     [
-        (Config, "config"),
+        (Config, "config initial"),
         (Memory, "memory"),
         (Auth, "auth"),
         (Http, "http"),
         (Downloads, "downloads"),
         (Slots, "slots"),
+        (Usage, "usage"),
     ],
 )
-def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receiver: str) -> None:
+def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receivers: str) -> None:
     fields = {field for field, _ in settings_of(group).values()}
-    assert unread(ROOT / "llamasup", fields - _READ_BY_CONFIG, {receiver}) == set()
+    assert unread(ROOT / "llamasup", fields - _READ_BY_CONFIG, set(receivers.split())) == set()
 
 
 def test_setting_that_nothing_reads_is_found(copy: Path) -> None:

@@ -8,10 +8,17 @@ import pytest
 
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.supervision.availability import NOT_RUNNING, STOPPING, is_last, unavailable
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import Instance, State
 
 KILLED = Diagnosis("killed", "It was killed.", "Look for it.", (), False, 75)
-TIMES: dict[str, Any] = {"ready_in_s": 7.0, "start_in_s": 20.0, "load_s": 5.0, "wait_timeout_s": 60.0}
+TIMES: dict[str, Any] = {
+    "load": LoadProgress(43.2, 7.4, 5.0),
+    "ready_in_s": 7.0,
+    "start_in_s": 20.0,
+    "load_s": 5.0,
+    "wait_timeout_s": 60.0,
+}
 
 # state, changes of the instance, and then: message, cause, remedy, Retry-After, whether a request may wait
 TABLE: list[tuple[State, dict[str, Any], tuple[str, str, str, float | None, bool]]] = [
@@ -64,6 +71,17 @@ def test_no_request_waits_while_llama_server_itself_answers(state: State, queuea
 def test_no_request_waits_for_a_start_after_the_wait_timeout() -> None:
     times = TIMES | {"start_in_s": 61.0}
     assert not unavailable(Instance(State.BACKOFF), **times, answers_while_loading=False).queueable
+
+
+@pytest.mark.parametrize("state", [State.STARTING, State.LOADING, State.WARMING])
+def test_load_has_its_progress(state: State) -> None:
+    why = unavailable(Instance(state), **TIMES, answers_while_loading=False)
+    assert (why.percent, why.eta_s) == (43.2, 7.4)
+
+
+def test_retry_after_of_a_load_is_at_least_a_second() -> None:
+    times = TIMES | {"ready_in_s": 0.1}
+    assert unavailable(Instance(State.LOADING), **times, answers_while_loading=False).retry_after_s == 1.0
 
 
 def test_folders_are_not_shown() -> None:

@@ -17,6 +17,7 @@ from llamasup.supervision.events import (
     ConfigRejected,
     Downloading,
     LoadFailed,
+    LoadProgressed,
     ModelsChanged,
     ModelUnloading,
     PublishedEvent,
@@ -27,6 +28,7 @@ from llamasup.supervision.events import (
     Stopped,
     as_json,
 )
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.states import State
 from llamasup.system.process.exit import Exit
 
@@ -54,6 +56,18 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
     (
         ServerWarned("a", 2, "no draft", "drop it"),
         {"event": "warning", "model": "a", "generation": 2, "message": "no draft", "remedy": "drop it"},
+    ),
+    (
+        LoadProgressed("a", 2, LoadProgress(43.2, 12.5, 8.0004, "the disk is slow")),
+        {
+            "event": "progress",
+            "model": "a",
+            "generation": 2,
+            "percent": 43.2,
+            "eta_s": 12.5,
+            "elapsed_s": 8.0,
+            "reason": "the disk is slow",
+        },
     ),
     (ModelUnloading("a", "ttl"), {"event": "unload", "model": "a", "reason": "ttl"}),
     (ModelUnloading("a", "memory", "b"), {"event": "unload", "model": "a", "reason": "memory", "for": "b"}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -15,29 +16,41 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
+from tests.async_tests import async_test
 
 Ask = Callable[..., float]
+Runner = Callable[..., InstanceRunner]
 
 
 @pytest.fixture
-def retry_after(tmp_path: Path) -> Ask:
-    """The Retry-After in a state, ``elapsed_s`` into a start or ``start_in_s`` before the next one."""
+def runner_in(tmp_path: Path) -> Runner:
+    """A runner in a state, ``elapsed_s`` into a start or ``start_in_s`` before the next one."""
 
-    def ask(state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0) -> float:
+    def make(
+        state: State, *, load_s: float | None, elapsed_s: float = 0.0, start_in_s: float = 0.0
+    ) -> InstanceRunner:
+        planner: AnyPlanMaker = object()  # type: ignore[assignment]
+        queue = ReplicaSet(policy=Policy()).queue
+        runner = InstanceRunner(
+            "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None
+        )
+        now_s = asyncio.get_running_loop().time()
+        runner.load_s = load_s
+        runner._load_began_s = now_s - elapsed_s
+        runner.instance = replace(
+            runner.instance, state=state, restart_pending=True, next_start_s=now_s + start_in_s
+        )
+        return runner
+
+    return make
+
+
+@pytest.fixture
+def retry_after(runner_in: Runner) -> Ask:
+    def ask(state: State, **times: Any) -> float:
         async def estimate() -> float:
-            planner: AnyPlanMaker = object()  # type: ignore[assignment]
-            queue = ReplicaSet(policy=Policy()).queue
-            runner = InstanceRunner(
-                "tiny", planner, policy=Policy(), bus=Bus(), queue=queue, work_folder=tmp_path, log_path=None
-            )
-            now_s = asyncio.get_running_loop().time()
-            runner.load_s = load_s
-            runner._load_began_s = now_s - elapsed_s
-            runner.instance = replace(
-                runner.instance, state=state, restart_pending=True, next_start_s=now_s + start_in_s
-            )
-            retry_after_s = runner.unavailable().retry_after_s
-            assert retry_after_s is not None
+            retry_after_s = runner_in(state, **times).unavailable().retry_after_s
+            assert isinstance(retry_after_s, float)
             return retry_after_s
 
         return asyncio.run(estimate())
@@ -63,3 +76,28 @@ def test_retry_after_includes_a_whole_load_that_is_due(retry_after: Ask) -> None
 
 def test_retry_after_is_at_most_ten_minutes(retry_after: Ask) -> None:
     assert retry_after(State.LOADING, load_s=3600.0) == LONGEST_S
+
+
+@async_test
+async def test_start_without_a_process_has_only_its_time(runner_in: Runner) -> None:
+    load = runner_in(State.STARTING, load_s=None, elapsed_s=3.0).load
+    assert load is not None
+    assert (load.percent, load.eta_s, load.reason) == (None, None, None)
+    assert load.elapsed_s == pytest.approx(3.0, abs=0.5)
+
+
+@async_test
+async def test_due_start_is_shown_with_its_reason(runner_in: Runner) -> None:
+    load = runner_in(State.BACKOFF, load_s=30.0, elapsed_s=3.0, start_in_s=8.0).load
+    assert load is not None
+    assert load.eta_s == pytest.approx(38.0, abs=0.5)
+    assert load.reason == "llama-server ended, and starts again in 8 s"
+    load = runner_in(State.BACKOFF, load_s=None, start_in_s=8.0).load
+    assert load is not None
+    assert load.eta_s is None
+
+
+@pytest.mark.parametrize("state", [State.STOPPED, State.READY, State.DRAINING, State.STOPPING, State.FAILED])
+@async_test
+async def test_server_that_does_not_start_has_no_load(state: State, runner_in: Runner) -> None:
+    assert runner_in(state, load_s=30.0).load is None

@@ -91,6 +91,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 # --- groups ------------------------------------------------------------------------------------------
 
 _INSECURE = switch("--insecure-no-auth", "Accept requests from other machines without an API key.")
+_NO_USAGE = switch("--no-usage", "Do not count the usage of models and keys.")
 
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
@@ -137,6 +138,7 @@ SERVING = Group(
         setting_option("warm_up"),
         setting_option("drain_timeout_s"),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
+        _NO_USAGE,
         path("--access-log", "Log each request to this file as a JSON object; - for standard error."),
         time_limit("--slow-request", "Log requests whose answer begins later than this. Default: off."),
     )
@@ -172,6 +174,7 @@ CONFIG_OVERRIDES = Group(
         ),
         number("--port", "N", "Port to listen on; 0 for any free port. Replaces the config's port."),
         _INSECURE,
+        _NO_USAGE,
         path("--api-key-file", "File with one API key per line. Replaces the config's file."),
         path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
         path("--tls-key", "PEM file with the private key of the certificate."),

@@ -17,11 +17,13 @@ from llamasup.observability.access_record import shown_path
 from llamasup.observability.counters import RequestRecord
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
+from llamasup.queueing.wait_estimate import progress_text
 from llamasup.service.run import Service
 from llamasup.supervision.events import (
     ConfigRejected,
     Downloading,
     LoadFailed,
+    LoadProgressed,
     ModelsChanged,
     ModelUnloading,
     PublishedEvent,
@@ -31,6 +33,7 @@ from llamasup.supervision.events import (
     StateChanged,
     Stopped,
 )
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.states import State
 from llamasup.supervision.wrap.command_line import redacted_program
@@ -140,6 +143,8 @@ class ConsoleReporter:
         match event:
             case StateChanged(model, state, generation):
                 self._state_changed(model, state, generation)
+            case LoadProgressed(model, _, progress):
+                self._load_progressed(model, progress)
             case ServerExited():
                 self._server_exited(event)
             case ServerWarned(model, generation, message, remedy):
@@ -199,6 +204,12 @@ class ConsoleReporter:
             text = f"{model} is ready again" if generation > 1 else f"{model} is ready"
             text += self._serving_facts(model)
         self._view.say(level, "state", text, model=model, state=state, generation=generation)
+
+    def _load_progressed(self, model: str, progress: LoadProgress) -> None:
+        if model in self._activities:
+            left = progress_text(progress.percent, progress.eta_s)
+            why = "" if progress.reason is None else f" ({progress.reason})"
+            self._set_activity(model, f"loading {model}: {left}{why}")
 
     def _set_activity(self, model: str, activity: str | None) -> None:
         self._activities.pop(model, None)

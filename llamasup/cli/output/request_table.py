@@ -7,6 +7,7 @@ from typing import Any
 
 from llamasup.cli.output.layout import fitted_table
 from llamasup.cli.output.view import duration_text
+from llamasup.queueing.wait_estimate import progress_text
 from llamasup.system.text import printable
 
 __all__ = ["SORTS", "ended_table", "requests_table", "sorted_requests"]
@@ -85,10 +86,10 @@ def _tokens(request: Request) -> tuple[str, str, str]:
 
 
 def _phase(request: Request) -> str:
-    """``queued #2, about 12.0 s``, ``prompt 45 %``, ``generating``."""
+    """``loading 43 %, 12 s left``, ``queued #2, about 12.0 s``, ``prompt 45 %``, ``generating``."""
     phase = str(request["phase"])
     if (percent := request.get("percent")) is not None:
-        return f"{phase} {percent:.0f} %"
+        return f"{phase} {progress_text(percent, request.get('eta_s'))}"
     if (position := request.get("position")) is not None:
         wait_s = request.get("expected_wait_s")
         return f"{phase} #{position}" + ("" if wait_s is None else f", about {duration_text(wait_s)}")

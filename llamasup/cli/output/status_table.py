@@ -12,6 +12,7 @@ from typing import Any
 from llamasup.cli.output.layout import fitted_table
 from llamasup.cli.output.view import duration_text
 from llamasup.pool.state import AWAY
+from llamasup.queueing.wait_estimate import progress_text
 from llamasup.system.text import memory_text, printable
 
 __all__ = ["models_table", "summary"]
@@ -47,7 +48,7 @@ def _row(model: Model, now: datetime) -> tuple[str, ...]:
     memory = model.get("memory") or {}
     return (
         printable(str(model.get("id"))),
-        printable(str(model.get("state"))),
+        _state(model),
         _or_dash(model.get("size_bytes"), memory_text),
         printable(str(model.get("device") or "-")),
         "-" if model.get("state") in AWAY else _or_dash(model.get("ctx_size")),
@@ -56,6 +57,13 @@ def _row(model: Model, now: datetime) -> tuple[str, ...]:
         _until(model, now),
         _or_dash(model.get("restarts")),
     )
+
+
+def _state(model: Model) -> str:
+    """``ready``, ``loading 43 %, 12 s``."""
+    load = model.get("load") or {}
+    shown = progress_text(load.get("percent"), load.get("eta_s"), after="")
+    return printable(str(model.get("state"))) + (f" {shown}" if shown else "")
 
 
 def _or_dash(value: int | None, text: Callable[[int], str] = str) -> str:

@@ -12,6 +12,7 @@ from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.state import nearest, state_of
+from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import State
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from llamasup.pool.model import ManagedModel
 
 
-__all__ = ["gauges_of", "model_status", "scrape", "state_of_managed", "status_of"]
+__all__ = ["gauges_of", "model_status", "scrape", "state_of_managed", "status_of", "wait_before_load"]
 
 
 def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -47,6 +48,24 @@ def state_of_managed(managed: ManagedModel) -> str:
     )
 
 
+def wait_before_load(managed: ManagedModel, now_s: float) -> LoadProgress | None:
+    """What a requested model waits for before its processes start; None if they have started.
+
+    ``now_s``: monotonic.
+    """
+    if not managed.wanted or any(runner.load is not None for runner in managed.runners) or managed.serves:
+        return None
+    since_s = min(
+        managed.served.queue.oldest_s, managed.load_waiters_since_s if managed.load_waiters else now_s
+    )
+    why = managed.served.unavailable_reason
+    if why is not None and why.cause == "downloading":
+        return LoadProgress(None, why.eta_s, now_s - since_s, why.message)
+    state = state_of_managed(managed)
+    reason = "it waits until other models free memory" if state == "waiting" else None
+    return None if reason is None else LoadProgress(None, None, now_s - since_s, reason)
+
+
 def model_status(
     model: str,
     aliases: Iterable[str],
@@ -57,9 +76,10 @@ def model_status(
     state: str | None = None,
     until: str | None = None,
     pinned: bool = False,
+    awaits: LoadProgress | None = None,
 ) -> Mapping[str, Any]:
     """``runners``: empty if it is not loaded. ``facts``: of its file, if known. ``state`` overrides that of
-    the processes; ``until``: the time of its unload, in ISO 8601.
+    the processes; ``until``: the time of its unload, in ISO 8601. ``awaits``: its wait before the load.
 
     The caller fills in ``vram_bytes``, because the driver is slow.
     """
@@ -73,6 +93,7 @@ def model_status(
     rss = [usage.rss_bytes for usage in seen if usage is not None]
     slots = [runner.plan.parallel for runner in runners if runner.plan is not None]
     model_class = plan.model_class if plan is not None else None if facts is None else facts.model_class
+    load = awaits if first is None or awaits is not None else first.load
     status = {
         "id": model,
         "aliases": list(aliases),
@@ -85,6 +106,7 @@ def model_status(
         "slots": sum(count or 0 for count in slots) or None,
         "slots_busy": _sum(runners, lambda runner: runner.busy),
         "ctx_size": None if plan is None else plan.ctx_size,
+        "load": None if load is None else load.as_json(),
         "memory": {"ram_bytes": sum(rss) if rss else None, "vram_bytes": None},
         "size_bytes": None if facts is None else facts.file_bytes,
         "class": None if model_class is None else model_class.value,

@@ -30,9 +30,10 @@ class LiveRequest(Struct, frozen=True, kw_only=True):
     """One request in flight, as the control API shows it. Contains no prompt and no key (X13).
 
     ``key``: the name of its key; None: without one. ``client``: its address; empty for a Unix socket.
-    ``age_s``: since it arrived; ``phase_s``: since its phase began, as far as that is known. ``position`` and
-    ``expected_wait_s`` are of a request that waits. ``percent`` is how much of the prompt is done. The token
-    counts are those of llama-server, and None if it does not show which slot has the request.
+    ``age_s``: since it arrived; ``phase_s``: since its phase began, as far as that is known. ``position``,
+    ``expected_wait_s`` and ``eta_s`` (the same) are of a request that waits. ``percent`` is how much of the
+    prompt is done, or of the load of its model. The token counts are those of llama-server, and None if it
+    does not show which slot has the request.
     """
 
     id: str
@@ -50,6 +51,7 @@ class LiveRequest(Struct, frozen=True, kw_only=True):
     position: int | None = None
     expected_wait_s: float | None = None
     percent: float | None = None
+    eta_s: float | None = None
     tokens_prompt: int | None = None
     tokens_completion: int | None = None
     tokens_per_s: float | None = None

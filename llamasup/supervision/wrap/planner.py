@@ -29,6 +29,7 @@ from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.llama_server.user_options import config_files_in, read_config
 from llamasup.planning.child_address import child_address_kind, needs_key_file
+from llamasup.planning.load_times import LoadFacts, LoadTimes
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.wrap.command_line import (
     WrappedLine,
@@ -51,6 +52,7 @@ __all__ = ["WrappedPlan", "WrappedPlanner", "Wrapping", "parse_command", "prober
 
 _ASK_TIMEOUT_S = 20.0
 _KEY_BYTES = 24
+_IS_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 # Classes that a plain command line serves; an embedding model without --embedding answers 501.
 _GENERATING = frozenset({ModelClass.DECODER, ModelClass.ENCODER_DECODER})
 
@@ -142,6 +144,7 @@ class WrappedPlanner:
     def __init__(self, wrapping: Wrapping, folder: Path) -> None:
         self._wrapping = wrapping
         self._folder = folder
+        self._times: LoadTimes | None = None
 
     def plan(self, generation: int) -> WrappedPlan:
         wrapping = self._wrapping
@@ -169,10 +172,26 @@ class WrappedPlanner:
         """None: the command line belongs to the user."""
         return None
 
+    def load_facts(self, made: WrappedPlan) -> LoadFacts:
+        """Of the model file, if it has one part, and of the last load in this run."""
+        size_bytes = 0
+        model = self._wrapping.line.model
+        if model is not None and not _IS_PART.search(model):
+            with suppress(OSError, ValueError):
+                size_bytes = (self._wrapping.cwd / model).stat().st_size
+        return LoadFacts(size_bytes, earlier=self._times)
+
     def served(
-        self, made: WrappedPlan, log: Sequence[str], *, resident_bytes: int | None, generated: bool
+        self,
+        made: WrappedPlan,
+        log: Sequence[str],
+        *,
+        resident_bytes: int | None,
+        generated: bool,
+        times: LoadTimes | None = None,
     ) -> None:
-        """Record nothing: there is nothing to plan."""
+        """Keep only the times: there is nothing to plan."""
+        self._times = times or self._times
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from llamasup.system.hardware.devices import NvmlGpu
 
-__all__ = ["NvmlAnswer", "ask_nvml", "vram_by_process"]
+__all__ = ["NvmlAnswer", "ask_nvml", "energy_by_gpu", "vram_by_process"]
 
 _DRIVER = Path("/dev/nvidiactl")
 
@@ -69,6 +69,33 @@ def vram_by_process() -> Mapping[int, int]:
     except pynvml.NVMLError:
         return {}
     return used
+
+
+def energy_by_gpu() -> Mapping[str, int]:
+    """The energy of each GPU since its driver was loaded, in microjoules, by UUID. Empty if unknown (older
+    than Volta); never raises.
+    """
+    if not _DRIVER.exists():
+        return {}
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    used_uj: dict[str, int] = {}
+    try:
+        pynvml.nvmlInit()
+        try:
+            for index in range(pynvml.nvmlDeviceGetCount()):
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                with contextlib.suppress(pynvml.NVMLError):
+                    millijoules = int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+                    used_uj[_text(pynvml.nvmlDeviceGetUUID(handle))] = 1000 * millijoules
+        finally:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return {}
+    return used_uj
 
 
 def _on_gpu(pynvml: Any, handle: Any) -> Mapping[int, int]:

@@ -5,7 +5,9 @@ A SIGKILL of the OOM killer leaves no other trace in the child. psutil is import
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,9 +16,13 @@ from msgspec import Struct
 from llamasup.system.hardware.facts import CpuUsage, cgroup_files
 from llamasup.system.hardware.probe import system_text
 
-__all__ = ["MemoryUsage", "cpu_usage", "memory_usage", "oom_kills"]
+__all__ = ["LoadUsage", "MemoryUsage", "cpu_usage", "load_usage", "memory_usage", "oom_kills"]
 
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if sys.platform != "win32" else 4096
+_TICKS_S = os.sysconf("SC_CLK_TCK") if sys.platform != "win32" else 100
+_USER_TIME = 11  # in /proc/PID/stat, after the name of the program; then the system time
+_COUNTERS = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
@@ -82,3 +88,37 @@ def memory_usage(pid: int) -> MemoryUsage | None:
     except (psutil.Error, AttributeError, NotImplementedError):
         read_bytes = 0  # not on macOS
     return MemoryUsage(rss_bytes, read_bytes)
+
+
+class LoadUsage(Struct, frozen=True):
+    """What a process has loaded so far, in bytes, and its CPU time.
+
+    ``file_bytes``: resident pages of mapped files; ``anonymous_bytes``: its other resident memory.
+    ``read_bytes``: by system calls; ``disk_bytes``: fetched from a disk.
+    """
+
+    file_bytes: int
+    anonymous_bytes: int
+    read_bytes: int
+    disk_bytes: int
+    cpu_s: float = 0.0
+
+
+def load_usage(pid: int) -> LoadUsage | None:
+    """None if the process has exited or is not accessible. Takes 50 µs on Linux: called while a model loads,
+    and before psutil is imported.
+    """
+    if sys.platform != "linux":
+        seen = memory_usage(pid)
+        return None if seen is None else LoadUsage(0, seen.rss_bytes, seen.read_bytes, 0)
+    process = Path("/proc") / str(pid)
+    try:
+        pages = process.joinpath("statm").read_text("ascii").split()
+        stat = process.joinpath("stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        counts = _COUNTERS.findall(process.joinpath("io").read_text("ascii"))
+    except OSError:
+        return None
+    resident, of_files = int(pages[1]) * _PAGE_BYTES, int(pages[2]) * _PAGE_BYTES
+    read = {name: int(count) for name, count in counts}
+    cpu_s = (int(stat[_USER_TIME]) + int(stat[_USER_TIME + 1])) / _TICKS_S
+    return LoadUsage(of_files, resident - of_files, read.get("rchar", 0), read.get("read_bytes", 0), cpu_s)

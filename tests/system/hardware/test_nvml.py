@@ -54,14 +54,40 @@ def test_vram_of_a_process_is_summed_over_gpus(monkeypatch: pytest.MonkeyPatch) 
     assert nvml.vram_by_process() == {7: 120, 8: 5, 6: 1}
 
 
+def energies(**by_gpu: int | None) -> SimpleNamespace:
+    """The module, for GPUs with these UUIDs and millijoules; None: the GPU has no counter."""
+    names = list(by_gpu)
+
+    def used(gpu: int) -> int:
+        millijoules = by_gpu[names[gpu]]
+        if millijoules is None:
+            raise NVMLError("Not Supported")
+        return millijoules
+
+    return driver(
+        {number: [] for number in range(len(names))},
+        {},
+        nvmlDeviceGetTotalEnergyConsumption=used,
+        nvmlDeviceGetUUID=lambda gpu: names[gpu].encode() if gpu else names[gpu],  # bytes in old versions
+    )
+
+
+def test_energy_is_that_of_each_gpu_with_a_counter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", energies(first=5, old=None, third=7))
+    assert nvml.energy_by_gpu() == {"first": 5_000, "third": 7_000}
+
+
 def test_missing_driver_answer_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fails() -> None:
         raise NVMLError("Driver/library version mismatch")
 
     monkeypatch.setitem(sys.modules, "pynvml", driver({}, {}, nvmlInit=fails))
     assert nvml.vram_by_process() == {}
+    assert nvml.energy_by_gpu() == {}
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     assert nvml.vram_by_process() == {}
-    monkeypatch.setitem(sys.modules, "pynvml", driver({0: [(7, 1)]}, {}))
+    assert nvml.energy_by_gpu() == {}
+    monkeypatch.setitem(sys.modules, "pynvml", energies(first=5))
     monkeypatch.setattr(nvml, "_DRIVER", tmp_path / "none")
     assert nvml.vram_by_process() == {}
+    assert nvml.energy_by_gpu() == {}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.system.hardware.facts import CpuUsage
-from llamasup.system.hardware.usage import cpu_usage, oom_kills
+from llamasup.system.hardware.usage import LoadUsage, cpu_usage, load_usage, oom_kills
 from tests.patience import PATIENCE_S
 
 
@@ -53,6 +53,45 @@ def test_exited_process_has_no_usage() -> None:
     with subprocess.Popen(["/bin/true"]) as child:
         child.wait()
     assert cpu_usage(child.pid) is None
+    assert load_usage(child.pid) is None
+
+
+READS_A_FILE = """
+import mmap, sys
+file = open(sys.argv[1], "rb")
+sys.stdin.readline()
+file.read({bytes})
+sys.stdin.readline()
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+total = sum(mapped[at] for at in range(0, len(mapped), 4096))
+sys.stdin.readline()
+taken = b"x" * {bytes}
+while True:
+    pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_usage_of_a_load_tells_read_mapped_and_other_memory_apart(tmp_path: Path) -> None:
+    size = 8 << 20
+    (tmp_path / "file").write_bytes(bytes(size))
+    command = [sys.executable, "-c", READS_A_FILE.format(bytes=size), str(tmp_path / "file")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+
+        def now() -> LoadUsage:
+            usage = load_usage(child.pid)
+            assert usage is not None
+            return usage
+
+        for name in ("read_bytes", "file_bytes", "anonymous_bytes"):
+            before = getattr(now(), name)
+            child.stdin.write(b"\n")
+            child.stdin.flush()
+            until(lambda before=before, name=name: getattr(now(), name) >= before + size - 4096)  # type: ignore[misc]
+        before_s = now().cpu_s
+        until(lambda: now().cpu_s >= before_s + 0.02)
+        child.kill()
 
 
 EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"

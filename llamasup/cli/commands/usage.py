@@ -1,0 +1,116 @@
+"""``llamasup usage``: the requests and tokens of each model, key and day, of a file or a llamasup."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.layout import stdout_columns
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.target import URL_VARIABLE, TargetOptions, find_target
+from llamasup.errors import LlamasupError, UsageInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from llamasup.cli.output.view import View
+
+__all__ = ["commands", "usage"]
+
+commands = command_set()
+
+By = Annotated[
+    str, typer.Option("--by", metavar="GROUPS", help="model, key or day, or several of them: day,model.")
+]
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="DAY", help="The first day: YYYY-MM-DD, or 7d for 7 days ago."),
+]
+Csv = Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")]
+
+
+@commands.command()
+@takes_groups
+def usage(
+    ctx: typer.Context,
+    *,
+    by: By = "model",
+    since: Since = None,
+    target: TargetOptions,
+    json: o.Json = False,
+    csv: Csv = False,
+) -> int:
+    """Show the requests and tokens of each model, key and day.
+
+    Without --pid and --url, the command reads the file of your user, and needs no running llamasup.
+    """
+
+    def act(view: View) -> None:
+        from llamasup.usage.report import csv_text, read_by
+
+        if json and csv:
+            raise UsageInvalid("--json and --csv exclude each other.", remedy="Leave one of them out.")
+        read_by(by)  # before a running llamasup is asked
+        is_chosen = any(value is not None for value in target.values()) or os.environ.get(URL_VARIABLE)
+        shown = _of_running(by, since, target) if is_chosen else _of_file(view, by, since)
+        if shown["problem"]:
+            view.say("warning", "usage", shown["problem"])
+        if json:
+            write_json(shown)
+        elif csv:
+            write_result(csv_text(shown).removesuffix("\r\n"))
+        elif shown["rows"]:
+            from llamasup.cli.output.usage_table import usage_table
+
+            write_result(usage_table(shown, stdout_columns()))
+        else:
+            view.say("info", "usage", "There is no usage yet." if since is None else "There is no usage.")
+
+    return guarded(act)
+
+
+def _of_running(by: str, since: str | None, target: o.OptionValues) -> Mapping[str, Any]:
+    from llamasup.control.client import ControlClient
+
+    with ControlClient(find_target(**target)) as client:
+        return client.usage(by, since)
+
+
+def _of_file(view: View, by: str, since: str | None) -> Mapping[str, Any]:
+    """The usage in the file, after each running llamasup has saved its last minute there."""
+    from llamasup.usage.report import read_by, read_since, report
+    from llamasup.usage.store import read_rows, today, usage_file
+
+    groups = read_by(by)
+    first = None if since is None else read_since(since, today())
+    path = usage_file()
+    _save_running(view, path)
+    return report(read_rows(path, groups, first), groups, first, file=str(path), problem=None)
+
+
+def _save_running(view: View, path: Path) -> None:
+    """Let each running llamasup save its sums, which its answer does first."""
+    from llamasup.control.client import ControlAddress, ControlClient
+    from llamasup.control.discovery import discover
+
+    for running in discover().running:
+        name = f"llamasup (process {running.pid})"
+        # It may not count the usage, end in the meantime, or be an older version.
+        with suppress(LlamasupError), ControlClient(ControlAddress(socket=running.socket)) as client:
+            answer = client.usage("day")
+            if answer.get("problem"):
+                view.say("warning", "usage", f"{name}: {answer['problem']}")
+            elif answer.get("file") != str(path):
+                view.say(
+                    "info",
+                    "usage",
+                    f"{name} has another file: `llamasup usage --pid {running.pid}` shows its usage.",
+                )

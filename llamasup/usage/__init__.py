@@ -1,0 +1,1 @@
+"""What each model, key and day has used: requests, tokens, slot seconds and energy."""

@@ -1,0 +1,51 @@
+"""What the event loop and the thread that saves the sums pass to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+
+from msgspec import Struct
+
+from llamasup.usage.ledger import Group, Sums
+
+__all__ = ["Batch", "Question", "Saved", "Work"]
+
+
+class Work(Struct, frozen=True):
+    """The time in which one request had a slot (monotonic). ``slot_s``: that time, multiplied by the number
+    of slots.
+    """
+
+    group: Group
+    began_s: float
+    ended_s: float
+    slot_s: float
+
+
+class Saved(Struct, frozen=True):
+    """The answer to a question. ``rows`` include those that could not be saved because of the ``problem``."""
+
+    rows: Sequence[tuple[Group, Sums]]
+    file: str | None
+    problem: str | None
+
+
+class Question(Struct, frozen=True):
+    """Asks for the sums by the fields ``by``, from the day ``since`` on."""
+
+    by: Sequence[str]
+    since: date | None
+    answer: Callable[[Saved], None]
+
+
+class Batch(Struct, frozen=True):
+    """To the thread. ``sums``: to add to those that are not saved yet; ``measures``: read the energy counters
+    and divide the energy among ``work``; ``saves``: write the sums; then it answers the ``question``.
+    """
+
+    sums: Mapping[Group, Sums] = {}
+    work: Sequence[Work] = ()
+    measures: bool = False
+    saves: bool = False
+    question: Question | None = None

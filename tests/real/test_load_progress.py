@@ -1,0 +1,153 @@
+"""How far the load of a real llama-server is, as clients and users see it, and when it will end."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llamasup
+from llamasup.config import Config
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
+from llamasup.planning.load_history_store import load
+from llamasup.service import options
+from llamasup.settings.model import ModelEntry
+from llamasup.settings.sections import Http
+from llamasup.testing.models import write_large_decoder
+from tests.e2e.driver import PATIENCE_S, command, run_to_end
+from tests.e2e.driver import llamasup as llamasup_process
+from tests.real.slowed import NOT_MAPPED, slowed
+
+pytestmark = pytest.mark.real
+
+CHAT = {"model": "large", "prompt": "Once", "max_tokens": 2}
+OPTIONS = ("--ctx-size", "512", "--parallel", "1", "--", *NOT_MAPPED)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = write_large_decoder(tmp_path_factory.mktemp("large") / "large.gguf", 300_000_000)
+    yield path
+    path.unlink()
+
+
+def has_progress(event: Mapping[str, Any]) -> bool:
+    return event["event"] == "progress" and event["percent"] is not None
+
+
+def check_course(events: list[Mapping[str, Any]]) -> None:
+    """The percent rises, and the remaining time grows only with a reason."""
+    assert events[-1]["percent"] > events[0]["percent"]
+    for before, after in pairwise(events):
+        assert before["percent"] <= after["percent"] <= 99
+        assert after["eta_s"] <= before["eta_s"] or after["reason"]
+
+
+def test_clients_of_a_model_that_loads_see_how_far_it_is(
+    runtime: str, large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(options, "STREAM_KEEPALIVE_S", 0.1)
+    entry = ModelEntry(path=str(large), ctx_size=512, parallel=1, max_queued=1, extra=NOT_MAPPED)
+    config = Config(models={"large": entry}, http=Http(stream_keepalive=True))
+    with (
+        llamasup.serve(config=config, runtime=runtime) as server,
+        ThreadPoolExecutor(1) as clients,
+        slowed(os.getpid()) as freed,
+    ):
+        comments = []
+
+        def stream() -> str:
+            with server.client.stream("POST", "/v1/completions", json={**CHAT, "stream": True}) as response:
+                assert response.status_code == 200
+                for line in (lines := response.iter_lines()):
+                    if line.startswith(":"):
+                        comments.append(line)
+                    elif line:
+                        break
+                return "\n".join([line, *lines])
+
+        events = server.events()
+        answer = clients.submit(stream)
+        course = [next(filter(has_progress, events))]
+
+        with ControlClient(ControlAddress(socket=select_running(discover(), os.getpid()).socket)) as control:
+            (live,) = control.requests()["live"]
+        assert live["phase"] == "loading"
+        assert live["percent"] >= course[0]["percent"]
+        assert live["eta_s"] == live["expected_wait_s"] > 0
+
+        (model,) = server.status()["models"]
+        assert model["state"] in ("starting", "loading")
+        assert 0 < live["percent"] <= model["load"]["percent"] < 100
+        assert model["load"]["eta_s"] > 0
+        assert model["load"]["elapsed_s"] > 0
+
+        refused = server.client.post("/v1/completions", json=CHAT)  # the queue is full
+        error = refused.json()["error"]
+        assert (refused.status_code, error["cause"]) == (503, "waiting_room_full")
+        assert 0 < error["percent"] < 100
+        assert int(refused.headers["retry-after"]) >= int(error["eta_s"])
+        assert re.search(r"; \d+ % loaded, about \d+ s left$", error["message"])
+
+        course += [next(filter(has_progress, events)) for _ in range(2)]
+        freed.set()
+        assert answer.result(PATIENCE_S).endswith("data: [DONE]\n")
+        check_course(course)
+        shown = [line for line in comments if re.fullmatch(r": loading \d+ %, \d+ s left", line)]
+        assert shown, comments
+        (model,) = server.status()["models"]
+        assert (model["state"], model["load"]) == ("ready", None)
+
+
+@pytest.mark.one_runtime
+def test_live_line_and_ps_show_how_far_the_load_is(runtime: str, large: Path) -> None:
+    master, slave = os.openpty()
+    process = subprocess.Popen(
+        command("run", str(large), "--port", "0", "--runtime", runtime, *OPTIONS),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+    )
+    os.close(slave)
+    try:
+        with slowed(process.pid) as freed:
+            shown = ""
+            while not (found := re.search(r"loading large: (\d+) %, (\d+) s left", shown)):
+                shown += os.read(master, 65_536).decode("utf-8", "replace")
+            assert 0 < int(found[1]) < 100
+            table = run_to_end("ps", "--pid", str(process.pid)).stdout
+            assert re.search(r"^large +\w+ \d+ %, \d+ s ", table, re.M), table
+            freed.set()
+            while "large is ready" not in shown:
+                shown += os.read(master, 65_536).decode("utf-8", "replace")
+    finally:
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+        os.close(master)
+    assert process.returncode == 0
+
+
+@pytest.mark.one_runtime
+def test_next_load_of_a_file_is_estimated_from_its_first_moment_on(runtime: str, large: Path) -> None:
+    arguments = (large, "--runtime", runtime, *OPTIONS)
+    with llamasup_process(*arguments) as running:
+        running.wait_for("ready")
+        assert running.stop() == 0
+    (times,) = load(large).times
+    assert times.weights_bytes >= 0.9 * large.stat().st_size
+    assert times.total_s > times.weights_s > 0.0
+
+    with llamasup_process(*arguments) as running, slowed(running.pid):
+        first = running.wait_for("progress")
+        assert first["percent"] < 50
+        assert first["eta_s"] <= round(times.total_s, 1)
+        assert first["reason"] is None
