@@ -8,6 +8,7 @@ from __future__ import annotations
 
 __all__ = [
     "AccessDenied",
+    "BodyTooLarge",
     "BrokenRuntime",
     "ConfigInvalid",
     "Conflict",
@@ -279,6 +280,14 @@ class NotAllowed(LlamasupError):
     exit_code = 77
     http_status = 403
     cause = "not_allowed"
+
+
+class BodyTooLarge(LlamasupError):
+    """The body of a request to the control API is too large."""
+
+    exit_code = 2
+    http_status = 413
+    cause = "body_limit"
 
 
 class Conflict(LlamasupError):

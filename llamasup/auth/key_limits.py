@@ -35,7 +35,10 @@ class Keys:
     ``needed``: every request needs a key, even after the last key of the file was revoked.
     """
 
-    __slots__ = ("_file", "_given", "_limits", "_quotas", "clock", "epoch", "needed", "ring")
+    __slots__ = (
+        *("_file", "_given", "_limits", "_minted", "_quotas"),
+        *("clock", "epoch", "needed", "on_look", "ring"),
+    )
 
     def __init__(self, file: KeyFile | None, given: Iterable[str], clock: Callable[[], float]) -> None:
         """The ``file`` has keys with rights and limits; ``given`` are inference keys without limits."""
@@ -45,6 +48,9 @@ class Keys:
         self.needed = self._file is not None or bool(self._given)
         self._limits: dict[str, KeyLimits] = {}  # by name; only keys with limits
         self._quotas: dict[str, Quota] = {}  # by name; only keys that were used
+        self._minted: tuple[ApiKey, ...] = ()
+        self.on_look: Callable[[], None] | None = None
+        """Called each second in which a connection is open, to end what has expired."""
         self.epoch = 0
         self.ring = KeyRing(())
         self._reload()
@@ -53,6 +59,28 @@ class Keys:
         """Read the key file again if it changed. Costs a stat() if not."""
         if self._file is not None and self._file.changed():
             self._reload()
+        if self.on_look is not None:
+            self.on_look()
+
+    @property
+    def has_minted(self) -> bool:
+        """Whether there are keys of ``mint``."""
+        return bool(self._minted)
+
+    def mint(self, key: ApiKey) -> None:
+        """Accept one more key, until ``revoke``. It gives a client a name even where no key is needed."""
+        self._minted += (key,)
+        self._reload()
+
+    def revoke(self, key: ApiKey) -> None:
+        """End a key of ``mint``."""
+        self._minted = tuple(minted for minted in self._minted if minted is not key)
+        self._reload()
+
+    def current(self, key: ApiKey) -> ApiKey | None:
+        """The key as the file has it now; None if it has been removed."""
+        known = () if self._file is None else self._file.keys
+        return next((now for now in known if (now.salt, now.digest) == (key.salt, key.digest)), None)
 
     def enter(self, request: CountedRequest) -> HttpError | None:
         """Count a request, or return the refusal if its key has reached a limit. Only inference is limited.
@@ -95,7 +123,8 @@ class Keys:
     def _reload(self) -> None:
         """Use is kept by name: a key that keeps its name keeps its use, with its new limits."""
         file_keys = self._file.keys if self._file is not None else ()
-        self.ring = KeyRing((*file_keys, *self._given))  # the file first: it has the limits
+        # The file first: it has the limits.
+        self.ring = KeyRing((*file_keys, *self._given, *self._minted))
         self.epoch += 1
         self._limits = limits = {key.name: key.limits for key in file_keys if key.limits}
         self._quotas = {name: quota for name, quota in self._quotas.items() if name in limits}

@@ -41,6 +41,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     "Commands for a running llamasup": (
         _control("status", "Show the state of a running llamasup and its models."),
         _command("top", "Show the models and the requests of a running llamasup, live."),
+        _command("ui", "Open the web console of a running llamasup."),
         _control("ps", "List the models of a running llamasup."),
         _control("why", "Say why a model is in its state, and what would have to change."),
         _control("load", "Load a model, and wait until it is ready."),

@@ -20,9 +20,10 @@ from llamasup.queueing.unavailable import generation_ended
 if TYPE_CHECKING:
     import uvicorn
 
-    from llamasup.control.interface import ControlTarget, UsageReport
+    from llamasup.control.interface import ControlTarget, MakeConsole, UsageReport
     from llamasup.control.routes import Application
     from llamasup.observability.counters import Metrics
+    from llamasup.observability.last_hour import LastHour
     from llamasup.proxy.live.requests import LiveRequests
 
 __all__ = ["ControlServer"]
@@ -43,6 +44,8 @@ class ControlServer:
         control_target: ControlTarget,
         metrics: Metrics,
         requests: LiveRequests,
+        last_hour: LastHour,
+        make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
     ) -> None:
@@ -50,6 +53,8 @@ class ControlServer:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._last_hour = last_hour
+        self._make_console = make_console
         self._usage = usage
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
@@ -127,7 +132,13 @@ class ControlServer:
 
         end = self._end
         application = Application(
-            self._control_target, self._metrics, self._requests, tasks, usage=self._usage
+            self._control_target,
+            self._metrics,
+            self._requests,
+            self._last_hour,
+            tasks,
+            self._make_console,
+            usage=self._usage,
         )
         config = uvicorn.Config(
             application.asgi,

@@ -109,6 +109,10 @@ class ControlClient:
         query = {"by": by} if since is None else {"by": by, "since": since}
         return cast("Mapping[str, Any]", self._request("GET", "/usage", query))
 
+    def console_token(self) -> Mapping[str, Any]:
+        """A token that signs one browser in to the web console: ``{"token","url","expires_s"}``."""
+        return cast("Mapping[str, Any]", self._request("POST", "/console/token"))
+
     def load(self, model: str, *, wait: bool = True) -> Mapping[str, Any]:
         """Returns when the model serves (without ``wait``: at once), with its entry of ``status``."""
         return self._change(_of_model(model, "load"), wait=wait)

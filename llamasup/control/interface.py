@@ -8,14 +8,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import asdict
 
-from llamasup.errors import Stopping
+from llamasup.errors import ConfigInvalid, Stopping
 from llamasup.models.diff import Changes
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.routing import BaseRoute
+
     from llamasup.observability.counters import InstanceGauges
     from llamasup.supervision.events import Bus
 
-__all__ = ["ControlTarget", "ServiceOwner", "UsageReport", "refuse_if_stopping", "shown", "shut_down"]
+__all__ = [
+    "ConfigAccess",
+    "ConfigMistakes",
+    "ConsolePages",
+    "ControlTarget",
+    "MakeConsole",
+    "ServiceOwner",
+    "UsageReport",
+    "refuse_if_stopping",
+    "shown",
+    "shut_down",
+]
 
 UsageReport = Callable[[str, str | None], Awaitable[Mapping[str, Any]]]
 """The ``usage`` object (docs/design.md) for ``by`` and ``since``. Raises UsageInvalid."""
@@ -105,6 +119,72 @@ class ControlTarget(Protocol):
         """Like SIGTERM; ``now``: like a second one. Further calls without ``now`` do nothing."""
         ...
 
+    async def memory(self) -> Mapping[str, Any]:
+        """The ``memory`` object of the control API (docs/control.md)."""
+        ...
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        """The config file; None if no file alone makes the config."""
+        ...
+
+    def held_bytes(self) -> int:
+        """The memory that the plans of all processes predict, on all devices together."""
+        ...
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The ``plan`` object of the control API: the plan of a served model with ``settings`` (keys of a
+        config) in place of its own. Starts nothing. Raises UsageInvalid for wrong settings.
+        """
+        ...
+
     def log_path(self, model: str) -> Path | None:
         """The log file of the model's llama-server, if there is one."""
         ...
+
+
+class ConfigMistakes(ConfigInvalid):
+    """The text of a config is invalid. ``mistakes`` as in ``config check --json``."""
+
+    http_status = 400
+
+    def __init__(self, file: str, mistakes: Sequence[Mapping[str, Any]]) -> None:
+        count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
+        super().__init__(f"The text has {count}; {file} is unchanged.", remedy="Correct the lines.")
+        self.mistakes = mistakes
+
+
+class ConfigAccess(Protocol):
+    """The config file of ``serve`` (docs/control.md)."""
+
+    async def show(self) -> Mapping[str, Any]:
+        """Raises ConfigInvalid if the file cannot be read."""
+        ...
+
+    async def check(self, text: str) -> Mapping[str, Any]:
+        """The mistakes of ``text``, and what a reload with it would change."""
+        ...
+
+    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
+        """Write ``text``, reload, and return the changes. ``version``: of the text that it replaces.
+
+        Raises Conflict, ConfigMistakes and FolderUnusable.
+        """
+        ...
+
+
+class ConsolePages(Protocol):
+    """The web console, as a part of the control application."""
+
+    @property
+    def routes(self) -> Sequence[BaseRoute]: ...
+
+    def is_open_for(self, request: Request) -> Callable[[], bool]:
+        """Whether a stream of this request may continue: a session of the console can end before it."""
+        ...
+
+
+MakeConsole = Callable[[Callable[[], None]], ConsolePages]
+"""Called in a thread, when the control application is loaded. The console calls its argument when a session
+has ended, so that the streams ask ``is_open_for``.
+"""

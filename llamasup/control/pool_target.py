@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
-from llamasup.control.interface import ServiceOwner, refuse_if_stopping, shown, shut_down
+from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
@@ -16,6 +17,7 @@ from llamasup.observability.counters import InstanceGauges
 from llamasup.pool.catalog.model_view import unload_in_s, why_of
 from llamasup.pool.catalog.status import (
     gauges_of,
+    held_bytes_of,
     model_status,
     scrape,
     state_of_managed,
@@ -23,7 +25,7 @@ from llamasup.pool.catalog.status import (
     wait_before_load,
 )
 from llamasup.pool.driver import is_ready_or_settled
-from llamasup.pool.eviction_policy import Phase
+from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.model_states import ModelState
 from llamasup.pool.pool import Pool
@@ -82,6 +84,75 @@ class PoolTarget:
 
     def _runners(self) -> Iterator[InstanceRunner]:
         return (runner for model in self._models.managed_models() for runner in model.runners)
+
+    async def memory(self) -> Mapping[str, Any]:
+        from llamasup.pool.catalog.memory import memory_of  # here, to keep the start short
+
+        return await memory_of(self._models.managed_models(), self._models.pool.options.budget)
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        return None
+
+    def held_bytes(self) -> int:
+        return sum(
+            held_bytes_of(managed) for managed in self._models.managed_models() if managed.holds_memory
+        )
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        # Here, to keep the start short: these read configs.
+        from llamasup.control.what_if import asked_settings, plan_with, spec_of_file
+        from llamasup.pool.catalog.memory import memory_of
+        from llamasup.pool.what_if import Consequences, needed_and_free
+
+        asked = asked_settings(settings)
+        managed, pool = self._known_or_at(model), self._models.pool
+        spec = spec_of_file(model) if managed is None else managed.spec
+        sized = None if managed is None or managed.is_outdated else managed.sized
+        launch = None if sized is None else sized.launch
+        if spec.stay.by_command and launch is None:
+            raise Conflict(
+                f"{spec.id!r} is a command line of its own, which llamasup does not plan.",
+                remedy="Plans need `llamasup run` or `llamasup serve`.",
+            )
+        options = pool.options
+        budget: Mapping[str, int]
+        free: Mapping[str, int]
+        if spec.stay.by_command:
+            memory = await memory_of(self._models.managed_models(), {})
+            free = budget = {device["name"]: _free_without_models(device) for device in memory["devices"]}
+        else:
+            budget, free = options.budget, pool.remaining_for(managed)
+        # In a thread: files may have to be read.
+        planned = await asyncio.to_thread(
+            plan_with, spec, launch, asked, budget, options.runtime, options.environ
+        )
+        found = Consequences()
+        if not spec.stay.by_command:
+            snapshot = ModelSnapshot(model, {}) if managed is None else managed.snapshot()
+            found = pool.consequences_of(snapshot, planned.needs)
+        problem = None
+        if planned.refused is not None:
+            problem = {"message": planned.refused.message, "remedy": planned.refused.remedy}
+        elif found.rejected:
+            problem = {"message": f"It could never be loaded: {found.rejected}.", "remedy": ""}
+        return {
+            **planned.shown,
+            "devices": needed_and_free(planned.needs, free),
+            "evicts": list(found.evicts),
+            "problem": problem,
+        }
+
+    def _known_or_at(self, model: str) -> ManagedModel | None:
+        """The model of this name, or with this file. None for a file that the pool could serve."""
+        if not model.startswith("/"):
+            return self._models.known(model)
+        shares_memory = True
+        for managed in self._models.managed_models():
+            if managed.spec.source == model:
+                return managed
+            shares_memory = shares_memory and not managed.spec.stay.by_command
+        return None if shares_memory else self._models.known(model)
 
     def log_path(self, model: str) -> Path | None:
         managed = self._models.known(model)
@@ -151,11 +222,27 @@ class ConfiguredTarget(PoolTarget):
     ) -> None:
         super().__init__(owner, models, address, log_path)
         self._reload = reload
+        self.make_config: Callable[[], ConfigAccess] | None = None
+        """Makes ``config`` at its first use."""
+        self._config: ConfigAccess | None = None
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        if self._config is None and self.make_config is not None:
+            self._config = self.make_config()
+        return self._config
 
     async def reload(self) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
         self._owner.control_asks("reload")
         return shown(await self._reload())
+
+
+def _free_without_models(device: Mapping[str, Any]) -> int:
+    """The free memory of a device (``memory``) without its models; all of it, if that is unknown."""
+    if device["free_bytes"] is None:
+        return int(device["total_bytes"])
+    return int(device["free_bytes"]) + sum(model["measured_bytes"] or 0 for model in device["models"])
 
 
 def _unloaded(model: str) -> Conflict:

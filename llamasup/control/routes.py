@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,11 +19,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llamasup.control.interface import ControlTarget, UsageReport
+from llamasup.control.interface import (
+    ConfigAccess,
+    ConfigMistakes,
+    ControlTarget,
+    MakeConsole,
+    UsageReport,
+)
+from llamasup.control.json_body import read_body
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
+from llamasup.observability.last_hour import STEP_S, LastHour
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.pool.why.decision import MAX_DECISIONS
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
@@ -36,6 +46,17 @@ USUAL_LINES = 200
 
 _log = logging.getLogger(__name__)
 
+
+class _ConfigText(msgspec.Struct):
+    text: str
+    version: str = ""
+
+
+class _PlanRequest(msgspec.Struct):
+    model: str
+    settings: dict[str, Any] = {}
+
+
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -47,16 +68,20 @@ class Application:
         control_target: ControlTarget,
         metrics: Metrics,
         requests: LiveRequests,
+        last_hour: LastHour,
         tasks: asyncio.TaskGroup,
+        make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._last_hour = last_hour
         self._tasks = tasks
         self._usage = usage
         self._streams = Streams()
+        self._console = None if make_console is None else make_console(self._streams.wake)
         self._background: set[asyncio.Task[LlamasupError | None]] = set()
         model = PREFIX + "/models/{model:path}"  # may contain slashes, encoded as %2F or not
         self.asgi = Starlette(
@@ -68,6 +93,12 @@ class Application:
                 _get(f"{PREFIX}/usage", self._show_usage),
                 # An id comes from the client, and may contain a slash.
                 Route(f"{PREFIX}/requests/{{id:path}}", self._cancel_request, methods=["DELETE"]),
+                _get(f"{PREFIX}/memory", self._show_memory),
+                _get(f"{PREFIX}/history", self._show_history),
+                _post(f"{PREFIX}/plan", self._plan),
+                _get(f"{PREFIX}/config", self._show_config),
+                _post(f"{PREFIX}/config/check", self._check_config),
+                Route(f"{PREFIX}/config", self._replace_config, methods=["PUT"]),
                 _get(f"{PREFIX}/decisions", self._show_decisions),
                 _get(f"{model}/logs", self._show_log),
                 _get(f"{model}/why", self._show_why),
@@ -76,6 +107,7 @@ class Application:
                 _post(f"{model}/restart", self._restart),
                 _post(f"{PREFIX}/reload", self._reload),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
+                *(() if self._console is None else self._console.routes),
             ],
             exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
         )
@@ -105,12 +137,54 @@ class Application:
     async def _show_events(self, request: Request) -> Response:
         requests = self._requests if _number(request, "requests", 0, 1) else None
         self._streams.enter()
-        events = event_stream(self._control_target, self._streams, requests)
+        events = event_stream(self._control_target, self._streams, requests, is_open=self._is_open(request))
         return Stream(self._streams, events, "text/event-stream")
 
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
         return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+
+    async def _show_memory(self, request: Request) -> Response:
+        return _json(await self._control_target.memory())
+
+    async def _show_history(self, request: Request) -> Response:
+        now_s = time.monotonic()
+        self._last_hour.note_memory(now_s, self._control_target.held_bytes())
+        series = dict(self._last_hour.series(now_s))
+        now = datetime.now(UTC)
+        began = [now - timedelta(seconds=age_s or 0.0) for age_s in series.pop("age_s")]
+        times = [at.isoformat(timespec="seconds") for at in began]
+        return _json({"step_s": STEP_S, "series": {"time": times, **series}})
+
+    async def _plan(self, request: Request) -> Response:
+        asked = await read_body(request, _PlanRequest)
+        return _json(await self._control_target.plan(asked.model, asked.settings))
+
+    async def _show_config(self, request: Request) -> Response:
+        config = self._control_target.config
+        if config is None:
+            return _json({"file": None, "text": "", "version": "", "writable": False})
+        return _json(await config.show())
+
+    async def _check_config(self, request: Request) -> Response:
+        asked = await read_body(request, _ConfigText)
+        return _json(await self._config().check(asked.text))
+
+    async def _replace_config(self, request: Request) -> Response:
+        asked = await read_body(request, _ConfigText)
+        try:
+            return _json(await self._config().replace(asked.text, asked.version))
+        except ConfigMistakes as error:
+            return _json({**error_object(error), "mistakes": error.mistakes}, error.http_status)
+
+    def _config(self) -> ConfigAccess:
+        config = self._control_target.config
+        if config is None:
+            raise Conflict(
+                "No config file alone makes the configuration of this llamasup.",
+                remedy="Start `llamasup serve --config FILE`.",
+            )
+        return config
 
     async def _show_why(self, request: Request) -> Response:
         return _json(self._control_target.why(request.path_params["model"]))
@@ -134,8 +208,11 @@ class Application:
         except LlamasupError:
             log.close()
             raise
-        pieces = log_stream(log, self._streams, follow=follow)
+        pieces = log_stream(log, self._streams, follow=follow, is_open=self._is_open(request))
         return Stream(self._streams, pieces, "text/plain; charset=utf-8", log.close)
+
+    def _is_open(self, request: Request) -> Callable[[], bool]:
+        return _always if self._console is None else self._console.is_open_for(request)
 
     # --- changing
 
@@ -204,6 +281,10 @@ class Application:
             if name == model["id"] or name in model["aliases"]:
                 return dict(model)
         return {"id": name}  # removed in the meantime
+
+
+def _always() -> bool:
+    return True
 
 
 async def _while_awaited(request: Request, work: _Work) -> None:

@@ -66,6 +66,10 @@ class Streams:
     def end(self) -> None:
         """End all streams."""
         self.ended = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let each stream see whether it may continue."""
         for wake in self._wakes:
             wake.set()
 
@@ -135,10 +139,12 @@ async def event_stream(
     requests: LiveRequests | None = None,
     *,
     keepalive_s: float = KEEPALIVE_S,
+    is_open: Callable[[], bool] = lambda: True,
 ) -> AsyncGenerator[bytes]:
     """Server-sent events: the state of each model, then every event of the bus.
 
-    ``requests``: also the requests in flight, each second in which there are any.
+    ``requests``: also the requests in flight, each second in which there are any. The stream ends once it is
+    not ``is_open``.
     """
     queue: deque[PublishedEvent] = deque()
     missed = 0
@@ -172,6 +178,8 @@ async def event_stream(
                     return
                 if streams.ended:
                     yield _frame(as_json(Stopped()))
+                    return
+                if not is_open():
                     return
                 if feed is not None and (seen := await feed.next(now_s())) is not None:
                     sent_s = now_s()
@@ -248,11 +256,16 @@ async def open_log(path: Path | None, model: str, lines: int) -> LogTail:
         raise LogMissing(f"The log of {model} cannot be read: {error.strerror or error}.") from error
 
 
-async def log_stream(log: LogTail, streams: Streams, *, follow: bool) -> AsyncGenerator[bytes]:
+async def log_stream(
+    log: LogTail, streams: Streams, *, follow: bool, is_open: Callable[[], bool] = lambda: True
+) -> AsyncGenerator[bytes]:
     """The unchanged bytes of llama-server's lines; with ``follow`` also of the lines to come."""
     with streams.waking() as wake:
         while True:
-            is_last = not follow or streams.ended  # checked before reading, to send all lines before the end
+            wake.clear()
+            is_last = (
+                not follow or streams.ended or not is_open()
+            )  # checked before reading, to send all lines before the end
             # In a thread: the disk may be slow.
             if chunk := await asyncio.to_thread(log.read):
                 yield chunk

@@ -123,6 +123,7 @@ class Head(msgspec.Struct):
     method_text: str = ""
     path_text: str = ""
     trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
+    from_console: bool = False  # has the header that only a page of this server can send (docs/console.md)
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -144,12 +145,13 @@ class _Header(Enum):
     TRACE = auto()
     UPGRADE = auto()
     PRIORITY = auto()
+    CONSOLE = auto()
     DROP = auto()
 
 
 # Looking up a member of an Enum is a call of a Python function in Python 3.11.
 _HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, *_MORE = _Header
-_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _DROP = _MORE
+_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _CONSOLE, _DROP = _MORE
 
 _KINDS = {
     b"host": _HOST,
@@ -161,6 +163,7 @@ _KINDS = {
     b"expect": _EXPECT,
     b"x-request-id": _ID,
     b"x-llamasup-priority": _PRIORITY,
+    b"x-llamasup-console": _CONSOLE,
     b"traceparent": _TRACE,
     b"content-length": _DROP,  # llamasup frames the upstream request itself (RFC 9112 §6)
     # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
@@ -188,7 +191,10 @@ _NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # withou
 
 # Headers that a transparent proxy forwards too. `x-request-id` is llamasup's own.
 _TRANSPARENT = frozenset(
-    {b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id", b"x-llamasup-priority"}
+    {
+        *(b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id"),
+        *(b"x-llamasup-priority", b"x-llamasup-console"),
+    }
 )
 _CREDENTIALS = frozenset({_BEARER, _KEY})
 
@@ -259,6 +265,8 @@ def read_head(
                 )
         elif kind is _UPGRADE:
             head.upgrades = True
+        elif kind is _CONSOLE:
+            head.from_console = value.strip(b" \t") == b"1"
         elif kind is _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)

@@ -23,7 +23,7 @@ from llamasup.settings.model import OF_NAME, ModelSettings, Settings
 from llamasup.settings.names import is_pattern
 from llamasup.system.text import one_of_these
 
-__all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build"]
+__all__ = ["ModelRule", "Problem", "Registry", "Unknown", "build", "with_options"]
 
 _NO_GROUPS: Mapping[str, Sequence[str]] = MappingProxyType({})
 _NO_DEFAULTS = ModelSettings()
@@ -189,6 +189,26 @@ def _settings(own: str, options: ModelSettings, adapters: tuple[str, ...]) -> Se
         "extra": tuple(extra),
     }
     return Settings(**own_settings)
+
+
+def with_options(spec: ModelSpec, options: ModelSettings) -> ModelSpec:
+    """``spec`` with ``options`` where they are set."""
+    merged = options.over(spec.options)
+    base = spec.settings
+    if spec.stay.by_command:  # its options are only in the settings of its process
+        changed = {
+            name: value
+            for name, value in structs.asdict(options).items()
+            if value is not None and name in Settings.__struct_fields__ and name not in OF_NAME
+        }
+        return structs.replace(spec, options=merged, settings=structs.replace(base, **changed))
+    return structs.replace(
+        spec,
+        options=merged,
+        settings=_settings(spec.id, merged, base.adapters),
+        replicas=merged.replicas or 1,
+        pairing=spec.pairing if options.mmproj is None else None,
+    )
 
 
 def _takes_found(options: ModelSettings) -> bool:

@@ -187,7 +187,8 @@ class Planner:
             for kind in ("weights", "kv")
         )
         earlier = times_for(self._history.times, self._runtime, made.key)
-        return LoadFacts(made.memory.weights_bytes, of_cpu, filled, earlier)
+        copied = sum(part.device_bytes for part in made.memory.parts if part.kind == "weights")
+        return LoadFacts(made.memory.weights_bytes, of_cpu, copied, filled, earlier)
 
     # --- after a start ----------------------------------------------------------------------------
 

@@ -46,9 +46,13 @@ def decide_kv_cache(
     prefers: Preferences,
     bounds: PlanLimits,
     *,
+    wanted: str,
     on_device: bool,
 ) -> KvCache:
-    """The cache types and flash attention. Raises UsageInvalid for an impossible setting."""
+    """The cache types and flash attention. ``wanted``: the type, unless the user or ``bounds`` say another.
+
+    Raises UsageInvalid for an impossible setting.
+    """
     flash, why_flash = _flash(capabilities, model, settings, extra_args, prefers, bounds)
     flash_works = flash in ("on", "auto")
     asked = {}
@@ -59,8 +63,7 @@ def decide_kv_cache(
     if not has_kv_cache(model):
         why = f"a {model.architecture} model has no KV cache"
         return KvCache(flash, "f16", "f16", why_flash, why, why)
-    wanted = prefers.kv_type_on_device if on_device else prefers.kv_type_on_cpu
-    why_wanted = _WHY_PACKED if wanted != "f16" else _WHY_F16
+    why_wanted = _WHY_PACKED if wanted != "f16" else _WHY_F16_ON_DEVICE if on_device else _WHY_F16
     if prefers.server_defaults:
         why_wanted = _SERVER_CHOICE
     if bounds.kv_type is not None:
@@ -113,6 +116,7 @@ def give_kv_cache(
 _WHY_PACKED = "takes half the memory of f16, with nearly the same answers"
 _SERVER_CHOICE = "llama-server's own choice"
 _WHY_F16 = "on a CPU, a packed cache costs a third of the speed in long contexts"
+_WHY_F16_ON_DEVICE = "all layers fit on the device with it, and a packed cache makes generation slower"
 
 
 def _flash(

@@ -43,13 +43,14 @@ class LoadTimes(Struct, frozen=True):
 class LoadFacts(Struct, frozen=True):
     """What is known before a load. 0 and None: not known.
 
-    ``cpu_bytes``: the weights with which the CPU computes. ``memory_bytes``: the estimated host memory of the
-    context, which llama-server fills with zeros.
-    ``earlier``: the expected times, from earlier loads.
+    ``cpu_bytes``: the weights with which the CPU computes. ``device_bytes``: the weights that are copied to
+    the memory of devices. ``memory_bytes``: the estimated host memory of the context, which llama-server
+    fills with zeros. ``earlier``: the expected times, from earlier loads.
     """
 
     weights_bytes: int = 0
     cpu_bytes: int = 0
+    device_bytes: int = 0
     memory_bytes: int = 0
     earlier: LoadTimes | None = None
 

@@ -19,6 +19,9 @@ __all__ = ["RUNTIME_BYTES", "decide_gpu_layers", "free_memory", "give_gpu_layers
 # The process without weights, KV cache and compute buffers: code, libraries, and Python for the embedded
 # runtime. Resident after 64 tokens: 18 to 20 MiB, and 31 to 33 (b11434, 1 to 4 threads).
 RUNTIME_BYTES: Mapping[RuntimeKind, int] = {"binary": 24 << 20, "embedded": 40 << 20}
+# What a process takes on a CUDA device in addition to its buffers: the driver's context, the kernels, cuBLAS.
+# 624 to 735 MB on an H100 (b11434, CUDA 13.0; docs/gpu.md).
+_CUDA_PROCESS_BYTES = 736 << 20
 # Address space that the process reserves in addition: libraries, and the arenas of its first threads (490 MiB
 # with 8 threads, b11434). glibc can do without an arena, but not without a stack.
 _RESERVED_BYTES = 512 << 20
@@ -43,6 +46,7 @@ def free_memory(
         known=hardware.memory_total_bytes > 0,
         user_placed=bool(devices) and _is_user_placed(extra_args),
         names=tuple(device.name for device in used),
+        driver_bytes=sum(_CUDA_PROCESS_BYTES for device in devices if device.is_cuda),
     )
 
 

@@ -159,6 +159,7 @@ def plan(
         projector=projector_loaded(capabilities, model, settings, extra_args, mmproj, found),
         bounds=bounds,
         history=history,
+        shared=shared,
     )
     serves, drafter, memory, on_device = sizes.serves, sizes.drafter, sizes.memory, sizes.gpu_layers != 0
     threads = decide_threads(hardware, settings, extra_args)

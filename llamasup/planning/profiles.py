@@ -1,6 +1,6 @@
 """The starting values of each profile, for all settings that the user does not set.
 
-docs/planning.md gives the reasons, with the measurements of scripts/bench_plan.py on a CPU.
+docs/planning.md gives the reasons, with the measurements of scripts/bench_plan.py on a CPU and on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Preferences(Struct, frozen=True):
     batch: int = 2048
     ubatch: int = 512
     kv_type_on_cpu: str = "f16"
-    kv_type_on_device: str = "q8_0"
+    kv_types_on_device: tuple[str, ...] = ("f16", "q8_0")  # the first with which all layers fit there
     spin_count: int | None = 3000  # of OpenMP's threads at a barrier; None: its default, 300,000
     prompt_cache: bool = True
     checkpoints: bool = True
@@ -43,12 +43,13 @@ _PREFERENCES: Mapping[Profile | None, Preferences] = MappingProxyType(
             parallel=1,
             ubatch=128,
             kv_type_on_cpu="q8_0",
+            kv_types_on_device=("q8_0",),
             prompt_cache=False,
             checkpoints=False,
             lock=False,
             repack=False,
         ),
-        "plain": Preferences(server_defaults=True, kv_type_on_device="f16", spin_count=None),
+        "plain": Preferences(server_defaults=True, kv_types_on_device=("f16",), spin_count=None),
     }
 )
 

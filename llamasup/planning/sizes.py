@@ -90,8 +90,10 @@ def choose_sizes(
     projector: ModelFacts | None = None,
     bounds: PlanLimits = _NO_LIMITS,
     history: LoadHistory = _NO_HISTORY,
+    shared: bool = False,
 ) -> PlanSizes:
     """Choose sizes within ``bounds`` and estimate their memory. ``history`` names the build ``runtime``.
+    ``shared``: other models need the spare memory of the devices.
 
     Raises UsageInvalid for an invalid setting, DraftMismatch for a draft of another model.
     """
@@ -103,20 +105,6 @@ def choose_sizes(
     context = decide_context(capabilities, model, serves, settings, extra_args, prefers, bounds)
     layers = decide_gpu_layers(capabilities, model, settings, extra_args, bounds, drafts=drafter is not None)
     on_device = layers != 0
-    kv = decide_kv_cache(
-        capabilities, model, serves, settings, extra_args, prefers, bounds, on_device=on_device
-    )
-    shape = of_draft = _shape(capabilities, extra_args, context, kv)
-    draft_load = None
-    if drafter is not None:
-        if drafter.facts is not None:
-            of_draft = draft_shape(drafter.facts, shape)
-            draft_load = Load(drafter.facts, of_draft, draft_gpu_layers(drafter.facts, extra_args, layers))
-        shape = shape_with_drafts(shape, drafter, extra_args)
-    attachments = (
-        draft_load and (draft_load.model.file_bytes, draft_load.shape),
-        projector and projector.file_bytes,
-    )
     moved = tuple(
         (given.option.spellings[0], *given.values)
         for given in extra_args.options
@@ -124,32 +112,53 @@ def choose_sizes(
     )
     if settings.adapters:
         moved += (settings.adapters,)
-    key = f"{shape} {layers} {attachments} {moved} {[each.name for each in capabilities.devices]}"
-    correction = correction_for(history, runtime, key)
-    memory = estimate(
-        Load(model, shape, layers),
-        free_memory(capabilities, hardware, extra_args, on_device=on_device),
-        runtime_bytes=RUNTIME_BYTES[kind],
-        draft=draft_load,
-        projector_bytes=0 if projector is None else projector.weights_bytes,
-        projector_on_device=not extra_args.has("--no-mmproj-offload")
-        or extra_args.switch("--mmproj-offload"),
-        correction=correction,
-    )
-    return PlanSizes(
-        serves,
-        context,
-        kv,
-        layers,
-        drafter,
-        shape,
-        of_draft,
-        key,
-        correction,
-        memory,
-        bounds,
-        adjustable_of(settings, extra_args),
-    )
+
+    def with_kv_type(wanted: str) -> PlanSizes:
+        kv = decide_kv_cache(
+            *(capabilities, model, serves, settings, extra_args, prefers, bounds),
+            wanted=wanted,
+            on_device=on_device,
+        )
+        shape = of_draft = _shape(capabilities, extra_args, context, kv)
+        draft_load = None
+        if drafter is not None:
+            if drafter.facts is not None:
+                of_draft = draft_shape(drafter.facts, shape)
+                draft_layers = draft_gpu_layers(drafter.facts, extra_args, layers)
+                draft_load = Load(drafter.facts, of_draft, draft_layers)
+            shape = shape_with_drafts(shape, drafter, extra_args)
+        attachments = (
+            draft_load and (draft_load.model.file_bytes, draft_load.shape),
+            projector and projector.file_bytes,
+        )
+        key = f"{shape} {layers} {attachments} {moved} {[each.name for each in capabilities.devices]}"
+        correction = correction_for(history, runtime, key)
+        memory = estimate(
+            Load(model, shape, layers),
+            free_memory(capabilities, hardware, extra_args, on_device=on_device),
+            runtime_bytes=RUNTIME_BYTES[kind],
+            draft=draft_load,
+            projector_bytes=0 if projector is None else projector.weights_bytes,
+            projector_on_device=not extra_args.has("--no-mmproj-offload")
+            or extra_args.switch("--mmproj-offload"),
+            correction=correction,
+        )
+        adjustable = adjustable_of(settings, extra_args)
+        return PlanSizes(
+            *(serves, context, kv, layers, drafter, shape, of_draft),
+            *(key, correction, memory, bounds, adjustable),
+        )
+
+    if not on_device:
+        return with_kv_type(prefers.kv_type_on_cpu)
+    *roomier, smallest = prefers.kv_types_on_device
+    for kv_type in () if shared else roomier:
+        sizes = with_kv_type(kv_type)
+        # A packed cache leaves room for more layers, unless their number is fixed.
+        fixed = layers is not None and sizes.memory.free.devices > 0
+        if (fixed or sizes.memory.gpu_layers == model.layers + 1) and not sizes.memory.lacks_device:
+            return sizes
+    return with_kv_type(smallest)
 
 
 def _shape(capabilities: Capabilities, extra_args: ExtraArgs, context: Context, kv: KvCache) -> ContextShape:

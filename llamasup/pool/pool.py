@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from time import monotonic
-from typing import assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from llamasup.pool.eviction_policy import (
     Evict,
     Grounds,
     Load,
+    ModelSnapshot,
     Phase,
     Reject,
     Snapshot,
@@ -53,6 +54,9 @@ from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.states import Policy, State
 from llamasup.system.timers import DeadlineTimer
+
+if TYPE_CHECKING:
+    from llamasup.pool.what_if import Consequences
 
 __all__ = ["DEMAND_TTL_S", "Pool"]
 
@@ -297,10 +301,22 @@ class Pool:
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
-    def remaining_for(self, managed: ManagedModel) -> Mapping[str, int]:
-        """The budget less the other models and the old replicas of this one. Planner threads call it, too."""
+    def remaining_for(self, managed: ManagedModel | None) -> Mapping[str, int]:
+        """The budget less the other models and the old replicas of this one; None: a model that is not
+        served. Planner threads call it, too.
+        """
         others = (charged(other.model) for other in tuple(self.active) if other is not managed)
-        return remaining(self.options.budget, (*others, managed.old_needs))
+        own: Mapping[str, int] = {} if managed is None else managed.old_needs
+        return remaining(self.options.budget, (*others, own))
+
+    def consequences_of(self, asked: ModelSnapshot, needs: Mapping[str, int]) -> Consequences:
+        """Of a request for the model, if it were absent and needed ``needs``. Changes nothing."""
+        from llamasup.pool.what_if import consequences  # here, to keep the start short
+
+        models = {other.key: other.snapshot() for other in self.active if other.sized is not None}
+        models[asked.id] = asked
+        snapshot = Snapshot(monotonic(), models, self.options.budget, self.options.residency)
+        return consequences(snapshot, asked.id, needs)
 
     async def size(self, managed: ManagedModel, spec: ModelSpec) -> SizedModel:
         """Download the model if it is missing, and estimate its memory. Changes nothing."""

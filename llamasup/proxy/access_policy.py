@@ -12,6 +12,7 @@ from llamasup.auth.key_limits import Keys
 from llamasup.auth.keys import ApiKey
 from llamasup.http.heads import Head, HttpError, parse_authority
 from llamasup.http.routes import CONTROL, closed_by_default, misspelled
+from llamasup.proxy.console_access import ConsoleAccess, is_same_origin
 from llamasup.proxy.settings import ProxyConfig
 
 __all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "AccessPolicy"]
@@ -36,16 +37,25 @@ class AccessPolicy:
         "_origins",
         "_public_paths",
         "_trusted",
+        "console",
         "keys",
         "own_paths",
         "rules",
     )
 
-    def __init__(self, config: ProxyConfig, keys: Keys, *, trusted: bool = False) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        keys: Keys,
+        *,
+        trusted: bool = False,
+        console: ConsoleAccess | None = None,
+    ) -> None:
         self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
         self._accepted_hosts: set[bytes] = set()
         self._origins = frozenset(origin.lower().encode() for origin in config.origins)
         self.keys = keys
+        self.console = ConsoleAccess() if console is None else console
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
         self.rules = config.rules
@@ -75,8 +85,10 @@ class AccessPolicy:
             return refusal
         if path in self._public_paths or (head.origin is not None and self.is_preflight(head)):
             return None
+        if self.console.redirects(head):
+            return None
         keys = self.keys
-        key = keys.ring.find(head.credentials) if keys.needed else None
+        key = keys.ring.find(head.credentials) if keys.needed or keys.has_minted else None
         if head.route is CONTROL:
             return self._judge_control(head, key)
         if key is None:
@@ -121,9 +133,7 @@ class AccessPolicy:
 
     def _judge_origin(self, head: Head) -> HttpError | None:
         origin = head.origin or b""
-        scheme, separator, authority = origin.lower().partition(b"://")
-        same = separator and scheme in (b"http", b"https") and authority == head.authority.lower()
-        if same or self.allows_origin(origin):
+        if is_same_origin(head) or self.allows_origin(origin):
             return None
         return HttpError(
             403,
@@ -157,6 +167,8 @@ class AccessPolicy:
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:
         if self._trusted or (key is not None and key.controls):
             return key
+        if self.console.decides(head):
+            return self.console.judge(head)
         if not self.keys.ring.controls:
             return HttpError(
                 403,

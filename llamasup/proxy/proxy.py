@@ -20,6 +20,7 @@ from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
+from llamasup.proxy.console_access import ConsoleAccess
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.listeners.bind import BACKLOG
 from llamasup.proxy.listeners.tls import SecureListener, TlsContext
@@ -56,6 +57,7 @@ class Proxy:
         self.config = config
         self.limits = config.limits
         self.keys = Keys(config.key_file, config.api_keys, monotonic)
+        self.console = ConsoleAccess(is_on=config.console, is_front_page=config.route_by_model)
         self.bodies = Bodies(config.limits)
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
@@ -83,7 +85,7 @@ class Proxy:
         self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
     ) -> None:
         """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide."""
-        access = AccessPolicy(self.config, self.keys, trusted=trusted)
+        access = AccessPolicy(self.config, self.keys, trusted=trusted, console=self.console)
 
         for sock in sockets:
             self._servers.append(

@@ -16,6 +16,7 @@ import httptools
 from llamasup.auth.keys import ApiKey
 from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import Head, HttpError, RawHeaders, read_head
+from llamasup.http.routes import CONTROL
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.request import UNREAD, Request
 from llamasup.proxy.routing import cors_lines
@@ -260,6 +261,8 @@ class RequestReader:
             admitted = self._access.authorize(head, self._local_host)
             if isinstance(admitted, HttpError):
                 refusal, api_key = admitted, None
+            elif head.route is CONTROL:
+                api_key = admitted  # a session can end at any time
             else:
                 api_key = admitted
                 self._known_key, self._known_head = key, head

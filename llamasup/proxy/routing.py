@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 CONTROL_PATHS = frozenset({b"/metrics"})  # and everything below /llamasup/
+_LEADING = frozenset({b"/", b"/llamasup"})  # these may lead a browser to the console
 
 # The names of headers that a page wants to send. OpenAI's client has a dozen (X-Stainless-…).
 _ASKED_HEADERS = re.compile(
@@ -41,6 +42,10 @@ _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llama
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 
 
+# Another client gets another answer to the same path.
+_TO_CONSOLE = (b"Location: /llamasup/\r\n", b"Cache-Control: no-store\r\nVary: Accept\r\n")
+
+
 class Answerer(Enum):
     """The part that answers a request. All but ``FORWARDED`` are llamasup itself."""
 
@@ -48,6 +53,7 @@ class Answerer(Enum):
     HEALTH = "health"
     MODEL_LIST = "list of models"
     CONTROL = "control API"
+    REDIRECT = "redirect to the console"
     MODEL = "llama-server of a model"
 
 
@@ -56,6 +62,7 @@ _PREFLIGHT: Final = Answerer.PREFLIGHT
 _HEALTH: Final = Answerer.HEALTH
 _MODEL_LIST: Final = Answerer.MODEL_LIST
 _CONTROL: Final = Answerer.CONTROL
+_REDIRECT: Final = Answerer.REDIRECT
 _MODEL: Final = Answerer.MODEL
 FORWARDED: Final = (_MODEL, _CONTROL)  # these need a lease
 
@@ -73,7 +80,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _MODEL_LIST
     if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
         return _CONTROL
-    return _MODEL
+    return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
 
 def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Lease | Unavailable:
@@ -124,6 +131,8 @@ def answer_locally(
     head, lines = request.head, request.response_lines
     if answerer is _PREFLIGHT:
         return 204, preflight(head, lines, close=close)
+    if answerer is _REDIRECT:
+        return 302, response(302, b"", *_TO_CONSOLE, lines, method=head.method, close=close, json=False)
     if answerer is _HEALTH:
         return answer(head, backend, lines, close=close, shows_diagnosis=access.shows_diagnosis)
     listing = backend.listing()

@@ -68,6 +68,7 @@ class ProxyConfig(Struct, frozen=True):
     request, from its last byte (or the start of its forwarding) to its answer's last; None: no limit.
     ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: the interval of SSE comments to a waiting stream; None: no comments.
+    ``console``: serve the web console.
     """
 
     hosts: tuple[str, ...] = ()
@@ -80,4 +81,5 @@ class ProxyConfig(Struct, frozen=True):
     request_timeout_s: float | None = None
     stream_keepalive_s: float | None = None
     remote_media: tuple[str, ...] = ()
+    console: bool = False
     limits: Limits = field(default_factory=Limits)

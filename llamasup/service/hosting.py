@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
-from llamasup.control.interface import ControlTarget
+from llamasup.control.interface import ConsolePages, ControlTarget
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet
@@ -131,6 +132,7 @@ class ServiceHost:
         self._spans: SpanExporter | None = None
         self._slow = SlowLog(time.monotonic())
         self._usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
+        self._last_hour = LastHour(time.monotonic())
 
     @property
     def stops_asked(self) -> int:
@@ -213,6 +215,8 @@ class ServiceHost:
             workload.control_target,
             self.metrics,
             requests,
+            self._last_hour,
+            partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
         )
         proxy.control = control.endpoint
@@ -250,7 +254,23 @@ class ServiceHost:
                         _log.exception("closing failed")  # the children must be stopped in any case
                 running.cancel()
 
+    def _console(
+        self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
+    ) -> ConsolePages:
+        """Called once, when the control application is loaded."""
+        from llamasup.console.routes import Console, page_address  # here, to keep the start short
+
+        return Console(
+            proxy.console,
+            proxy.keys,
+            wake,
+            page_address(address, self._proxy_config.hosts),
+            describe=lambda: {"config": target.config is not None},
+        )
+
     def _on_event(self, event: PublishedEvent) -> None:
+        if isinstance(event, StateChanged) and self._workload is not None:
+            self._last_hour.note_memory(time.monotonic(), self._workload.control_target.held_bytes())
         match event:
             case StateChanged(model, State.STARTING, _):
                 self._loads_began_s[model] = asyncio.get_running_loop().time()
@@ -278,6 +298,14 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
+        if record.generation:
+            self._last_hour.add_request(
+                time.monotonic(),
+                duration_s=record.duration_s,
+                queue_s=record.queue_s,
+                first_byte_s=record.first_byte_s,
+                tokens=record.tokens_completion or 0,
+            )
         if self._spans is not None:
             self._spans.write(record)
         if self._usage is not None:

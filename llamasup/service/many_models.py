@@ -236,6 +236,15 @@ class HostedModels:
         self._source.check(configured, self.registry.specs, less_memory=less_memory)
         return configured
 
+    def preview(self, configured: Configured) -> Changes:
+        """What a reload with this config would change."""
+        settings = _changed_keys(_KEYS_READ_AT_RELOAD, configured.config, self._configured.config)
+        return replace(
+            self.backend.changes_to(configured.inventory.registry),
+            settings=settings,
+            next_start=self._pending_restart(configured),
+        )
+
     def _pending_restart(self, configured: Configured) -> tuple[str, ...]:
         keys = _changed_keys(_KEYS_READ_AT_START, configured.config, self._started_with)
         return keys if configured.downloads == self._started_downloads else (*keys, "downloads")

@@ -265,6 +265,8 @@ class ListenOptions(ServiceOptions, frozen=True, kw_only=True):
     api_key_file: Path | None = None
     api_key_file_of: str = ""
     """The key of the config that names the file, if one does."""
+    no_ui: bool = False
+    """Do not serve the web console."""
 
 
 def check_address(options: ListenOptions) -> None:
@@ -296,7 +298,11 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
     return replace(
-        options.shared_proxy(), api_keys=options.api_keys, key_file=key_file, route_by_model=route_by_model
+        options.shared_proxy(),
+        api_keys=options.api_keys,
+        key_file=key_file,
+        route_by_model=route_by_model,
+        console=not options.no_ui,
     )
 
 

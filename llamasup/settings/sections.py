@@ -99,6 +99,7 @@ class Http(SettingGroup, frozen=True, kw_only=True):
             "no requests are logged",
         ),
     ] = None
+    ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
 
 
 class Downloads(SettingGroup, frozen=True, kw_only=True):

@@ -5,7 +5,8 @@
 - *begin*: until the log says that the model is loaded, or until weights arrive.
 - *weights*: their bytes arrive by a memory map (resident file pages), by system calls (bytes read), or from
   the disk without both (a device that gets them directly). The largest of these three counts.
-- *memory*: llama-server fills the memory of the context with zeros, so its anonymous memory grows.
+- *memory*: llama-server fills the memory of the context with zeros, so its anonymous memory grows. If a
+  device has its own memory, mapped weights are copied there in this stage, without any measure but time.
 - *warm-up*: its own empty run, then the first token of llamasup. If the CPU computes, its measure is the CPU
   time, which other programs do not change. On a GPU, there is only the time.
 
@@ -59,6 +60,7 @@ _MAX_EDGES: Final = 64
 # Without an earlier load, on two cores of 2024: zeros are written at 2 to 4 GB/s. The warm-up computes with
 # all weights of the CPU at 3 GB/s, in 0.9 s of CPU time for each GB.
 _FILL_BYTES_S: Final = 2.5e9
+_COPY_BYTES_S: Final = 6e9  # to a GPU: 4.5 to 6.9 GB/s (H100, PCIe 5, b11434; docs/gpu.md)
 _RUN_BYTES_S: Final = 3e9
 _CPU_BYTES_S: Final = 1.1e9
 _MIN_WARM_UP_S: Final = 0.2
@@ -227,7 +229,7 @@ class LoadEstimate(Struct, frozen=True):
             share = self.weights.done_bytes / self.facts.weights_bytes
             is_over = share >= _NEARLY_COMPLETE and self.weights.idle_s >= _IDLE_S
             return self._next_stage(sample) if share >= _COMPLETE or is_over else None
-        if self.stage is Stage.MEMORY and self.facts.earlier is not None:
+        if self.stage is Stage.MEMORY and self.facts.earlier is not None and not self._copies:
             target = self.facts.earlier.memory_bytes
             is_over = _NOISE_BYTES <= target * _COMPLETE <= self.memory.grown_bytes
             return self._next_stage(sample) if is_over else None
@@ -305,11 +307,22 @@ class LoadEstimate(Struct, frozen=True):
     def _memory_s(self) -> float:
         """Of the whole stage."""
         earlier = self.facts.earlier
-        return self.facts.memory_bytes / _FILL_BYTES_S if earlier is None else earlier.memory_s
+        if earlier is not None:
+            return earlier.memory_s
+        copied_bytes = self.facts.device_bytes if self._copies else 0
+        return self.facts.memory_bytes / _FILL_BYTES_S + copied_bytes / _COPY_BYTES_S
+
+    @property
+    def _copies(self) -> bool:
+        """Whether mapped weights are copied to a device. Weights that are read by system calls are copied at
+        the same time.
+        """
+        is_mapped = self.last.file_bytes - self.base.file_bytes >= self.last.read_bytes - self.base.read_bytes
+        return is_mapped and self.facts.device_bytes > self.facts.weights_bytes / 2
 
     def _rest_of_memory_s(self, in_stage_s: float) -> float:
         rate, target = self.memory.rate_bytes_s, self._target_bytes
-        if target < _NOISE_BYTES or rate is None or self.memory.idle_s >= _IDLE_S:
+        if self._copies or target < _NOISE_BYTES or rate is None or self.memory.idle_s >= _IDLE_S:
             return _rest_of_s(self._memory_s, in_stage_s)
         return max(0, target - self.memory.grown_bytes) / rate
 
@@ -349,6 +362,9 @@ class LoadEstimate(Struct, frozen=True):
                 known = _rate(earlier.weights_bytes, earlier.weights_s) if earlier else 0.0
             case Stage.MEMORY:
                 meter, subject = self.memory, "the memory of the context is filled"
+                if self._copies:
+                    than = "expected" if earlier is None else "in the last load"
+                    return f"the weights are copied to the device more slowly than {than}"
                 known = _rate(earlier.memory_bytes, earlier.memory_s) if earlier else 0.0
             case _:
                 than = "expected" if earlier is None else "in the last load"

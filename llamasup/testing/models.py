@@ -137,14 +137,20 @@ def write_split_decoder(folder: Path, name: str = "tiny", parts: int = 3) -> lis
 
 
 def write_large_decoder(
-    path: Path, size_bytes: int, *, context_length: int = 32_768, head_count_kv: int = 4
+    path: Path,
+    size_bytes: int,
+    *,
+    context_length: int = 32_768,
+    width: int = 1024,
+    head: int = 64,
+    head_count_kv: int = 4,
 ) -> Path:
     """A q8_0 llama of about ``size_bytes`` for measuring speed and memory; random weights are as good.
 
-    Width 1024, 16 heads of 64; the number of layers makes the size. Written piece by piece.
+    ``head``: the width of a head. The number of layers makes the size. Written piece by piece.
     """
-    width, heads, feed_forward = 1024, 16, 2816
-    kv_width = width // heads * head_count_kv
+    heads, feed_forward = width // head, width * 11 // 4
+    kv_width = head * head_count_kv
     keys = demo_keys(context_length=context_length)
     vocab_size = keys["llama.vocab_size"]
     if not isinstance(vocab_size, int):
@@ -179,7 +185,7 @@ def write_large_decoder(
         "llama.feed_forward_length": feed_forward,
         "llama.attention.head_count": heads,
         "llama.attention.head_count_kv": head_count_kv,
-        "llama.rope.dimension_count": width // heads,
+        "llama.rope.dimension_count": head,
     }
     plans = [*ends[:1], *(plan for index in range(layers) for plan in layer(index)), *ends[1:]]
     blocks = _q8_0_blocks()

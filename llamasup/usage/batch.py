@@ -24,7 +24,7 @@ class Work(Struct, frozen=True):
 
 
 class Saved(Struct, frozen=True):
-    """The answer to a question. ``rows`` include those that could not be saved because of the ``problem``."""
+    """The answer to a question. ``rows`` include unsaved ones if there is a ``problem``."""
 
     rows: Sequence[tuple[Group, Sums]]
     file: str | None
@@ -40,7 +40,7 @@ class Question(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """To the thread. ``sums``: to add to those that are not saved yet; ``measures``: read the energy counters
+    """To the thread. ``sums``: to add to the unsaved ones; ``measures``: read the energy counters
     and divide the energy among ``work``; ``saves``: write the sums; then it answers the ``question``.
     """
 

@@ -118,16 +118,17 @@ def read_rows(
     """The sums of the file for each value of ``by``; the other fields of a group are empty. No rows if the
     file does not exist. Raises as ``save``.
     """
-    if not path.exists():
-        return []
     fields = ", ".join(name if name in by else "''" for name in Group._fields)
     # The names are fixed.
     select = f"SELECT {fields}, {_TOTALS} FROM usage WHERE day >= ? GROUP BY {', '.join(by)}"  # noqa: S608
     first = "" if since is None else since.isoformat()
-    with _mapped_errors(path), _opened_to_read(path) as connection:
-        if _version_of(connection, path) == 0:
+    with _mapped_errors(path):
+        if not path.exists():
             return []
-        rows = connection.execute(select, (first,)).fetchall()
+        with _opened_to_read(path) as connection:
+            if _version_of(connection, path) == 0:
+                return []
+            rows = connection.execute(select, (first,)).fetchall()
     return [(Group(*row[:3]), Sums(*row[3:])) for row in rows]
 
 

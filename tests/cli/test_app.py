@@ -71,7 +71,7 @@ def test_every_command_is_in_exactly_one_section() -> None:
         group = get_group(importlib.import_module(module).commands)
         declared += [group.name] if group.name else group.commands
     assert sorted(NAMES) == sorted(declared)
-    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)} - {"config_check"}
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert modules == {module.removeprefix(COMMAND_MODULES) for module in COMMAND_OF}
 
 

@@ -174,6 +174,12 @@ def test_energy_has_a_column_if_it_was_measured() -> None:
     assert "ENERGY" not in usage_table({"by": ["model"], "rows": [ROW]})
 
 
+def test_estimated_tokens_are_shown_even_if_all_answers_reported_some() -> None:
+    """An answer to several prompts may report the first one alone."""
+    lines = usage_table({"by": ["model"], "rows": [{**ROW, "tokens_estimated": 9}]}).splitlines()
+    assert lines[1].split() == ["a", "1", "0", "2", "0", "3", "+9", "est.", "1.0", "s"]
+
+
 def test_narrow_terminal_shows_the_tokens_and_leaves_out_the_rest() -> None:
     rows = [{**ROW, "energy_j": 1.0}]
     headings = usage_table({"by": ["model"], "rows": rows}, 40).splitlines()[0].split()

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from llamasup.cli.commands.config import check, init, schema
-from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.issues import ConfigIssues
 from llamasup.config.json_schema import json_schema
 from llamasup.config.reading import Reading, load, read, read_text
 from llamasup.config.starter import StarterFacts, starter_text
 from llamasup.errors import RuntimeMissing
+from llamasup.service.config_check import environment_issues
 from llamasup.service.serve import ConfigSource, ServeService, serve_options
 from llamasup.supervision.events import Bus
 from llamasup.system.storage.folders import models_folder

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config import load
 from llamasup.config.reading import read
+from llamasup.service.config_check import environment_issues
 from tests.paths import ROOT
 
 CONFIGS = ROOT / "configs"

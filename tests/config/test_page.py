@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from llamasup.cli.commands.config_check import environment_issues
 from llamasup.config.reading import read
+from llamasup.service.config_check import environment_issues
 from tests.config.reading import config_of
 from tests.config.test_json_schema import errors_of
 from tests.paths import ROOT

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
@@ -14,10 +15,12 @@ import httpx
 from msgspec.structs import replace
 
 from llamasup.control.app import ControlServer
+from llamasup.control.interface import ConfigAccess, MakeConsole
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import InstanceGauges, Metrics
+from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.live.state import InFlight
 from llamasup.queueing.endpoint import Endpoint
@@ -72,6 +75,8 @@ class FakeControlTarget:
         self.bus = WatchedBus(self._changed.set)
         self.requests: list[tuple[str, str]] = []
         self.error: LlamasupError | None = None
+        self.config_access: ConfigAccess | None = None
+        self.last_hour = LastHour(monotonic())
         self.gate = asyncio.Event()
         self.gate.set()
         self.log = log
@@ -135,6 +140,20 @@ class FakeControlTarget:
         rows = [(Group("2026-03-01", name, "phone"), Sums(2, 1, 20, 8, 10)) for name in self.names]
         return report(rows, groups, None, file="/state/usage.sqlite", problem=self.usage_problem)
 
+    async def memory(self) -> Mapping[str, Any]:
+        return {"devices": [{"name": "ram"}]}
+
+    @property
+    def config(self) -> ConfigAccess | None:
+        return self.config_access
+
+    def held_bytes(self) -> int:
+        return 7
+
+    async def plan(self, model: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._find(model)
+        return {"model": model, "settings": settings, "evicts": []}
+
     async def query_slots(self, endpoint: Endpoint) -> None:
         """No server shows its slots."""
 
@@ -179,12 +198,16 @@ class FakeControlTarget:
 
 
 @asynccontextmanager
-async def served(fake: FakeControlTarget, folder: Path) -> AsyncIterator[tuple[ControlServer, str]]:
+async def served(
+    fake: FakeControlTarget, folder: Path, make_console: MakeConsole | None = None
+) -> AsyncIterator[tuple[ControlServer, str]]:
     """The real application on its socket."""
     path = folder / "control.sock"
     async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
         requests = LiveRequests(fake.connections, fake.query_slots)
-        server = ControlServer(path, fake, Metrics(), requests, usage=fake.usage)
+        server = ControlServer(
+            path, fake, Metrics(), requests, fake.last_hour, make_console, usage=fake.usage
+        )
         server.start(tasks)
         try:
             yield server, str(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.control.pool_target import ConfiguredTarget
+from llamasup.errors import ModelMissing, ModelUnknown
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
@@ -87,3 +88,58 @@ async def test_restart_of_an_unloaded_model_loads_it(tmp_path: Path, spec: Model
             await controlled(it).restart("a")
 
         assert await it.ask("a").served_by() == 1
+
+
+SMALL = {"ctx_size": 512, "parallel": 1}
+
+
+@async_test
+async def test_plan_names_the_models_that_would_go_and_starts_nothing(
+    tmp_path: Path, tiny_model: Path, spec: ModelSpec
+) -> None:
+    other = spec_of(file_of(tmp_path, "b", tiny_model))
+    async with pooled(tmp_path, spec, other, capacity=1.5) as it:
+        await it.load("a")
+        target = controlled(it)
+        for name in ("b", other.source):  # by its name and by its file
+            plan = await target.plan(name, SMALL)
+            assert plan["evicts"] == ["a"]
+            assert plan["problem"] is None
+            ram = plan["devices"]["ram"]
+            assert (ram["fits"], ram["needed_bytes"]) == (False, plan["memory"]["total_bytes"])
+        assert (await target.plan("a", SMALL))["evicts"] == []
+        assert [it.loads(name) for name in ("a", "b")] == [1, 0]
+        assert it["a"].runners
+
+
+@async_test
+async def test_file_that_is_not_served_is_planned(tmp_path: Path, tiny_model: Path, spec: ModelSpec) -> None:
+    file = str(file_of(tmp_path, "new", tiny_model))
+    async with pooled(tmp_path, spec, capacity=1.5) as it:
+        await it.load("a")
+        target = controlled(it)
+        plan = await target.plan(file, SMALL)
+        assert plan["argv"][plan["argv"].index("--model") + 1] == file
+        assert plan["evicts"] == ["a"]
+        assert "new" not in it.pool.managed_models
+        too_large = await target.plan(file, {"ctx_size": 1 << 20, "parallel": 8})
+        assert "fit" in too_large["problem"]["message"]
+        with pytest.raises(ModelMissing):
+            await target.plan(f"{file}.gguf", {})
+        with pytest.raises(ModelUnknown):
+            await target.plan("new", {})
+
+
+@async_test
+async def test_memory_of_a_loaded_model_is_predicted_and_measured(tmp_path: Path, spec: ModelSpec) -> None:
+    async with pooled(tmp_path, spec) as it:
+        target = controlled(it)
+        (ram,) = (await target.memory())["devices"]
+        assert (ram["name"], ram["models"], target.held_bytes()) == ("ram", [], 0)
+        await it.load("a")
+        (ram,) = (await target.memory())["devices"]
+        (held,) = ram["models"]
+        assert (held["id"], held["state"]) == ("a", "ready")
+        assert held["predicted"]["total_bytes"] >= target.held_bytes() > 0
+        assert held["measured_bytes"] > 0
+        assert ram["budget_bytes"] == it.pool.options.budget["ram"]

@@ -344,3 +344,13 @@ def test_a_transparent_llamasup_leaves_them_as_they_are() -> None:
         assert read.priority is priority
         assert b"x-llamasup-priority: " + value in read.opening
         assert b"x-llamasup-anything: 1" in read.opening
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"), [([b"1"], True), ([b" 1\t"], True), ([b"0"], False), ([b""], False), ([], False)]
+)
+def test_header_of_the_console_is_read_and_not_forwarded(values: list[bytes], expected: bool) -> None:
+    read = head(*((b"x-llamasup-console", value) for value in values))
+    assert isinstance(read, Head)
+    assert read.from_console is expected
+    assert b"console" not in read.opening

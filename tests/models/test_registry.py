@@ -11,9 +11,10 @@ from llamasup.errors import ConfigInvalid, ModelInvalid, ModelMissing
 from llamasup.gguf.facts_from_header import ModelFacts, read_header
 from llamasup.models.found import FoundModel
 from llamasup.models.names import file_id, folded
-from llamasup.models.registry import ModelRule, Registry, Unknown, build
+from llamasup.models.registry import ModelRule, Registry, Unknown, build, with_options
 from llamasup.models.rules import wrong_rules
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import ModelSpec, Stay
+from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings
 from llamasup.settings.names import why_not_a_name
 from llamasup.testing import models
@@ -357,6 +358,38 @@ def test_replicas_have_no_device_flag_in_their_settings() -> None:
     assert spec.replicas == 2
     assert spec.settings.extra == ()
     assert spec.options.devices == ("CUDA0", "CUDA1")
+
+
+PAIRED = Pairing(None, "next to it")
+
+
+def spec_with(options: ModelSettings) -> ModelSpec:
+    rule = ModelRule("q", "/m/x.gguf", options=options)
+    return build([rule], [], sources={"/m/x.gguf": found("/m/x.gguf")}).specs["q"]
+
+
+def test_other_options_replace_those_that_they_set() -> None:
+    before = spec_with(ModelSettings(ctx_size=4096, threads=2, extra=("--mlock",)))
+    after = with_options(before, ModelSettings(ctx_size=512, replicas=2))
+    assert (after.settings.ctx_size, after.settings.threads, after.replicas) == (512, 2, 2)
+    assert after.settings.extra == ("--mlock",)
+    assert after.options.ctx_size == 512
+    assert (after.id, after.source, after.settings.alias) == (before.id, before.source, "q")
+    assert before.settings.ctx_size == 4096
+
+
+def test_other_projector_replaces_the_found_one() -> None:
+    spec = replace(spec_with(ModelSettings()), pairing=PAIRED)
+    assert with_options(spec, ModelSettings(ctx_size=1)).pairing == PAIRED
+    assert with_options(spec, ModelSettings(mmproj="none")).pairing is None
+
+
+def test_other_options_of_run_keep_those_of_its_command_line() -> None:
+    spec = spec_with(ModelSettings())
+    by_command = replace(spec, stay=Stay(by_command=True), settings=replace(spec.settings, threads=3))
+    after = with_options(by_command, ModelSettings(ctx_size=512, ttl_s=3.0))
+    assert (after.settings.threads, after.settings.ctx_size) == (3, 512)
+    assert after.stay == Stay(by_command=True)
 
 
 # --- one process under several names -------------------------------------------------------------

@@ -30,6 +30,7 @@ from tests.planning.plans import (
     GIB,
     GPU,
     NEW,
+    SMALL_GPU,
     bert,
     capabilities,
     ladder,
@@ -312,7 +313,7 @@ def test_the_warning_that_it_does_not_fit_counts_as_out_of_memory() -> None:
 def test_crash_of_cache_kernels_leads_to_f16_then_to_no_flash_attention(
     crash: Diagnosis,
 ) -> None:
-    plans, changes = walk(ladder(capabilities(NEW, GPU)), crash)
+    plans, changes = walk(ladder(capabilities(NEW, SMALL_GPU)), crash)
     assert [change.setting for (change,) in changes] == ["--kv-type", "--flash-attn"]
     assert [plan.kv_type for plan in plans] == ["q8_0", "f16", "f16"]
     assert plans[-1].flash_attn == "off"

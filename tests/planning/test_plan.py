@@ -27,6 +27,7 @@ from tests.planning.plans import (
     MIDDLE,
     NEW,
     OLD,
+    SMALL_GPU,
     bert,
     capabilities,
     from_help,
@@ -365,7 +366,7 @@ def test_file_that_is_not_a_model_is_refused_with_a_remedy(model_class: ModelCla
 
 
 def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
-    made = planned(capabilities(NEW, GPU), model(key_length=80, value_length=80))
+    made = planned(capabilities(NEW, SMALL_GPU), model(key_length=80, value_length=80))
     assert made.kv_type == "f16"
     assert "--cache-type-k" not in made.argv
     assert "blocks of 32 values" in reason(made, "--cache-type-k")
@@ -373,7 +374,7 @@ def test_odd_heads_keep_an_f16_cache_and_the_reason_names_the_block() -> None:
 
 
 def test_flash_attention_switched_off_leaves_v_in_f16() -> None:
-    made = planned(capabilities(NEW, GPU), flash_attn="off")
+    made = planned(capabilities(NEW, SMALL_GPU), flash_attn="off")
     assert made.kv_type == "q8_0/f16"
     assert value(made, "--cache-type-k") == "q8_0"
     assert "--cache-type-v" not in made.argv
@@ -420,7 +421,7 @@ def test_a_cache_type_that_only_this_build_knows_is_passed_and_counted_as_f16() 
 
 def test_a_build_without_flash_attention_keeps_v_in_f16() -> None:
     build = from_help("--cache-type-k TYPE  k\n--cache-type-v TYPE  v\n")
-    made = planned(replace(build, devices=(GPU,)))
+    made = planned(replace(build, devices=(SMALL_GPU,)))
     assert made.kv_type == "q8_0/f16"
     assert "which this build does not have" in reason(made, "--cache-type-v")
     with pytest.raises(UsageInvalid, match="this build does not have"):
@@ -658,7 +659,7 @@ def test_file_that_is_not_a_projector_is_refused_for_mmproj() -> None:
 
 
 def test_arguments_of_the_user_come_last_and_unchanged_and_replace_ours() -> None:
-    made = planned(capabilities(NEW, GPU), extra=("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf"))
+    made = planned(capabilities(NEW, SMALL_GPU), extra=("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf"))
     assert made.argv[-6:] == ("--temp", "0.5", "-fa", "off", "--lora", "a b.gguf")
     assert "--flash-attn" not in made.argv
     assert reason(made, "--flash-attn") == "left out: set by the user after --"

@@ -7,7 +7,6 @@ import shlex
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from llamasup.errors import DoesNotFit
 from llamasup.llama_server.plan_limits import PlanLimits
@@ -16,9 +15,17 @@ from llamasup.planning.memory.estimate import memory_rows
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.refusal import refusal
 from llamasup.system.text import memory_text
-from tests.planning.plans import GIB, GPU, NEW, capabilities, ladder, machine, needed_bytes, planned
-
-SMALL_GPU = replace(GPU, free_bytes=4 * GIB)
+from tests.planning.plans import (
+    GIB,
+    GPU,
+    NEW,
+    SMALL_GPU,
+    capabilities,
+    ladder,
+    machine,
+    needed_bytes,
+    planned,
+)
 
 
 def refused(preferred: LaunchPlan, fitting: LaunchPlan, **rest: Any) -> DoesNotFit:
@@ -112,7 +119,8 @@ def test_remedy_names_only_the_settings_that_change() -> None:
     known = capabilities(NEW, SMALL_GPU)
     on_device = planned(known, gpu_layers="all")
     assert refused(on_device, planned(known)).remedy.startswith("Fits: --gpu-layers auto. ")
-    assert refused(on_device, planned(known, gpu_layers=3)).remedy.startswith("Fits: --gpu-layers 3. ")
+    fewer = planned(known, gpu_layers=3, kv_type="q8_0")
+    assert refused(on_device, fewer).remedy.startswith("Fits: --gpu-layers 3. ")
 
 
 def test_remedy_for_a_config_uses_its_keys() -> None:

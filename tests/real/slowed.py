@@ -22,10 +22,12 @@ _STARTS_S, _LOADS_S, _STOPPED_S = 0.02, 0.004, 0.05
 
 
 @contextmanager
-def slowed(llamasup_pid: int) -> Iterator[threading.Event]:
-    """Its next llama-server reads a few megabytes at a time, until the event is set."""
+def slowed(llamasup_pid: int, *, stopped_s: float = _STOPPED_S) -> Iterator[threading.Event]:
+    """Its next llama-server reads a few megabytes at a time, until the event is set. ``stopped_s``: how long
+    it stops after each of them.
+    """
     freed = threading.Event()
-    thread = threading.Thread(target=_slow_down, args=(llamasup_pid, freed))
+    thread = threading.Thread(target=_slow_down, args=(llamasup_pid, freed, stopped_s))
     thread.start()
     try:
         yield freed
@@ -34,7 +36,7 @@ def slowed(llamasup_pid: int) -> Iterator[threading.Event]:
         thread.join(PATIENCE_S)
 
 
-def _slow_down(llamasup_pid: int, freed: threading.Event) -> None:
+def _slow_down(llamasup_pid: int, freed: threading.Event, stopped_s: float) -> None:
     child = None
     while child is None and not freed.wait(0.001):
         child = next(_servers(llamasup_pid), None)
@@ -44,7 +46,7 @@ def _slow_down(llamasup_pid: int, freed: threading.Event) -> None:
             assert time.monotonic() < began_s + PATIENCE_S
             reads = child.io_counters().read_chars >= _READING_BYTES
             child.send_signal(signal.SIGSTOP)
-            freed.wait(_STOPPED_S if reads else 0.0)
+            freed.wait(stopped_s if reads else 0.0)
             child.send_signal(signal.SIGCONT)
             freed.wait(_LOADS_S if reads else _STARTS_S)
 

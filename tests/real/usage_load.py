@@ -121,7 +121,7 @@ class UsageLoad:
         return model
 
     def _scrape(self) -> Counter[str]:
-        """llama-server's own counters; its prompt tokens are those that were not cached."""
+        """llama-server's own counters; its prompt tokens do not include cached ones."""
         text = httpx.get(f"{self._running.url}/metrics", headers=_key(KEYS[0]), timeout=PATIENCE_S).text
         counts: Counter[str] = Counter()
         for name in ("prompt", "predicted"):

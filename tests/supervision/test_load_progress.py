@@ -247,6 +247,34 @@ def test_slow_memory_without_a_measure_is_a_reason(facts: LoadFacts, than: str) 
     )
 
 
+ON_DEVICE = LoadFacts(weights_bytes=12 * GIB, device_bytes=12 * GIB)
+
+
+def test_mapped_weights_are_then_copied_to_a_device() -> None:
+    """Of a 30 GB model, a H100 had the pages after 1.9 s and the weights after 6.4 s (docs/gpu.md)."""
+    process = Process(ON_DEVICE).spend(1.0, stage=Stage.WEIGHTS, file_bytes=12 * GIB)
+    assert process.stage() is Stage.MEMORY
+    assert process.estimate.eta_s == 2.3  # 12 GiB at 6 GB/s, and a warm-up
+    process.spend(1.0)
+    assert process.estimate.eta_s == 1.3
+
+
+def test_weights_that_are_read_are_copied_to_a_device_meanwhile() -> None:
+    process = Process(ON_DEVICE).spend(1.0, stage=Stage.WEIGHTS, read_bytes=12 * GIB)
+    assert process.estimate.eta_s == 0.2
+
+
+def test_a_little_memory_on_the_host_is_no_measure_of_a_copy_to_a_device() -> None:
+    earlier = replace(EARLIER, weights_bytes=12 * GIB, memory_s=4.0, memory_bytes=GIB)
+    process = Process(replace(ON_DEVICE, earlier=earlier)).spend(
+        1.0, stage=Stage.WEIGHTS, file_bytes=12 * GIB
+    )
+    process.spend(2.0, anonymous_bytes=MIB)
+    assert process.estimate.eta_s == 4.0  # 2 s of 4 s, and the warm-up
+    process.spend(12.0)
+    assert process.estimate.reason == "the weights are copied to the device more slowly than in the last load"
+
+
 def test_warm_up_is_measured_by_cpu_time() -> None:
     process = loaded().spend(1.0, stage=Stage.WARM_UP, cores=1.0)
     assert process.estimate.eta_s == 3.0  # of 4 s of CPU time
@@ -329,7 +357,8 @@ def facts(draw: st.DrawFn) -> LoadFacts:
         warm_up_cpu_s=TIMES,
     )
     size = draw(st.integers(0, 4 * GIB))
-    return LoadFacts(size, draw(st.integers(0, size)), draw(st.integers(0, GIB)), draw(st.none() | times))
+    part = st.integers(0, size)
+    return LoadFacts(size, draw(part), draw(part), draw(st.integers(0, GIB)), draw(st.none() | times))
 
 
 def any_loads() -> st.SearchStrategy[tuple[LoadFacts, list[tuple[Stage, dict[str, Any]]]]]:

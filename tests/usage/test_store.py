@@ -154,6 +154,29 @@ def test_read_only_folder_can_be_read_but_not_written(path: Path) -> None:
     assert requests == "7"
 
 
+_READ = """
+import sys
+from pathlib import Path
+from llamasup.usage.store import UsageFileUnusable, read_rows
+try:
+    read_rows(Path(sys.argv[1]))
+except UsageFileUnusable as error:
+    print(error.message)
+"""
+
+
+def test_folder_that_this_user_may_not_enter_is_unusable(path: Path) -> None:
+    save(path, [(TINY, Sums(7))])
+    path.parent.chmod(0o000)
+    try:
+        done = subprocess.run(
+            [*PLAIN, sys.executable, "-c", _READ, str(path)], capture_output=True, text=True
+        )
+    finally:
+        path.parent.chmod(0o700)
+    assert "cannot be used: Permission denied" in done.stdout, done.stderr
+
+
 def test_symlink_and_folder_are_refused(path: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     path.symlink_to(target)

@@ -78,10 +78,10 @@ def check(file: ConfigFile = None, json: o.Json = False) -> int:
 
     The command starts nothing.
     """
-    from llamasup.cli.commands.config_check import environment_issues, model_issues
     from llamasup.config.issues import ConfigIssues, Issue
     from llamasup.config.reading import read
     from llamasup.config.sources import find_config
+    from llamasup.service.config_check import environment_issues, model_issues
 
     def act(view: View) -> int:
         path = find_config(file, os.environ)

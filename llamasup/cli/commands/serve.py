@@ -86,6 +86,8 @@ def serve_models(
         options = serve_options(
             read,
             config_file=path,
+            adjust=lambda config: with_overrides(config, folders, watch=watch, token_file=token_file),
+            more_models=bool(folders),
             api_keys=environment_keys(os.environ),
             sockets=take_sockets(os.environ),
             **given,

@@ -341,10 +341,10 @@ def _checked_config(
     """The config as the service will read it. Raises ConfigInvalid with every problem."""
     from msgspec import structs
 
-    from llamasup.cli.commands.config_check import environment_issues
     from llamasup.config.issues import ConfigIssues
     from llamasup.config.reading import read
     from llamasup.http.address import UnixAddress
+    from llamasup.service.config_check import environment_issues
 
     def is_own(path: PurePath) -> bool:
         return any(path.is_relative_to(folder) for folder in own)

@@ -93,6 +93,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _INSECURE = switch("--insecure-no-auth", "Accept requests from other machines without an API key.")
 _NO_USAGE = switch("--no-usage", "Do not count the usage of models and keys.")
 
+_NO_UI = switch("--no-ui", "Do not serve the web console at /llamasup/.")
+
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
     (
@@ -101,6 +103,7 @@ LISTENING = Group(
         path("--tls-cert", "PEM file with the certificate and its chain, to serve https."),
         path("--tls-key", "PEM file with the private key of the certificate."),
         path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
+        _NO_UI,
     )
 )
 
@@ -179,6 +182,7 @@ CONFIG_OVERRIDES = Group(
         path("--tls-cert", "PEM file with the certificate and its chain. Replaces the config's file."),
         path("--tls-key", "PEM file with the private key of the certificate."),
         path("--token-file", "File with the hub's token. Replaces the config's file."),
+        _NO_UI,
         path("--ready-file", "Write the address to this file once llamasup is ready."),
     )
 )

@@ -29,8 +29,7 @@ def usage_table(usage: Mapping[str, Any], columns: int | None = None) -> str:
 
 
 def _row(row: Row, by: Sequence[str]) -> tuple[str, ...]:
-    unreported = row.get("unreported") or 0
-    about = f" +{row.get('tokens_estimated'):,} est." if unreported and row.get("tokens_estimated") else ""
+    about = f" +{row['tokens_estimated']:,} est." if row["tokens_estimated"] else ""
     return (
         *(printable(str(row.get(name) or "-")) for name in by),
         f"{row['requests']:,}",

@@ -42,6 +42,7 @@ class FreeMemory(Struct, frozen=True):
     # The user moved tensors (--n-cpu-moe and the like), so only the sum of host and device is known.
     user_placed: bool = False
     names: tuple[str, ...] = ()  # of all used devices, also those that share the host's memory
+    driver_bytes: int = 0  # what a process takes on these devices before it allocates anything
 
 
 class Load(Struct, frozen=True):
@@ -207,13 +208,17 @@ def estimate(
     on_devices: list[int] = []
     for load, drafts in loads:
         device_left = (
-            free.device_bytes - free.devices * _DEVICE_MARGIN_BYTES - sum(p.device_bytes for p in parts)
+            free.device_bytes
+            - free.driver_bytes
+            - free.devices * _DEVICE_MARGIN_BYTES
+            - sum(p.device_bytes for p in parts)
         )
         layers, more = _parts(load, device_left if free.devices else None, correction, drafts=drafts)
         parts += more
         on_devices.append(layers)
     own = max(runtime_bytes, correction.runtime_bytes)
-    parts.append(Part("llama-server itself", "runtime", own))
+    own_on_device = free.driver_bytes if any(part.device_bytes for part in parts) else 0
+    parts.append(Part("llama-server itself", "runtime", own, own_on_device))
     gpu_layers = on_devices[0] if free.devices else None
     return MemoryEstimate(tuple(parts), free, correction.measured, gpu_layers)
 

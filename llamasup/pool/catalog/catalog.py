@@ -188,21 +188,32 @@ class Catalog:
                 return True
         return False
 
+    def changes_to(self, registry: Registry) -> Changes:
+        """What ``apply`` would change."""
+        before = {managed.spec.id: managed for managed in self.managed_models()}
+        return changes(
+            {id_: managed.spec for id_, managed in before.items()},
+            self._specs_with(registry),
+            running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
+            resolve=registry.resolve,
+        )
+
+    def _still_on_demand(self, registry: Registry) -> dict[str, None]:
+        """A downloaded model on demand may be in the registry now."""
+        return {id_: None for id_ in self._on_demand if registry.resolve(id_) is None}
+
+    def _specs_with(self, registry: Registry) -> Mapping[str, ModelSpec]:
+        on_demand = self._still_on_demand(registry)
+        return {**registry.specs, **{id_: self.pool.managed_models[id_].spec for id_ in on_demand}}
+
     def apply(self, registry: Registry) -> Changes:
         """Serve these models from now on. Unchanged models are not touched (S16), and a renamed one keeps its
         queue and its processes.
         """
         pool, managed_models = self.pool, self.pool.managed_models
         before = {managed.spec.id: managed for managed in self.managed_models()}
-        # A downloaded model on demand may be in the registry now.
-        self._on_demand = {id_: None for id_ in self._on_demand if registry.resolve(id_) is None}
-        after = {**registry.specs, **{id_: managed_models[id_].spec for id_ in self._on_demand}}
-        found = changes(
-            {id_: managed.spec for id_, managed in before.items()},
-            after,
-            running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
-            resolve=registry.resolve,
-        )
+        after, found = self._specs_with(registry), self.changes_to(registry)
+        self._on_demand = self._still_on_demand(registry)
         renamed = dict(found.renamed)
         carried: list[str] = []
         for id_, new in renamed.items():

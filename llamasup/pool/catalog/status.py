@@ -11,6 +11,7 @@ from llamasup._version import __version__
 from llamasup.gguf.facts import ModelFacts
 from llamasup.http.address import Address
 from llamasup.observability.counters import InstanceGauges
+from llamasup.planning.plan import LaunchPlan
 from llamasup.pool.state import nearest, state_of
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.runner import InstanceRunner
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
     from llamasup.pool.model import ManagedModel
 
 
-__all__ = ["gauges_of", "model_status", "scrape", "state_of_managed", "status_of", "wait_before_load"]
+__all__ = [
+    "gauges_of",
+    "held_bytes_of",
+    "model_status",
+    "scrape",
+    "state_of_managed",
+    "status_of",
+    "wait_before_load",
+]
 
 
 def status_of(address: Address, up_s: float, models: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -136,6 +145,12 @@ def model_status(
             for runner in runners
         ]
     return status
+
+
+def held_bytes_of(managed: ManagedModel) -> int:
+    """The memory that the plans of its processes predict, without the prompt cache, which begins empty."""
+    plans = [runner.plan for runner in managed.all_runners if runner.pid is not None]
+    return sum(plan.memory.without_prompt_cache.total_bytes for plan in plans if isinstance(plan, LaunchPlan))
 
 
 def _sum(runners: Iterable[InstanceRunner], of: Callable[[InstanceRunner], int]) -> int:

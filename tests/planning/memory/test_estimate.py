@@ -120,6 +120,16 @@ def test_a_device_too_small_for_anything_leaves_all_of_it_to_the_host() -> None:
     assert memory.device_bytes == 0
 
 
+def test_the_driver_takes_memory_of_a_device_that_computes() -> None:
+    driver = 700 * MIB
+    free = FreeMemory(9 * GIB, ON_DEVICE + GIB + driver, 1, driver_bytes=driver)
+    memory = sized(free)
+    assert part(memory, "llama-server itself") == Part("llama-server itself", "runtime", OWN, driver)
+    assert memory.gpu_layers == 5
+    assert sized(replace(free, device_bytes=free.device_bytes - 1)).gpu_layers == 4
+    assert sized(free, layers=0).device_bytes == 0
+
+
 def test_projector_takes_device_memory_first_unless_disabled() -> None:
     free = FreeMemory(9 * GIB, ON_DEVICE + GIB, 1)
     load = Load(SMALL, SHAPE)

@@ -1,4 +1,7 @@
-"""Checks a config against this machine: files, folders, keys, certificates, runtime, devices, models."""
+"""Checks a config against this machine: files, folders, keys, certificates, runtime, devices, models.
+
+``config check`` and the control API use the same checks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -22,6 +26,9 @@ from llamasup.settings.kinds import FilePath, Many
 from llamasup.settings.model import ModelSettings
 from llamasup.system.storage.paths import PathKind, path_kind
 from llamasup.system.text import printable
+
+if TYPE_CHECKING:
+    from llamasup.service.config_source import ConfigSource
 
 __all__ = ["environment_issues", "model_issues"]
 
@@ -48,27 +55,30 @@ def environment_issues(
 
 
 def model_issues(
-    reading: Reading, environ: Mapping[str, str], known: Sequence[Issue] = ()
+    reading: Reading,
+    environ: Mapping[str, str],
+    known: Sequence[Issue] = (),
+    source: ConfigSource | None = None,
 ) -> tuple[tuple[Issue, ...], str]:
     """The models that ``serve`` would refuse, and the names of unknown models.
 
     The second value says why models were not checked: there is no runtime. ``known`` are the issues found so
     far. A model with a known issue gets no second one. If a folder is missing, names are not checked, since
-    their models may be in it.
+    their models may be in it. ``source``: that of a running ``serve``; None: a new one.
     """
+    from llamasup.service.config_source import ConfigSource, serve_options
     from llamasup.service.inventory import read_inventory
-    from llamasup.service.serve import ConfigSource, serve_options
 
     config = reading.config
     found: list[Issue] = []
     unchecked = ""
     try:
         try:
-            source = ConfigSource(serve_options(lambda: config), environ)
+            source = source or ConfigSource(serve_options(lambda: config), environ)
         except RuntimeMissing as error:
             unchecked, inventory = error.message, read_inventory(config)
         else:
-            configured = source.first()
+            configured = source.configured(config)
             inventory = configured.inventory
             for wrong in source.rejected(configured):
                 model = place_text(wrong.place[:2])

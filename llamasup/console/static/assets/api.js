@@ -1,0 +1,99 @@
+// The control API and the models' API. Each failure is an ApiError with a message and a remedy.
+
+const CONTROL = "/llamasup/v1";
+let signedOut = () => {};
+
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error.message || `The server answered ${status}.`);
+    this.status = status;
+    this.remedy = error.remedy || "";
+    this.details = error.details || [];
+    this.body = error;
+  }
+}
+
+export function onSignedOut(listener) {
+  signedOut = listener;
+}
+
+async function failure(response) {
+  let body = {};
+  try {
+    body = await response.json();
+  } catch {
+    // Not JSON: the status says what is known.
+  }
+  const error = typeof body.error === "object" && body.error !== null ? body.error : body;
+  return new ApiError(response.status, { ...error, accepts_key: body.accepts_key, mistakes: body.mistakes ?? error.mistakes });
+}
+
+// Without a session, an address that is closed for keys answers 403.
+async function checkSession() {
+  const response = await send(`${CONTROL}/console/session`, { cache: "no-store" }).catch(() => null);
+  if (response?.status === 401) signedOut();
+}
+
+async function send(path, options) {
+  try {
+    return await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, { message: "llamasup does not answer.", remedy: "Check that it runs; this page tries again." });
+  }
+}
+
+export async function control(method, path, { body, signal, raw = false } = {}) {
+  const headers = {};
+  if (method !== "GET") headers["X-Llamasup-Console"] = "1";
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const response = await send(`${CONTROL}/${path}`, {
+    method,
+    headers,
+    signal,
+    body: body === undefined ? undefined : JSON.stringify(body),
+    credentials: "same-origin",
+    cache: "no-store",
+  });
+  if (!response.ok) {
+    const error = await failure(response);
+    if ((error.status === 401 || error.status === 403) && path !== "console/session") checkSession();
+    throw error;
+  }
+  return raw ? response : response.json();
+}
+
+export const get = (path, signal) => control("GET", path, { signal });
+export const post = (path, body, signal) => control("POST", path, { body, signal });
+export const modelPath = (id, rest) => `models/${encodeURIComponent(id)}/${rest}`;
+
+// A request to a model, with the key that lives only in this page and in the memory of llamasup.
+export async function infer(key, path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  if (key) headers.Authorization = `Bearer ${key}`;
+  const response = await send(path, { method: "POST", headers, body: JSON.stringify(body), signal, cache: "no-store" });
+  if (!response.ok) throw await failure(response);
+  return response;
+}
+
+// The data of each server-sent event of an answer.
+export async function* eventsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      rest += value;
+      let end;
+      while ((end = rest.indexOf("\n\n")) >= 0) {
+        const frame = rest.slice(0, end);
+        rest = rest.slice(end + 2);
+        const data = frame.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trimStart());
+        if (data.length) yield data.join("\n");
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}

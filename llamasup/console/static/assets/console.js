@@ -1,0 +1,106 @@
+// The console: signs in, then shows the page that the fragment of the address names.
+import { render } from "./vendor/preact.module.js";
+import { useEffect, useState } from "./vendor/hooks.module.js";
+import { control, get, onSignedOut } from "./api.js";
+import { html } from "./html.js";
+import { Problem, useStore } from "./parts.js";
+import { SignIn } from "./pages/sign_in.js";
+import { start, stop, update } from "./store.js";
+
+const PAGES = {
+  models: "Models",
+  memory: "Memory",
+  requests: "Requests",
+  plan: "Plan",
+  playground: "Playground",
+  logs: "Logs",
+  usage: "Usage",
+  config: "Config",
+};
+
+// The text after # is `page` or `page/model`.
+function whereabouts() {
+  const [name, ...rest] = location.hash.slice(1).split("/");
+  let model = "";
+  try {
+    model = decodeURIComponent(rest.join("/"));
+  } catch {
+    // Not a valid name: no model is chosen.
+  }
+  return { name: Object.hasOwn(PAGES, name) ? name : "models", model };
+}
+
+function Console() {
+  const { session, status, connected, error } = useStore();
+  const [where, setWhere] = useState(whereabouts());
+  const [loaded, setLoaded] = useState({ name: "", Page: null, error: null });
+  useEffect(() => {
+    const moved = () => setWhere(whereabouts());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  useEffect(() => {
+    let isCurrent = true;
+    document.title = `${PAGES[where.name]} · llamasup`;
+    import(`./pages/${where.name}.js`).then(
+      (module) => isCurrent && setLoaded({ name: where.name, Page: module.default, error: null }),
+      () => isCurrent && setLoaded({ name: where.name, Page: null, error: { message: "This page could not be loaded.", remedy: "Reload it." } }),
+    );
+    return () => (isCurrent = false);
+  }, [where.name]);
+  const signOut = async () => {
+    await control("DELETE", "console/session").catch(() => {});
+    showSignIn(null);
+  };
+  return html`
+    <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
+    <header>
+      <strong>llamasup</strong>
+      <nav aria-label="Pages">${Object.entries(PAGES).map(
+        ([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${name === where.name ? "page" : null}>${title}</a>`,
+      )}</nav>
+      <span class=${connected ? "link on" : "link off"} role="status">${connected ? "live" : "reconnecting"}</span>
+      <button class="quiet" onClick=${signOut}>Sign out</button>
+    </header>
+    <main id="main" tabindex="-1">
+      <h1>${PAGES[where.name]}</h1>
+      ${!connected && html`<${Problem} error=${error} />`}
+      ${loaded.name !== where.name || !session
+        ? html`<p class="note">Loading…</p>`
+        : loaded.Page ? html`<${loaded.Page} key=${where.name} model=${where.model} />` : html`<${Problem} error=${loaded.error} />`}
+    </main>
+    <footer>llamasup ${status?.version ?? ""}</footer>`;
+}
+
+const root = document.getElementById("app");
+root.replaceChildren(); // the placeholder
+
+function showSignIn(error) {
+  stop();
+  update({ session: null, connected: false });
+  document.title = "Sign in · llamasup";
+  render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
+}
+
+function showConsole(session) {
+  update({ session });
+  start();
+  render(html`<${Console} />`, root);
+}
+
+async function begin() {
+  onSignedOut(() => showSignIn(null));
+  const token = location.hash.startsWith("#token=") ? location.hash.slice(7) : "";
+  try {
+    if (token) {
+      history.replaceState(null, "", location.pathname); // it is valid only once
+      showConsole(await control("POST", "console/session", { body: { token } }));
+    } else {
+      showConsole(await get("console/session"));
+    }
+  } catch (error) {
+    showSignIn(error);
+  }
+}
+
+begin();

@@ -1,0 +1,64 @@
+// Small parts that several pages use.
+import { useEffect, useState } from "./vendor/hooks.module.js";
+import { current, subscribe } from "./store.js";
+import { html } from "./html.js";
+
+export function useStore() {
+  const [state, setState] = useState(current());
+  useEffect(() => {
+    setState(current());
+    return subscribe(setState);
+  }, []);
+  return state;
+}
+
+// Runs `ask(signal)` now and each `every_ms` while the tab is visible.
+export function useAnswer(ask, inputs, every_ms = 0) {
+  const [found, setFound] = useState({ value: null, error: null });
+  useEffect(() => {
+    const abort = new AbortController();
+    let timer = 0;
+    const run = async () => {
+      clearTimeout(timer);
+      if (document.hidden) return;
+      try {
+        const value = await ask(abort.signal);
+        if (!abort.signal.aborted) setFound({ value, error: null });
+      } catch (error) {
+        if (!abort.signal.aborted) setFound((before) => ({ ...before, error }));
+      }
+      if (every_ms && !abort.signal.aborted) timer = setTimeout(run, every_ms);
+    };
+    run();
+    document.addEventListener("visibilitychange", run);
+    return () => {
+      abort.abort();
+      clearTimeout(timer);
+      document.removeEventListener("visibilitychange", run);
+    };
+  }, inputs);
+  return found;
+}
+
+export function Problem({ error }) {
+  if (!error) return null;
+  if (error.status === 404 && error.message.endsWith("no such path")) {
+    return html`<p class="note">This llamasup does not offer this.</p>`;
+  }
+  return html`<div class="problem" role="alert">
+    <p>${error.message}</p>
+    ${error.remedy && html`<p class="remedy">→ ${error.remedy}</p>`}
+  </div>`;
+}
+
+export function State({ state }) {
+  return html`<span class=${`state state-${state}`}>${state}</span>`;
+}
+
+export function ModelChoice({ label, models, value, onChange, optional = false }) {
+  return html`<label class="field"><span>${label}</span>
+    <select value=${value} onChange=${(event) => onChange(event.target.value)}>
+      ${optional && html`<option value="">none</option>`}
+      ${models.map((model) => html`<option key=${model.id} value=${model.id}>${model.id}</option>`)}
+    </select></label>`;
+}

@@ -1,0 +1,122 @@
+// What the pages show: one state, one stream of events. A hidden tab has no stream and asks for nothing.
+import { get } from "./api.js";
+
+const ENDED_KEPT = 200;
+const STATUS_DELAY_MS = 250;
+const RETRY_MS = [500, 1000, 2000, 5000, 10000];
+
+let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null };
+const listeners = new Set();
+let source = null;
+let statusTimer = 0;
+let retryTimer = 0;
+let retries = 0;
+let running = false;
+
+export const current = () => state;
+
+export function update(change) {
+  state = { ...state, ...change };
+  for (const listener of listeners) listener(state);
+}
+
+export function subscribe(listener) {
+  listeners.add(listener);
+  return () => listeners.delete(listener);
+}
+
+export function mergeEnded(known, news) {
+  const ids = new Set(news.map((record) => record.request_id + record.time));
+  return [...news, ...known.filter((record) => !ids.has(record.request_id + record.time))].slice(0, ENDED_KEPT);
+}
+
+export async function refreshStatus() {
+  clearTimeout(statusTimer);
+  statusTimer = 0;
+  try {
+    const status = await get("status");
+    update({ status, error: null });
+  } catch (error) {
+    update({ error });
+  }
+}
+
+function statusSoon() {
+  if (!statusTimer) statusTimer = setTimeout(refreshStatus, STATUS_DELAY_MS);
+}
+
+function take(event) {
+  switch (event.event) {
+    case "requests":
+      update({ requests: { live: event.live ?? [], ended: mergeEnded(state.requests.ended, event.ended ?? []) } });
+      statusSoon();
+      break;
+    case "progress":
+      noteProgress(event);
+      break;
+    case "missed":
+      reopen();
+      break;
+    default:
+      statusSoon();
+  }
+}
+
+function noteProgress({ model, percent, eta_s, elapsed_s, reason }) {
+  if (!state.status) return;
+  const models = state.status.models.map((known) =>
+    known.id === model ? { ...known, load: { percent, eta_s, elapsed_s, reason } } : known,
+  );
+  update({ status: { ...state.status, models } });
+}
+
+async function open() {
+  close();
+  if (!running || document.hidden) return;
+  // Opened before the snapshot is asked for, so that nothing falls between the two.
+  const mine = new EventSource("/llamasup/v1/events?requests=1");
+  source = mine;
+  mine.onopen = () => {
+    retries = 0;
+    update({ connected: true });
+  };
+  mine.onmessage = (message) => {
+    if (mine === source) take(JSON.parse(message.data));
+  };
+  mine.onerror = () => {
+    if (mine === source) reopen();
+  };
+  await refreshStatus();
+  try {
+    const requests = await get(`requests?ended=${ENDED_KEPT}`);
+    if (mine === source) update({ requests });
+  } catch (error) {
+    if (mine === source) update({ error });
+  }
+}
+
+function close() {
+  clearTimeout(retryTimer);
+  clearTimeout(statusTimer);
+  statusTimer = 0;
+  source?.close();
+  source = null;
+}
+
+function reopen() {
+  close();
+  update({ connected: false });
+  retryTimer = setTimeout(open, RETRY_MS[Math.min(retries++, RETRY_MS.length - 1)]);
+}
+
+export function start() {
+  running = true;
+  open();
+}
+
+export function stop() {
+  running = false;
+  close();
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));

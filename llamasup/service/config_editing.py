@@ -1,0 +1,173 @@
+"""Shows, checks and replaces the config file of a running ``serve`` (docs/control.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from llamasup.config.config_keys import Config
+from llamasup.config.issues import ConfigIssues, Issue
+from llamasup.config.nodes import MAX_BYTES
+from llamasup.config.reading import read_text
+from llamasup.control.interface import ConfigMistakes, shown
+from llamasup.errors import ConfigInvalid, Conflict, FolderUnusable, LlamasupError
+from llamasup.models.diff import Changes
+from llamasup.service.config_check import environment_issues, model_issues
+from llamasup.service.config_source import ConfigSource
+from llamasup.service.many_models import Configured
+from llamasup.system.storage.folders import atomic_write, read_bounded
+from llamasup.system.text import path_text
+
+__all__ = ["ConfigEditor", "as_mistakes"]
+
+
+class _File(Struct, frozen=True):
+    """``version`` changes with every byte of the content."""
+
+    content: bytes
+    version: str
+    writable: bool
+
+
+class ConfigEditor:
+    """``adjust`` adds the values of the command line to a config. ``more_models``: other models are served
+    too. ``preview`` returns what a reload with this config would change, and ``reload`` carries it out.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        source: ConfigSource,
+        environ: Mapping[str, str],
+        *,
+        adjust: Callable[[Config], Config],
+        more_models: bool,
+        preview: Callable[[Configured], Changes],
+        reload: Callable[[], Awaitable[Mapping[str, Any]]],
+    ) -> None:
+        self._file = file
+        self._source = source
+        self._environ = environ
+        self._adjust = adjust
+        self._more_models = more_models
+        self._preview = preview
+        self._reload = reload
+        self._lock = asyncio.Lock()  # one change after the other
+
+    async def show(self) -> Mapping[str, Any]:
+        read = await asyncio.to_thread(self._read)
+        return {
+            "file": path_text(str(self._file)),
+            "text": read.content.decode("utf-8", "replace"),
+            "version": read.version,
+            "writable": read.writable,
+        }
+
+    async def check(self, text: str) -> Mapping[str, Any]:
+        issues, configured = await asyncio.to_thread(self._checked, text)
+        changes = None if configured is None else shown(self._preview(configured))
+        return {"ok": not issues, "mistakes": as_mistakes(issues), "changes": changes}
+
+    async def replace(self, text: str, version: str) -> Mapping[str, Any]:
+        """Raises ConfigMistakes, and Conflict if the file has another version.
+
+        If the reload fails, the file gets its text back: the next start would fail as well.
+        """
+        async with self._lock:
+            before = await asyncio.to_thread(self._read)
+            self._refuse_other_version(before, version)
+            issues, _ = await asyncio.to_thread(self._checked, text)
+            if issues:
+                raise ConfigMistakes(str(self._file), as_mistakes(issues))
+            content = text.encode()
+            await asyncio.to_thread(self._write, content, version)
+            try:
+                return await self._reload()
+            except LlamasupError:
+                with suppress(LlamasupError):  # changed again, or not writable any more
+                    await asyncio.to_thread(self._write, before.content, _version(content))
+                raise
+
+    # --- in a thread
+
+    def _read(self) -> _File:
+        try:
+            if not stat.S_ISREG(self._file.stat().st_mode):  # a pipe can be read only once
+                return _File(b"", "", writable=False)
+            content, _ = read_bounded(self._file, MAX_BYTES + 1)
+        except OSError as error:
+            raise ConfigInvalid(
+                f"The config {str(self._file)!r} cannot be read: {error.strerror or error}.",
+                remedy="Restore the file, or stop llamasup and start it with another one.",
+            ) from None
+        is_whole = len(content) <= MAX_BYTES and b"\0" not in content
+        with suppress(UnicodeDecodeError):
+            content.decode()
+            target = self._file.resolve()
+            writable = is_whole and os.access(target.parent, os.W_OK) and os.access(target, os.W_OK)
+            return _File(content, _version(content), writable)
+        return _File(content, _version(content), writable=False)
+
+    def _checked(self, text: str) -> tuple[Sequence[Issue], Configured | None]:
+        """The mistakes of ``text``, and what would be served if it has none."""
+        content, folder = text.encode("utf-8", "surrogatepass"), self._file.absolute().parent
+        try:
+            reading, issues = read_text(
+                content, str(self._file), folder, self._environ, more_models=self._more_models
+            )
+            is_readable = not issues
+            issues += environment_issues(reading, self._environ)
+            if is_readable:
+                issues += model_issues(reading, self._environ, issues, self._source)[0]
+            if not issues:
+                return (), self._source.configured(self._adjust(reading.config))
+        except ConfigInvalid as error:
+            found = error.issues if isinstance(error, ConfigIssues) else (Issue(0, "", error.message),)
+            return found, None
+        return tuple(sorted(set(issues))), None
+
+    def _write(self, content: bytes, version: str) -> None:
+        """Replace the content, and keep the mode and the owner. A symlink stays, and its target changes."""
+        target = self._file.resolve()
+        self._refuse_other_version(self._read(), version)  # changed during the check
+        try:
+            before = target.stat()
+            atomic_write(target, content, durable=True, mode=stat.S_IMODE(before.st_mode))
+            if sys.platform != "win32" and (before.st_uid, before.st_gid) != (os.getuid(), os.getgid()):
+                with suppress(PermissionError):  # only root can give a file away
+                    os.chown(target, before.st_uid, before.st_gid)
+        except OSError as error:
+            raise FolderUnusable(
+                f"The config {str(target)!r} cannot be written: {error.strerror or error}.",
+                remedy="Let llamasup's user write to the file and its folder, or change the file there.",
+            ) from None
+
+    def _refuse_other_version(self, read: _File, version: str) -> None:
+        if not read.writable:
+            raise Conflict(
+                f"The config {str(self._file)!r} cannot be changed here.",
+                remedy="It must be a text file that llamasup's user may write, in a folder of this user.",
+            )
+        if read.version != version:
+            raise Conflict(
+                "The config has changed since this text was read.",
+                remedy="Read it again, and repeat the change there.",
+            )
+
+
+def as_mistakes(issues: Sequence[Issue]) -> Sequence[Mapping[str, Any]]:
+    """As ``config check --json`` shows them."""
+    return [{"line": issue.line or None, "key": issue.key, "message": issue.what} for issue in issues]
+
+
+def _version(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,223 @@
+"""The options of ``serve``, and its source: reads the config and the folders, and checks the models."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from llamasup.downloads.manager import DownloadSettings
+from llamasup.errors import ConfigInvalid
+from llamasup.llama_server.device_memory import devices_now
+from llamasup.llama_server.inspect import find_runtime
+from llamasup.models.search import Search
+from llamasup.models.spec import ModelSpec
+from llamasup.planning.memory.shares import budget_of
+from llamasup.pool.eviction_policy import ResidencyPolicy
+from llamasup.pool.options import PoolOptions
+from llamasup.service.inventory import read_inventory
+from llamasup.service.many_models import Configured
+from llamasup.service.model_check import RejectedModel, rejected_flags, rejected_models, rejection
+from llamasup.service.options import ListenOptions
+from llamasup.supervision.failure import lacks_memory
+from llamasup.supervision.states import Policy
+from llamasup.system.hardware.probe import hardware
+from llamasup.system.storage.folders import models_folder
+
+if TYPE_CHECKING:
+    from llamasup.config import Config
+
+__all__ = ["ConfigSource", "ServeOptions", "serve_options"]
+
+
+class ServeOptions(ListenOptions, frozen=True, kw_only=True):
+    """``config`` reads the config and raises ConfigInvalid. ``config_file`` is its file, if it has one.
+
+    The other options are fixed at the start: a reload does not change addresses and keys.
+    """
+
+    config: Callable[[], Config]
+    config_file: Path | None = None
+    initial_config: Config | None = None
+    """The config from which these options were made, if any: a pipe can be read only once."""
+    adjust: Callable[[Config], Config] | None = None
+    """Adds the values of the command line to a config that was read from ``config_file``. None: the file
+    alone does not make the config, so the control API does not change it.
+    """
+    more_models: bool = False
+    """Models besides those of the file are served."""
+    runtime: str | None = None
+    fail_on_preload_error: bool = False
+    """End with the error if a model cannot be preloaded."""
+
+    @property
+    def policy(self) -> Policy:
+        return self.shared_policy()
+
+
+def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
+    """The config's settings for addresses, keys and connections, overridden by ``given``.
+
+    Raises ConfigInvalid.
+    """
+    initial = config()
+    http = initial.http
+    runtime = given.pop("runtime", None) or initial.runtime
+    options: dict[str, Any] = {
+        "host": ",".join(initial.hosts),
+        "port": initial.port,
+        "api_key_file": initial.auth.api_key_file,
+        "api_key_file_of": "" if "api_key_file" in given else "auth.api_key_file",
+        "insecure_no_auth": initial.auth.insecure_no_auth,
+        "hosts": http.allow_hosts,
+        "origins": http.allow_origins,
+        "remote_media": tuple(filter(None, http.remote_media)),
+        "tls_cert": http.tls_cert,
+        "tls_key": http.tls_key,
+        "stream_keepalive": http.stream_keepalive,
+        "request_timeout_s": http.request_timeout_s,
+        "access_log": http.access_log,
+        "slow_request_s": http.slow_request_s,
+        "no_usage": not initial.usage.enabled,
+        "usage_keep_days": initial.usage.keep_days,
+        "no_ui": not http.ui,
+    }
+    return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
+
+
+class ConfigSource:
+    """Reads the config and the folders. The runtime is the one found at the start."""
+
+    def __init__(self, options: ServeOptions, environ: Mapping[str, str]) -> None:
+        """Raises RuntimeMissing."""
+        self._options = options
+        self.environ = environ
+        self._runtime = find_runtime(options.runtime, environ)
+        # Measured before llamasup loads a model.
+        self._machine = hardware()
+        self._devices = devices_now(self._runtime, environ)
+
+    def first(self) -> Configured:
+        """The config of the start. Raises ConfigInvalid."""
+        return self.configured(self._options.initial_config or self._options.config())
+
+    def read(self, before: Search | None = None) -> Configured:
+        self._refuse_pipe()
+        return self.configured(self._options.config(), before)
+
+    def configured(self, config: Config, before: Search | None = None) -> Configured:
+        """What is served with this config. Blocks; raises ConfigInvalid for invalid names."""
+        downloads = config.downloads
+        folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
+        return Configured(
+            config,
+            read_inventory(config, before),
+            self._pool_options_of(config),
+            DownloadSettings(
+                folder=folder,
+                others=(models_folder(),),  # of llamasup pull
+                endpoint=downloads.endpoint,
+                token_file=downloads.token_file,
+                private_addresses=downloads.private_addresses,
+                allow_http=downloads.private_addresses,
+                parallel=downloads.parallel,
+            ),
+        )
+
+    def _refuse_pipe(self) -> None:
+        """Reading a pipe again could wait for ever."""
+        file = self._options.config_file
+        try:
+            mode = 0 if file is None else file.stat().st_mode
+        except OSError:
+            return  # opening it will give the reason
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode):
+            raise ConfigInvalid(
+                f"The config {str(file)!r} cannot be read again: it is not a regular file.",
+                remedy="To change the config while llamasup runs, use a regular file with --config FILE.",
+            )
+
+    def stamp(self) -> object:
+        if self._options.config_file is None:
+            return None
+        try:
+            status = self._options.config_file.stat()
+        except OSError:
+            return 0
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    def check_all(self, configured: Configured) -> None:
+        """Check that all models of the config exist and fit, instead of failing at the first request.
+
+        Raises ConfigInvalid with all rejected models; for models of a program ModelMissing, ModelInvalid or
+        DoesNotFit.
+        """
+        if (error := rejection(self.rejected(configured))) is not None:
+            raise error
+
+    def rejected(self, configured: Configured) -> Iterator[RejectedModel]:
+        specs = configured.inventory.registry.specs.values()
+        return self._with_flags(configured, rejected_models(configured.config, specs, configured.options))
+
+    def _with_flags(
+        self, configured: Configured, rejected: Iterable[RejectedModel]
+    ) -> Iterator[RejectedModel]:
+        """Also yield unknown flags of models that are not ``rejected``."""
+        seen = set()
+        for model in rejected:
+            seen.add(model.place[:2])
+            yield model
+        file = "" if self._options.config_file is None else str(self._options.config_file)
+        for model in rejected_flags(configured.config, self._runtime.capabilities, file=file):
+            if model.place[:2] not in seen:
+                yield model
+
+    def check(
+        self, configured: Configured, before: Mapping[str, ModelSpec], *, less_memory: bool = False
+    ) -> None:
+        specs = configured.inventory.registry.specs.values()
+        new = [spec for spec in specs if _config_of(before.get(spec.id)) != _config_of(spec)]
+        pinned_in = frozenset(group for spec in new if spec.stay.pin for group in spec.stay.groups)
+        new += [spec for spec in specs if spec.stay.pin and spec.stay.groups & pinned_in and spec not in new]
+        rejected = list(rejected_models(configured.config, new, configured.options))
+        if less_memory:
+            others = [spec for spec in specs if spec not in new]
+            too_large = rejected_models(configured.config, others, configured.options)
+            rejected += [model for model in too_large if lacks_memory(model.error)]
+        error = rejection(self._with_flags(configured, rejected))
+        if isinstance(error, ConfigInvalid):
+            error.exit_code = ConfigInvalid.exit_code  # the config is rejected, not a model
+            raise error
+        if error is not None:
+            raise ConfigInvalid(
+                f"{error.message.rstrip('.')}. The config is rejected.",
+                remedy=error.remedy,
+                details=error.details,
+            ) from error
+
+    def _pool_options_of(self, config: Config) -> PoolOptions:
+        memory = config.memory
+        budget = budget_of(
+            self._machine,
+            self._devices,
+            ram=None if memory.ram is None else memory.ram.of,
+            vram=None if memory.vram is None else memory.vram.of,
+        )
+        return PoolOptions(
+            budget=budget,
+            policy=replace(self._options.policy, slots_disk_bytes=config.slots.disk.of(1 << 62)),
+            residency=ResidencyPolicy(time_slice_s=config.swap_after_s, max_loaded=config.max_loaded),
+            runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
+            environ=self.environ,
+        )
+
+
+def _config_of(spec: ModelSpec | None) -> object:
+    """The configured part of a spec, without the state of its files."""
+    if spec is None:
+        return None
+    pinned_in = spec.stay.groups if spec.stay.pin else None
+    return spec.source, spec.settings, spec.options, spec.replicas, pinned_in
