@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from hmac import compare_digest
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
-__all__ = ["ApiKey", "KeyLimits", "KeyRing", "Priority", "digest_of", "plain_keys"]
+__all__ = ["NO_LIMITS", "ApiKey", "KeyLimits", "KeyRing", "Priority", "digest_of", "plain_keys"]
 
 Priority = Literal["normal", "high"]
 
@@ -38,7 +39,8 @@ class KeyLimits(Struct, frozen=True):
         )
 
 
-_NO_LIMITS = KeyLimits()
+NO_LIMITS: Final = KeyLimits()
+"""Most keys have these limits; recognized without a call."""
 
 
 class ApiKey(Struct, frozen=True):
@@ -51,9 +53,14 @@ class ApiKey(Struct, frozen=True):
     digest: bytes
     infers: bool = True
     controls: bool = False
-    limits: KeyLimits = _NO_LIMITS
+    limits: KeyLimits = NO_LIMITS
     priority: Priority = "normal"
     models: tuple[str, ...] = ()
+    client: str = ""
+    """The name of its client in records and queues: ``key:NAME``. Computed, because each request needs it."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "client", f"key:{self.name}")
 
     def __repr__(self) -> str:
         return f"ApiKey({self.name!r})"  # without the digest

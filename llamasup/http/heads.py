@@ -83,8 +83,25 @@ class HeadRules(msgspec.Struct, frozen=True):
 DEFAULT_RULES = HeadRules()
 
 
+class TraceParent(msgspec.Struct, frozen=True):
+    """The client's trace and span, from ``traceparent``: ``trace_id`` has 32 digits, ``span_id`` 16.
+
+    Both are empty without a valid header. ``is_sampled``: the client exports its span.
+    """
+
+    trace_id: str = ""
+    span_id: str = ""
+    is_sampled: bool = False
+
+
+NO_TRACE_PARENT = TraceParent()
+
+
 class Head(msgspec.Struct):
-    """The head of a request. ``opening`` goes upstream: request line and header lines."""
+    """The head of a request. ``opening`` goes upstream: request line and header lines.
+
+    A client repeats its head, so all that follows from the head alone is computed here, once.
+    """
 
     method: bytes
     path: bytes  # raw, without the query
@@ -99,7 +116,13 @@ class Head(msgspec.Struct):
     upgrades: bool = False  # offers another protocol, which the proxy ignores
     request_id: bytes = b""  # of the client, if valid
     priority: Priority | None = None  # requested by the client
-    traceparent: bytes = b""  # forwarded unchanged; empty if there are several
+    needs_permit: bool = False  # its request runs the model
+    may_wait: bool = False  # its request may wait for a generation
+    compressed: bool = False  # its body is
+    # For records and logs:
+    method_text: str = ""
+    path_text: str = ""
+    trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
     from_console: bool = False  # has the header that only a page of this server can send (docs/console.md)
 
 
@@ -220,7 +243,7 @@ def read_head(
         elif kind is _ID:
             head.request_id = value if _VALID_ID(value) else b""
         elif kind is _TRACE:
-            head.traceparent = b"" if traces else value
+            head.trace_parent = NO_TRACE_PARENT if traces else trace_parent_of(value)
             traces += 1
             lines.append(name + b": " + value + b"\r\n")
         elif kind is _CODING:
@@ -262,7 +285,17 @@ def read_head(
     query = b"?" + query if query else b""
     host = b"" if rules.transparent and hosts else b"Host: localhost\r\n"
     head.opening = b"".join((method, b" ", path, query, b" HTTP/1.1\r\n", host, *lines))
+    head.method_text, head.path_text = method.decode("ascii"), path.decode("latin-1")
+    head.needs_permit = head.route.infers and method == b"POST"
+    head.may_wait = head.route.waits and method == b"POST"
+    head.compressed = _is_compressed(head.opening) is not None
     return head
+
+
+# llama-server also refuses these, unless its cpp-httplib was built with decompression.
+_is_compressed = re.compile(
+    rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
+).search
 
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch
@@ -401,17 +434,6 @@ _LENGTH_00 = 55  # of version 00, which ends with the flags
 
 
 _SAMPLED = 1
-
-
-class TraceParent(msgspec.Struct, frozen=True):
-    """``trace_id`` has 32 digits, ``span_id`` 16; both are empty for a header that is invalid."""
-
-    trace_id: str = ""
-    span_id: str = ""
-    is_sampled: bool = False
-
-
-NO_TRACE_PARENT = TraceParent()
 
 
 def trace_parent_of(traceparent: bytes) -> TraceParent:

@@ -6,7 +6,6 @@ A buffered body is decoded; a body that is forwarded while it arrives is scanned
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Final
 
@@ -44,7 +43,7 @@ def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError |
             request.requested_model = requested_model
     if not body:
         return None
-    if b"\r\ncontent-encoding:" in head.opening and _is_compressed(head.opening):
+    if head.compressed:
         return _COMPRESSED
     if (
         (b'"http' in body or b"\\u00" in body)  # most bodies end here, without a call
@@ -72,7 +71,7 @@ def judge_scan(
     request: Request, scan: BodyScan, config: ProxyConfig, keys: Keys, buffered: Callable[[], bytes | None]
 ) -> HttpError | None:
     """Check a completely scanned body; returns the refusal, if any. ``buffered``: the body, if in memory."""
-    if _is_compressed(request.head.opening):
+    if request.head.compressed:
         return _COMPRESSED
     if (refusal := _judge_media(request, scan, config.remote_media)) is not None:
         return refusal
@@ -123,11 +122,6 @@ def _unclear(most_steps: int) -> HttpError:
 
 _WITHOUT_MEDIA = frozenset({*FORMS_ONLY, "/tokenize", "/detokenize"})
 
-
-# llama-server also refuses these, unless its cpp-httplib was built with decompression.
-_is_compressed = re.compile(
-    rb"\r\ncontent-encoding:[^\r\n]*(?:gzip|deflate|br|zstd|compress)", re.IGNORECASE
-).search
 
 _TOO_DEEP = HttpError(
     400,

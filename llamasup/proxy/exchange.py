@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.auth.quota import context_left
@@ -39,72 +40,44 @@ _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
-class Exchange:
+def _write_nothing(_data: bytes) -> None:
+    raise AssertionError("the answer has not begun")
+
+
+class Exchange(Struct, eq=False):
     """Connects one request of a client to one response of a child (``ResponseReceiver``, ``ConnectionUser``,
     ``UploadExchange``). Driven only by callbacks.
+
+    A struct, because its fields then get their defaults in C. ``_waiting``: the wait of the request before
+    this exchange, if any.
     """
 
-    __slots__ = (
-        "_abandoned",
-        "_body_incomplete",
-        "_downstream",
-        "_end_error",
-        "_lagging_since",
-        "_lease",
-        "_meter",
-        "_opening",
-        "_progress_at",
-        "_redacted",
-        "_request",
-        "_request_sent_at",
-        "_retried",
-        "_streams_events",
-        "_swept_bytes",
-        "_tail",
-        "_upstream",
-        "_waiting",
-        "_write",
-        "answered",
-        "bytes_out",
-        "first_byte_at",
-        "is_head",
-        "over",
-        "sent_at",
-        "status",
-        "upload",
-    )
-
-    def __init__(
-        self, downstream: WaitingConnection, request: Request, lease: Lease, waiting: Waiting | None = None
-    ) -> None:
-        """``waiting``: the wait of the request before this exchange, if any."""
-        self._downstream = downstream
-        self._request = request
-        self._lease = lease
-        self._upstream: Upstream | None = None
-        self._retried = False
-        self._swept_bytes = -1  # ``bytes_out`` at the last sweep
-        self._progress_at = 0.0  # when a sweep last found progress
-        self._lagging_since = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
-        self._waiting = waiting
-        self._write: Callable[[bytes], None] = downstream.transport.write
-        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self._opening = b""
-        self._meter: TokenMeter | None = None
-        self._abandoned: Abandoned | None = None
-        self._body_incomplete = False  # of the request
-        self._streams_events = False  # the answer is a stream of events
-        self._redacted: RedactedBody | None = None
-        self._end_error: HttpError | None = None  # the server closed the connection; awaits the cause
-        self.upload: Upload | None = None  # while the body of the request is forwarded
-        self.is_head = request.head.method == b"HEAD"
-        self.over = False
-        self.answered = False  # a byte of the response has arrived
-        self.status = 0  # 0: the client has received nothing
-        self.sent_at = 0.0
-        self._request_sent_at = 0.0  # when the last byte of the request was sent
-        self.first_byte_at = 0.0
-        self.bytes_out = 0
+    _downstream: WaitingConnection
+    _request: Request
+    _lease: Lease
+    _waiting: Waiting | None = None
+    _upstream: Upstream | None = None
+    _write: Callable[[bytes], None] = _write_nothing  # to the client; set when the answer begins
+    _tail: deque[bytes] | tuple[bytes, ...] = ()  # the last reads of the answer
+    _opening: bytes = b""
+    _retried: bool = False
+    _swept_bytes: int = -1  # ``bytes_out`` at the last sweep
+    _progress_at: float = 0.0  # when a sweep last found progress
+    _lagging_since: float = 0.0  # when a sweep first found a slow reader; 0: it reads fast enough
+    _meter: TokenMeter | None = None
+    _abandoned: Abandoned | None = None
+    _body_incomplete: bool = False  # of the request
+    _streams_events: bool = False  # the answer is a stream of events
+    _redacted: RedactedBody | None = None
+    _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
+    _request_sent_at: float = 0.0  # when the last byte of the request was sent
+    upload: Upload | None = None  # while the body of the request is forwarded
+    over: bool = False
+    answered: bool = False  # a byte of the response has arrived
+    status: int = 0  # 0: the client has received nothing
+    sent_at: float = 0.0
+    first_byte_at: float = 0.0
+    bytes_out: int = 0
 
     def __repr__(self) -> str:
         request = self._request
@@ -112,12 +85,12 @@ class Exchange:
         return f"<Exchange of {request!r}: {progress}, {self._lease!r}>"
 
     def start(self) -> None:
-        lease = self._lease
+        lease, request = self._lease, self._request
         lease.on_revoked(self._revoked)
-        if self._request.jobs > 1:
-            lease.weigh(self._request.jobs)
+        if request.jobs > 1:
+            lease.weigh(request.jobs)
         pool = self._downstream.proxy.pool_of(lease.endpoint)
-        upstream = pool.take(self._request.received_at if self._waiting is None else monotonic())
+        upstream = pool.take(request.received_at if self._waiting is None else monotonic())
         if upstream is not None:
             self.connected(upstream)
         else:
@@ -128,20 +101,24 @@ class Exchange:
         self._upstream = upstream
         self.sent_at = self._request_sent_at = monotonic()
         request, api_key = self._request, self._lease.endpoint.api_key
-        head = request.head.opening
-        if request.head.route.has_paths and request.hides_paths:
-            head = whole_and_plain(head)
+        head, body = request.head, request.body
+        opening = head.opening
+        if head.route.has_paths and request.hides_paths:
+            opening = whole_and_plain(opening)
         if api_key is not None:
-            head += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+            opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if self.upload is not None:
-            upstream.send(self, head + self.upload.framing, b"")
+            upstream.send(self, opening + self.upload.framing, b"")
+            self._downstream.proxy.outbox.flush()  # the upload writes past it
             self.upload.connect(upstream)
-            return
-        if request.body or request.head.method not in _BODILESS:
-            head += b"Content-Length: %d\r\n\r\n" % len(request.body)
+        elif body or head.method not in _BODILESS:
+            upstream.send(self, b"%bContent-Length: %d\r\n\r\n" % (opening, len(body)), body)
         else:
-            head += b"\r\n"
-        upstream.send(self, head, request.body)
+            upstream.send(self, opening + b"\r\n", b"")
+
+    @property
+    def is_head(self) -> bool:
+        return self._request.head.method == b"HEAD"
 
     # --- from the upstream connection
 
@@ -152,6 +129,7 @@ class Exchange:
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         self.first_byte_at = monotonic()
         self.status = upstream.status
+        self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
@@ -167,20 +145,26 @@ class Exchange:
             self._write(body)
         else:
             self._write_head(upstream, framing, body)
-        self.bytes_out = len(body)
-        if request.needs_permit and (
-            request.jobs > 1 or (request.quota is not None and request.quota.counts_tokens)
-        ):
+        self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
+        if (request.jobs > 1 or request.quota is not None) and self._is_metered:
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
             self._tail = MeteredTail(self._meter)
-        self._tail.append(body)
+            self._tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
         if downstream.paused:
             upstream.pause()
 
+    @property
+    def _is_metered(self) -> bool:
+        """Whether a meter reads the whole answer, because its end does not have all token counts."""
+        request = self._request
+        counts = request.quota is not None and request.quota.counts_tokens
+        return request.needs_permit and (request.jobs > 1 or counts)
+
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
-        request, write = self._request, self._write
+        request, downstream = self._request, self._downstream
+        self._write = write = downstream.send
         if request.head.route.has_paths and request.hides_paths:
             is_chunked = framing is not None and framing.startswith(b"Transfer")
             rechunk = is_chunked and not request.http_1_0
@@ -192,17 +176,16 @@ class Exchange:
             self._write = Dechunker(write).write
         if self._redacted is not None:
             self._write = self._redacted.add
-        head = b"".join(
-            (
-                status_line(self.status),
-                upstream.lines,
-                framing or b"",
-                request.response_lines,
-                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
-                if self._waiting is None
-                else self._timing(self._waiting),
-                b"\r\n" if self._downstream.keeps_alive(request) else b"Connection: close\r\n\r\n",
-            )
+        head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
+            status_line(self.status),
+            upstream.lines,
+            framing or b"",
+            request.id,
+            request.cors,
+            b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
+            if self._waiting is None
+            else self._timing(self._waiting),
+            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n",
         )
         if framing is not None and len(body) < COPY_BYTES and self._redacted is None:
             write(head + body)
@@ -239,23 +222,34 @@ class Exchange:
         """Forward bytes of the body unchanged. Called for every streamed token."""
         self.bytes_out += len(data)
         self._lease.endpoint.bytes_relayed += len(data)
-        self._tail.append(data)
+        self._tail.append(data)  # type: ignore[union-attr]  # the answer was not complete when it began
         self._write(data)
 
     def last_bytes(self) -> bytes:
         return b"".join(self._tail)[-8:]
 
     def finished(self) -> None:
-        self._lease.endpoint.count_answer(self.status, infers=self._request.needs_permit)
-        request = self._request
+        now, request, lease = monotonic(), self._request, self._lease
+        lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
-        error = None if request.keepalive_stream is None else request.keepalive_stream.finish(self.status)
-        self._release()
-        self._record("ok" if error is None else "error_event")
-        if error is not None and request.keepalive_stream is not None:
-            request.keepalive_stream.fail(error)
-        self._downstream.exchange_over(request)
+        stream = request.keepalive_stream
+        error = None if stream is None else stream.finish(self.status)
+        self.over = True
+        self._upstream = None  # it has gone back to its pool
+        if self.upload is not None:
+            self._end_upload(self.upload)
+        lease.release(now)
+        request.slot_s += lease.permit_s
+        self._record("ok" if error is None else "error_event", now=now)
+        if error is not None and stream is not None:
+            stream.fail(error)
+        self._downstream.exchange_over(request, now)
+
+    def _end_upload(self, upload: Upload) -> None:
+        """The exchange ends before the body of the request was complete."""
+        self._body_incomplete = True
+        upload.close()
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
         if self.over or (isinstance(error, _TRANSIENT) and self._requeue()):
@@ -421,10 +415,10 @@ class Exchange:
         self.over = True
         request, lease = self._request, self._lease
         if self.upload is not None:
-            self._body_incomplete = True
-            self.upload.close()
+            self._end_upload(self.upload)
         upstream, self._upstream = self._upstream, None
         if abort and upstream is not None:
+            self._downstream.proxy.outbox.flush()
             # From the last byte of the request on, the slot is busy until the child closes the connection.
             begun = not self._body_incomplete and upstream.request_sent
             if request.needs_permit and begun and not lease.endpoint.closed:
@@ -452,7 +446,7 @@ class Exchange:
             event = error_event(self._request.head.path, error_body(error))
             if not self._request.http_1_0:
                 event = chunk(event)
-            self._downstream.transport.write(event)
+            self._downstream.send(event)
             self._downstream.close()
         else:
             self._downstream.abort()
@@ -471,10 +465,13 @@ class Exchange:
         last = self.last_bytes()
         return not last or last.endswith(_EVENT_ENDS)
 
-    def _record(self, outcome: str, status: int = 0) -> None:
+    def _record(self, outcome: str, status: int = 0, now: float = 0.0) -> None:
+        """``status``: the one that llamasup answered with. ``now``: the time, if it was read before; or 0."""
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
+        now = now or monotonic()
+        received_at = request.received_at
         counts = context = None
-        if self._request.needs_permit:
+        if request.head.needs_permit:
             if self.status == 200:
                 tail = tail_of(self._tail)
                 counts = reported(tail, self._tail, self._opening, self.bytes_out, self._meter)
@@ -493,15 +490,16 @@ class Exchange:
                 request,
                 status or self.status,
                 outcome,
-                model=endpoint.model,
-                generation=endpoint.generation,
-                queue_s=(self.sent_at or monotonic()) - request.received_at,
-                first_byte_s=self.first_byte_at - request.received_at if self.first_byte_at else None,
-                bytes_out=self.bytes_out,
-                counts=counts,
-                waited_s=0.0 if waiting is None else waiting.entry.waited_s,
-                replayed=waiting is not None and waiting.entry.replayed,
-                context=context,
+                now,
+                endpoint.model,
+                endpoint.generation,
+                (self.sent_at or now) - received_at,
+                self.first_byte_at - received_at if self.first_byte_at else None,
+                self.bytes_out,
+                counts,
+                0.0 if waiting is None else waiting.entry.waited_s,
+                waiting is not None and waiting.entry.replayed,
+                context,
             ),
         )
 

@@ -16,6 +16,7 @@ from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
+from llamasup.proxy.outbox import Outbox
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import Limits, ProxyConfig
 from llamasup.proxy.upstream_pool import UpstreamPool
@@ -41,6 +42,8 @@ class ProxyContext(Protocol):
     """Whether each connection closes after its next response."""
     uploads: int
     """The number of requests with an ``Upload``."""
+    outbox: Outbox
+    """Takes what is written to clients and to llama-servers."""
 
     def on_connect(self, connection: Connection, client: str, *, unauthenticated: bool) -> HttpError | None:
         """As ``Connections.enter``. Also raises ConnectionAbortedError if the proxy has been closed."""
@@ -80,6 +83,8 @@ class ClientConnection(Protocol):
 
     proxy: ProxyContext
     transport: asyncio.Transport
+    send: Callable[[bytes], None]
+    """Sends bytes to the client. The only way to do so: it keeps them in order."""
     paused: bool
     """Whether the client does not read as fast as its response arrives."""
 
@@ -89,8 +94,8 @@ class ClientConnection(Protocol):
 
     # --- the end of an exchange
 
-    def exchange_over(self, request: Request) -> None:
-        """The exchange has ended, and its response is complete."""
+    def exchange_over(self, request: Request, now: float) -> None:
+        """The exchange has ended, and its response is complete. ``now``: the time (monotonic)."""
         ...
 
     def exchange_failed(self, request: Request, error: HttpError) -> None:

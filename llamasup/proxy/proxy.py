@@ -24,6 +24,7 @@ from llamasup.proxy.console_access import ConsoleAccess
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.listeners.bind import BACKLOG
 from llamasup.proxy.listeners.tls import SecureListener, TlsContext
+from llamasup.proxy.outbox import Outbox
 from llamasup.proxy.request import Request
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.proxy.upstream_pool import Tasks, UpstreamPool
@@ -66,6 +67,7 @@ class Proxy:
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop)
+        self.outbox = Outbox(self._loop.call_soon)
         self._servers: list[asyncio.Server | SecureListener] = []
         self.clients = Connections(config.limits)
         self._all_disconnected = asyncio.Event()
@@ -155,7 +157,7 @@ class Proxy:
     def pool_of(self, endpoint: Endpoint) -> UpstreamPool:
         pool = self._pools.get(endpoint)
         if pool is None:
-            pool = UpstreamPool(endpoint, self._tasks, self.limits.connect_s, self.config.rules)
+            pool = UpstreamPool(endpoint, self._tasks, self.limits.connect_s, self.config.rules, self.outbox)
             self._pools[endpoint] = pool
             endpoint.when_closed(lambda: self._drop_pool(endpoint))
         return pool

@@ -45,6 +45,7 @@ class RequestReader:
         "_heads_read",
         "_known_api_key",
         "_known_bytes",
+        "_known_cors",
         "_known_epoch",
         "_known_head",
         "_known_key",
@@ -92,6 +93,7 @@ class RequestReader:
         self._known_head = UNREAD
         self._known_api_key: ApiKey | None = None
         self._known_epoch = 0  # of the keys at that time
+        self._known_cors = b""
         self._known_bytes: KnownHead | None = None  # after the second time; then the parser is bypassed
         self._repeats = False  # the head being parsed is the known one, and its bytes may be recognized
         self._heads_read = 0  # in the read being parsed
@@ -103,6 +105,29 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Parse: complete requests go to ``ready``, and so does the refusal of invalid bytes."""
+        known = self._known_bytes
+        if known is not None and not self.begun and self._known_epoch == self._access.keys.epoch:
+            body = known.body_of(data)
+            if body is not None and len(body) <= self._small_body_bytes:
+                head, size = self._known_head, len(body)
+                self.ready.append(
+                    Request(
+                        head,
+                        head.request_id or self._next_id(),
+                        True,
+                        False,
+                        self._peer,
+                        self._known_api_key,
+                        body,
+                        size,
+                        monotonic(),
+                        self._known_cors,
+                    )
+                )
+                return
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
         self._progress = False
         if self._body_remaining:
             data = self._read_body(data)
@@ -242,6 +267,7 @@ class RequestReader:
                 api_key = admitted
                 self._known_key, self._known_head = key, head
                 self._known_api_key, self._known_epoch = api_key, epoch
+                self._known_cors = self._cors_of(head)
                 self._known_bytes = None
         self._begin_request(
             head, api_key, refusal, keep_alive=parser.should_keep_alive(), http_1_0=version == "1.0"
@@ -265,16 +291,20 @@ class RequestReader:
         self.partial = request = Request(
             head,
             head.request_id or self._next_id(),
-            keep_alive=keep_alive,
+            keep_alive=keep_alive and not http_1_0,
             http_1_0=http_1_0,
             peer=self._peer,
             key=api_key,
+            cors=self._cors_of(head),
+            expects_continue=head.expects_continue,
         )
         if refusal is None and self.length is not None and self.length > self._small_body_bytes:
             refusal = self._judge_body_size(self.length, api_key)
         request.refusal = refusal
-        if head.origin is not None and self._access.allows_origin(head.origin):
-            request.response_lines += cors_lines(head.origin)
+
+    def _cors_of(self, head: Head) -> bytes:
+        allowed = head.origin is not None and self._access.allows_origin(head.origin)
+        return cors_lines(head.origin) if head.origin is not None and allowed else b""
 
     def on_body(self, body: bytes) -> None:
         self._progress = True

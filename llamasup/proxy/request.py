@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from llamasup.auth.keys import ApiKey
 from llamasup.auth.quota import Quota
 from llamasup.http.context_end import ContextEnd
-from llamasup.http.heads import NO_TRACE_PARENT, Head, HttpError, Priority, trace_parent_of
+from llamasup.http.heads import Head, HttpError, Priority
 from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
@@ -55,89 +54,59 @@ class BegunStream(Protocol):
         ...
 
 
-class Request:
-    """Filled by the callbacks of the parser. ``refusal`` is set as soon as it is known."""
+class Request(msgspec.Struct, eq=False):
+    """Filled by the reader. ``refusal`` is set as soon as it is known.
 
-    __slots__ = (
-        "_received",
-        "body",
-        "body_bytes",
-        "body_discarded",
-        "body_sink",
-        "buffered",
-        "counted",
-        "expects_continue",
-        "head",
-        "held_bytes",
-        "http_1_0",
-        "id",
-        "jobs",
-        "keep_alive",
-        "keepalive_stream",
-        "key",
-        "model_route",
-        "needs_permit",
-        "next_comment_at",
-        "peer",
-        "quota",
-        "received_at",
-        "refusal",
-        "requested_model",
-        "response_lines",
-        "slot_s",
-        "unreported_tokens",
-    )
+    A struct, because its fields then get their defaults in C: most requests change few of them.
+    """
 
-    def __init__(
-        self,
-        head: Head,
-        request_id: bytes,
-        *,
-        keep_alive: bool,
-        http_1_0: bool = False,
-        peer: str = "",
-        key: ApiKey | None = None,
-    ) -> None:
-        """``peer``: the address of the client; empty for a Unix socket. ``key``: its API key."""
-        self.head = head
-        self.peer = peer
-        self.key = key
-        self.requested_model: str | None = None  # as the client wrote it
-        self.model_route: ModelRoute | None = None  # to the model that this name resolves to
-        self.jobs = 1  # jobs of this request at llama-server, as far as its body is read
-        self.counted = 1  # how many of them the quota of its key counts
-        self.unreported_tokens = 0  # estimated tokens that the answer did not report
-        self.slot_s = 0.0  # how long it held permits until now, times their number
-        self.quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
-        # Whether it runs the model, which needs a permit.
-        self.needs_permit = head.route.infers and head.method == b"POST"
-        self.id = request_id
-        self.http_1_0 = http_1_0
-        self.keep_alive = keep_alive and not http_1_0
-        self.expects_continue = head.expects_continue
-        self.refusal: HttpError | None = None
-        self.response_lines = b"X-Request-Id: " + request_id + b"\r\n"
-        self.keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
-        self.next_comment_at = 0.0  # when the next SSE comment is due; 0: not set
-        self.received_at = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
-        self.buffered = False  # the body is buffered, whatever its size
-        self.body_discarded = False  # a part of the body was forwarded, and is not in memory
-        self.body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
-        self.body = b""
-        self.body_bytes = 0
-        self.held_bytes = 0  # bytes of the body that ``Bodies`` counts
-        # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
-        # take many times the memory of its bytes.
-        self._received: bytearray | None = None
+    head: Head
+    id: bytes
+    keep_alive: bool
+    http_1_0: bool = False
+    peer: str = ""  # the address of the client; empty for a Unix socket
+    key: ApiKey | None = None  # its API key
+    body: bytes = b""
+    body_bytes: int = 0
+    received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
+    cors: bytes = b""  # header lines of the response, for a page of a configured origin
+    refusal: HttpError | None = None
+    expects_continue: bool = False
+    requested_model: str | None = None  # as the client wrote it
+    model_route: ModelRoute | None = None  # to the model that this name resolves to
+    jobs: int = 1  # jobs of this request at llama-server, as far as its body is read
+    counted: int = 1  # how many of them the quota of its key counts
+    unreported_tokens: int = 0  # estimated tokens that the answer did not report
+    slot_s: float = 0.0  # how long it held permits until now, times their number
+    quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
+    keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
+    next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
+    buffered: bool = False  # the body is buffered, whatever its size
+    body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
+    body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
+    held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
+    # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
+    # take many times the memory of its bytes.
+    _received: bytearray | None = None
 
     def __repr__(self) -> str:
         method, label = self.head.method.decode("latin-1"), self.head.route.label
         return f"<Request {self.id.decode()} {method} {label}, model {self.requested_model!r}>"
 
     @property
+    def needs_permit(self) -> bool:
+        """Whether it runs the model, which needs a permit."""
+        return self.head.needs_permit
+
+    @property
+    def response_lines(self) -> bytes:
+        """The header lines that llamasup adds to the response."""
+        return b"X-Request-Id: " + self.id + b"\r\n" + self.cors
+
+    @property
     def client(self) -> str:
         """The client, for fairness and the log: ``key:NAME``, or its address."""
-        return self.peer if self.key is None else f"key:{self.key.name}"
+        return self.peer if self.key is None else self.key.client
 
     def add(self, piece: bytes) -> None:
         """Keep bytes of the body; of a refused request, only count them."""
@@ -174,7 +143,7 @@ class Request:
     @property
     def replayable(self) -> bool:
         """Whether it may wait for a generation, and be sent again before an answer begins."""
-        return self.head.route.waits and self.head.method == b"POST" and not self.body_discarded
+        return self.head.may_wait and not self.body_discarded
 
     @property
     def hides_paths(self) -> bool:
@@ -189,7 +158,7 @@ class Request:
 
     def wants_events(self) -> bool:
         """Whether its body asks for a stream, and its route supports streams."""
-        if not (self.head.route.streams and self.needs_permit and self.body):
+        if not (self.head.route.streams and self.head.needs_permit and self.body):
             return False
         try:
             return _read_streamed(self.body).stream
@@ -217,7 +186,7 @@ def record_of(
     request: Request,
     status: int,
     outcome: str,
-    *,
+    now: float,
     model: str = "",
     generation: int = 0,
     queue_s: float = 0.0,
@@ -229,36 +198,37 @@ def record_of(
     context: ContextEnd | None = None,
 ) -> RequestRecord:
     """The record of a request that ends now."""
-    head = request.head
-    parent = trace_parent_of(head.traceparent) if head.traceparent else NO_TRACE_PARENT
+    head, key = request.head, request.key
+    parent = head.trace_parent
     if request.keepalive_stream is not None:
         status = 200  # the client has received this status; ``outcome`` shows the failure
-    ended_s = monotonic()
+    if counts is None:
+        counts = _NO_COUNTS
     record = RequestRecord(
         request.id.decode("ascii"),
-        head.method.decode("ascii"),
-        head.path.decode("latin-1"),
+        head.method_text,
+        head.path_text,
         head.route.label,
         model,
         generation,
         status,
-        counts.prompt if counts else None,
-        counts.cached if counts else None,
-        counts.completion if counts else None,
-        counts.tokens_per_s if counts else None,
+        counts.prompt,
+        counts.cached,
+        counts.completion,
+        counts.tokens_per_s,
         queue_s,
         first_byte_s,
-        ended_s - request.received_at if request.received_at else 0.0,
+        now - request.received_at if request.received_at else 0.0,
         bytes_out,
         outcome,
         waited_s,
         replayed,
-        request.client,
+        request.peer if key is None else key.client,
         parent.trace_id,
         request.body_bytes,
         parent_id=parent.span_id,
         parent_sampled=parent.is_sampled,
-        ended_s=ended_s,
+        ended_s=now,
         slot_s=request.slot_s,
         tokens_estimated=request.unreported_tokens,
     )
@@ -267,3 +237,6 @@ def record_of(
     return msgspec.structs.replace(
         record, context=context.kind, n_prompt_tokens=context.n_prompt_tokens, n_ctx=context.n_ctx
     )
+
+
+_NO_COUNTS: Final = TokenCounts()

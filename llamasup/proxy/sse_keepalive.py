@@ -59,7 +59,7 @@ class KeepaliveStream:
         self._rechunks = False
         framing = b"" if request.http_1_0 else b"Transfer-Encoding: chunked\r\n"
         close = b"" if downstream.keeps_alive(request) else b"Connection: close\r\n"
-        downstream.transport.write(b"".join((_HEAD, framing, request.response_lines, close, b"\r\n")))
+        downstream.send(b"".join((_HEAD, framing, request.response_lines, close, b"\r\n")))
 
     def comment(self, text: str) -> None:
         self._write(f": {text}\n\n".encode())
@@ -72,7 +72,7 @@ class KeepaliveStream:
 
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
         chunked = framing is not None and framing.startswith(b"Transfer")
-        write = self._downstream.transport.write
+        write = self._downstream.send
         if not is_stream:
             self._body = []
             return Dechunker(self._hold).write if chunked else self._hold
@@ -87,7 +87,7 @@ class KeepaliveStream:
         if self._body is not None:
             return error_of(status, b"".join(self._body))
         if self._rechunks:
-            self._downstream.transport.write(LAST_CHUNK)
+            self._downstream.send(LAST_CHUNK)
         return None
 
     def fail(self, error: bytes) -> None:
@@ -105,4 +105,4 @@ class KeepaliveStream:
 
     def _write(self, data: bytes) -> None:
         if data:
-            self._downstream.transport.write(data if self._request.http_1_0 else chunk(data))
+            self._downstream.send(data if self._request.http_1_0 else chunk(data))

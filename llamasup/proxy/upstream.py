@@ -19,6 +19,7 @@ import httptools
 from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 from llamasup.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
+from llamasup.proxy.outbox import Outbox
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
@@ -79,6 +80,7 @@ class ResponseReceiver(Protocol):
 class ConnectionPool(Protocol):
     """Keeps idle upstream connections, and the last response head of their server."""
 
+    outbox: Outbox
     rules: HeadRules
     known_head: KnownHead | None
     known_headers: RawHeaders
@@ -113,7 +115,6 @@ class Upstream(asyncio.Protocol):
     """
 
     __slots__ = (
-        "_complete",
         "_content_length",
         "_feed",
         "_framing",
@@ -129,6 +130,7 @@ class Upstream(asyncio.Protocol):
         "_served",
         "_transfer_coding",
         "_untrusted",
+        "complete",
         "exchange",
         "has_unread",
         "idle_since",
@@ -140,6 +142,8 @@ class Upstream(asyncio.Protocol):
     )
 
     transport: asyncio.Transport
+    complete: bool
+    """Whether the last byte of the response has arrived."""
     has_unread: Callable[[int], object]
     """Whether the kernel holds bytes or an end of file that the loop has not read. The argument is 0."""
 
@@ -170,7 +174,7 @@ class Upstream(asyncio.Protocol):
         self._content_length: bytes | None = None
         self._transfer_coding: bytes | None = None
         self._headers_complete = False
-        self._complete = False
+        self.complete = False
 
     def _renew_parser(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -189,11 +193,12 @@ class Upstream(asyncio.Protocol):
         self._served += 1
         if self._served == 1:
             self.pool.awaits_first_answer(self)
+        outbox = self.pool.outbox
         if len(body) < COPY_BYTES:
-            self.transport.write(head + body)
+            outbox.put(self.transport, head + body)
         else:
-            self.transport.write(head)
-            self.transport.write(body)
+            outbox.put(self.transport, head)
+            outbox.put(self.transport, body)
 
     def disable_keepalive(self) -> None:
         """Close after this response: the server answered before it had the complete request."""
@@ -250,7 +255,7 @@ class Upstream(asyncio.Protocol):
             except httptools.HttpParserError:
                 self._broken(exchange, "sent a malformed chunk")
                 return
-            if not self._complete:
+            if not self.complete:
                 exchange.relay(data)
             elif self._ends_cleanly(exchange, data):
                 exchange.relay(data)
@@ -262,12 +267,11 @@ class Upstream(asyncio.Protocol):
                 self._release_head(exchange, data)
                 return
             known = self.pool.known_head
-            if (
-                known is not None
-                and not (self._partial_head or exchange.is_head)
-                and (digits := known.length_in(data))
-            ):
-                exchange.answered = True
+            if known is None or self._partial_head or exchange.is_head:
+                self._head_received(exchange, data)
+            elif (body := known.body_of(data)) is not None:
+                self._known_received(exchange, b"%d" % len(body), body)
+            elif digits := known.length_in(data):
                 self._known_received(exchange, digits, data[known.bytes_beside_digits + len(digits) :])
             else:
                 self._head_received(exchange, data)
@@ -334,7 +338,7 @@ class Upstream(asyncio.Protocol):
         self._keep_alive = parser.should_keep_alive() and self.status != 205
 
     def on_message_complete(self) -> None:
-        self._complete = True
+        self.complete = True
 
     # --- the head
 
@@ -373,6 +377,7 @@ class Upstream(asyncio.Protocol):
 
     def _known_received(self, exchange: ResponseReceiver, digits: bytes, body: bytes) -> None:
         """A known head, and its body, bypass the parser."""
+        exchange.answered = True
         pool = self.pool
         if self._served == 1:
             pool.first_answer_over(self)
@@ -418,6 +423,7 @@ class Upstream(asyncio.Protocol):
             self._begin_without_body(exchange, body)
         else:
             self._framing = UNTIL_CLOSE
+            self.complete = False
             exchange.begin(self, None, body)
 
     def _is_repeatable(self) -> bool:
@@ -437,6 +443,7 @@ class Upstream(asyncio.Protocol):
             self._broken(exchange, "sent more than its Content-Length")
             return
         self._framing = LENGTH
+        self.complete = not remaining
         exchange.begin(self, b"Content-Length: " + length + b"\r\n", body)
         if not remaining:
             self._finish(exchange)
@@ -450,12 +457,12 @@ class Upstream(asyncio.Protocol):
             self._begin_chunked(exchange, body)
 
     def _begin_chunked(self, exchange: ResponseReceiver, body: bytes) -> None:
-        if self._complete and not self._ends_cleanly(exchange, body):
+        if self.complete and not self._ends_cleanly(exchange, body):
             self._broken(exchange, "sent more than its response")
             return
         self._framing = CHUNKED
         exchange.begin(self, b"Transfer-Encoding: chunked\r\n", body)
-        if self._complete:
+        if self.complete:
             self._finish(exchange)
 
     def _begin_without_body(self, exchange: ResponseReceiver, body: bytes) -> None:

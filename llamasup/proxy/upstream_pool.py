@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol
 
 from llamasup.http.connection import open_connection
 from llamasup.http.head_cache import KnownHead
 from llamasup.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
+from llamasup.proxy.outbox import Outbox
 from llamasup.proxy.upstream import Upstream
 from llamasup.queueing.endpoint import Endpoint
 
@@ -21,6 +22,10 @@ __all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Tasks", "UpstreamPool"]
 
 
 _log = logging.getLogger("llamasup.proxy")
+
+
+def _call_soon(callback: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_soon(callback)
 
 
 class Tasks:
@@ -85,6 +90,7 @@ class UpstreamPool:
         "known_headers",
         "known_lines",
         "known_streams_events",
+        "outbox",
         "rules",
     )
 
@@ -94,11 +100,13 @@ class UpstreamPool:
         tasks: Tasks,
         connect_s: float,
         rules: HeadRules = DEFAULT_RULES,
+        outbox: Outbox | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._tasks = tasks
         self._connect_s = connect_s
         self.rules = rules
+        self.outbox = outbox or Outbox(_call_soon)
         self._idle: list[Upstream] = []
         self._open: set[Upstream] = set()
         self._all_closed = asyncio.Event()

@@ -154,16 +154,17 @@ class Waiting:
         pass
 
     def _record(self, status: int, outcome: str) -> None:
-        request = self._request
+        request, now = self._request, monotonic()
         self._downstream.proxy.record_request(
             request,
             record_of(
                 request,
                 status,
                 outcome,
+                now,
                 model=self._model,
                 generation=self._generation,
-                queue_s=monotonic() - request.received_at,
+                queue_s=now - request.received_at,
                 waited_s=self.entry.waited_s,
                 replayed=self.entry.replayed,
             ),

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from llamasup.http.address import Address
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
@@ -129,10 +131,12 @@ class Endpoint:
         """A lease for one request; ``infers``: with a permit, free or not. The endpoint must be open."""
         if self.closed:
             raise RuntimeError(f"lease of the closed generation {self.generation} of {self.model!r}")
-        lease = Lease(self)
-        self._leases.add(lease)
         if infers:
-            lease.acquire_permit()
+            self.busy += 1
+            lease = Lease(self, monotonic())
+        else:
+            lease = Lease(self)
+        self._leases.add(lease)
         return lease
 
     def lease_if_free(self, *, infers: bool) -> Lease | Unavailable:
@@ -182,10 +186,16 @@ class Endpoint:
         for callback in callbacks:
             callback()
 
-    def _permits_released(self, count: int) -> None:
-        was_full = self.busy >= self.max_concurrent
-        self.busy -= count
-        if was_full and self.busy < self.max_concurrent and self.on_permit_free is not None:
+    def _take_back(self, lease: Lease, now_s: float) -> None:
+        """Take back the permits of ``lease``. ``now_s``: the time, to measure ``held_s``; 0: do not."""
+        if now_s:
+            held_s = (now_s - lease.since_s) * lease.weight
+            lease.permit_s += held_s
+            self.held_s = smoothed(self.held_s, held_s, HELD_WEIGHT)
+        lease.since_s = 0.0
+        busy = self.busy
+        self.busy = still_busy = busy - lease.weight
+        if busy >= self.max_concurrent > still_busy and self.on_permit_free is not None:
             self.on_permit_free()
 
     def _lingers(self, lease: Lease) -> None:
@@ -212,21 +222,18 @@ Serving = tuple[Endpoint, ...] | Unavailable
 """The endpoints that serve a model (at least one; they may be closed by now), or why none does."""
 
 
-class Lease:
+class Lease(Struct, eq=False):
     """One request's right to use one generation. Released exactly once; ``release`` may be repeated.
 
     ``since_s``: since when it holds permits (monotonic); 0: it holds none. ``weight``: how many it holds.
     ``permit_s``: how long it held permits that it has returned, times their number.
     """
 
-    __slots__ = ("_on_revoke", "endpoint", "permit_s", "since_s", "weight")
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint
-        self.since_s = 0.0
-        self.weight = 1
-        self.permit_s = 0.0
-        self._on_revoke: Callable[[Unavailable], None] | None = None
+    endpoint: Endpoint
+    since_s: float = 0.0
+    weight: int = 1
+    permit_s: float = 0.0
+    _on_revoke: Callable[[Unavailable], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Lease of {self.endpoint!r}, {self.weight if self.since_s else 0} permits>"
@@ -264,28 +271,20 @@ class Lease:
     def release_permit(self) -> None:
         """Return the permit before the end of the request. May be repeated."""
         if self.since_s:
-            self._release_permit_at(monotonic())
+            self.endpoint._take_back(self, monotonic())
 
     def cancel_permit(self) -> None:
         """Return an unused permit, without a measurement of ``held_s``."""
         if self.since_s:
-            self.since_s = 0.0
-            self.endpoint._permits_released(self.weight)
+            self.endpoint._take_back(self, 0.0)
 
-    def release(self) -> None:
-        """End the lease. The permit comes first, so that the next request gets its lease before the endpoint
-        is idle.
+    def release(self, now_s: float = 0.0) -> None:
+        """End the lease. ``now_s``: the time, if the caller has read it; else 0.
+
+        The permit comes first, so that the next request gets its lease before the endpoint is idle.
         """
         self._on_revoke = None
-        now_s = 0.0
         if self.since_s:
-            now_s = monotonic()
-            self._release_permit_at(now_s)
+            now_s = now_s or monotonic()
+            self.endpoint._take_back(self, now_s)
         self.endpoint._lease_ended(self, now_s)
-
-    def _release_permit_at(self, now_s: float) -> None:
-        endpoint = self.endpoint
-        permit_s = (now_s - self.since_s) * self.weight
-        self.permit_s += permit_s
-        endpoint.held_s = smoothed(endpoint.held_s, permit_s, HELD_WEIGHT)
-        self.cancel_permit()

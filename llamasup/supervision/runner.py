@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from msgspec.structs import replace
 
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from llamasup.llama_server.client import Prober
 
 __all__ = ["InstanceRunner", "prober_of"]
+
+# Looking up a member of an Enum is a call of a Python function in Python 3.11.
+_READY: Final = State.READY
+_LOADING: Final = State.LOADING
 
 
 def prober_of(plan: ChildPlan) -> Prober:
@@ -160,12 +164,15 @@ class InstanceRunner:
                 self._waiters.remove(entry)
 
     def lease(self, *, infers: bool = False) -> Lease | Unavailable:
-        state = self.instance.state
+        generation, state = self._generation, self.instance.state
         # In LOADING the child listens; before that it could not answer.
-        if state is State.READY or (state is State.LOADING and self._answers_while_loading):
-            endpoint = self._open
-            if endpoint is not None:
-                return endpoint.lease_if_free(infers=infers)
+        if (
+            (state is _READY or (state is _LOADING and self._answers_while_loading))
+            and generation is not None
+            and generation.exit is None
+            and not generation.endpoint.closed
+        ):
+            return generation.endpoint.lease_if_free(infers=infers)
         return self.unavailable()
 
     @property

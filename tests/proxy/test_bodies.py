@@ -201,7 +201,7 @@ def memory_of(rig: Rig) -> int:
         parts: list[object] = [connection._unparsed]
         for holder in (request, connection._upload):
             if isinstance(holder, Request | Upload):
-                parts += [getattr(holder, name, None) for name in holder.__slots__]
+                parts += [getattr(holder, name, None) for name in getattr(holder, "__slots__", ())]
         return sum(size_of(part) for part in parts if isinstance(part, bytes | bytearray | list))
 
     return rig.call(memory)

@@ -77,7 +77,7 @@ FOLLOWING = REPEATED | {
 }
 
 
-TOLD = [name for name in Request.__slots__ if name != "received_at"]
+TOLD = [name for name in Request.__struct_fields__ if name != "received_at"]
 
 
 class RecordedReader:

@@ -72,7 +72,7 @@ class ReplicaSet:
             return self._paused
         if self._only is not None:
             lease = self._only.lease(infers=infers)
-            return lease if isinstance(lease, Lease) or lease is BUSY else self._unavailable()
+            return lease if type(lease) is Lease or lease is BUSY else self._unavailable()
         state = self.serving()
         if isinstance(state, Unavailable):
             return state
