@@ -10,8 +10,6 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import astuple
-
 from llamasup.llama_server.answers import Health, NoAnswer, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.warmup import (
@@ -92,7 +90,7 @@ async def watch_progress(generation: Generation) -> None:
         seen = generation.load.sample()
         if now_s() - posted_s >= _PROGRESS_INTERVAL_S:
             posted_s = now_s()
-            now = (generation.pump.bytes_seen, *(astuple(seen) if seen else ()))
+            now = (generation.pump.bytes_seen, *(seen.loaded if seen else ()))
             if now != before:
                 before = now
                 generation.post(states.Progressed(generation.number))

@@ -115,8 +115,8 @@ def _load(options: dict[str, str], faults: Faults) -> int:
     faults.die("load")
     end = time.monotonic() + faults.load_s
     while (left := end - time.monotonic()) > 0 and not faults.over:
-        time.sleep(min(left, 0.05))
-        if not faults.quiet:
+        if not faults.spin:
+            time.sleep(min(left, 0.05))
             _say("I srv    load_model: still loading")
     if not Path(model).exists():
         _say(f"E gguf_init_from_file: failed to open GGUF file '{model}' (No such file or directory)")

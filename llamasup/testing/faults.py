@@ -21,8 +21,8 @@ __all__ = ["Faults"]
 
 @dataclass(slots=True)
 class Faults:
-    load_s: float = 0.0  # how long the loading takes, a log line every 50 ms unless quiet
-    quiet: bool = False  # no log line while loading: a start without progress
+    load_s: float = 0.0  # how long the loading takes, with a log line every 50 ms
+    spin: bool = False  # spend that time on the CPU without a log line: a start without progress
     exit: str = ""  # PHASE:CODE, e.g. load:1 or ready:0
     signal: str = ""  # PHASE:NAME, e.g. stream:SIGKILL
     after_s: float = 0.0  # how long after the beginning of its phase the exit or signal comes

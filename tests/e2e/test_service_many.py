@@ -67,6 +67,15 @@ def test_sandbox_contains_the_paths_of_the_config(folder: Path) -> None:
     assert "llamasup-serve.service" in unit.stdout
 
 
+def test_options_that_serve_has_replace_those_of_the_config(folder: Path) -> None:
+    options = ["--no-usage", "--no-ui", "--log-level", "debug", "--port", "1234"]
+    (start,) = settings(printed(folder, "models_dir: models", *options), "ExecStart")
+    words = start.split()
+    assert {"--no-usage", "--no-ui"} <= {*words}
+    assert words[words.index("--port") + 1] == "1234"
+    assert words[words.index("--log-level") + 1] == "debug"
+
+
 def test_files_outside_the_config_folder_are_made_visible_one_by_one(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

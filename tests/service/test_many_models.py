@@ -15,10 +15,11 @@ from msgspec.structs import replace
 from llamasup.config import Config, load
 from llamasup.errors import ConfigInvalid
 from llamasup.pool.eviction_policy import Phase
-from llamasup.service import serve
+from llamasup.service import config_source
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
+from llamasup.system.hardware.probe import hardware
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, file_of
 
@@ -99,8 +100,8 @@ def test_free_memory_is_measured_before_any_load(config: Path, monkeypatch: pyte
     """Without this every reload would remove the memory of the loaded models."""
     source = ConfigSource(ServeOptions(config=lambda: load(config, os.environ)), os.environ)
     before = source.read().options.budget
-    machine = replace(serve.__dict__["hardware"](), memory_available_bytes=1)
-    monkeypatch.setattr(serve, "hardware", lambda: machine)
+    machine = replace(hardware(), memory_available_bytes=1)
+    monkeypatch.setattr(config_source, "hardware", lambda: machine)
 
     assert source.read().options.budget == before
 

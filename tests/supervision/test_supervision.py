@@ -113,8 +113,8 @@ def test_stop_waits_for_no_request_of_llamasup(
 
 
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:
-    """S6. Both servers load for twice the stall timeout, and only one of them logs."""
-    load = ("load_s=8", "quiet", f"once={tmp_path / 'hung'}")
+    """S6. Both servers load for twice the stall timeout, and one of them only spins."""
+    load = ("load_s=8", "spin", f"once={tmp_path / 'hung'}")
     hung = install(tmp_path / "hung-server", *load)
     slow = install(tmp_path / "slow-server", *load[:1])
 

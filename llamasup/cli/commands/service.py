@@ -232,14 +232,12 @@ def _say(view: View, text: str) -> None:
 
 
 _SERVE_NAME = "serve"
-# Options of both run and serve.
-_COMMON_FIELDS = (
-    *("host", "port", "insecure_no_auth", "api_key_file", "tls_cert", "tls_key"),
-    *(option.field for option in o.LOGGING.options),
-)
+# As serve declares them: their default is "as in the config".
+_SERVE_OPTIONS = (*o.CONFIG_OVERRIDES.options, *o.LOGGING.options)
 # Options of every service.
 _UNIT_FIELDS = ("user", "name", "run_as", "json", "now", "runtime")
-_SERVE_FIELDS = ("config", "watch", *_SERVE_ONLY)
+_SERVE_FIELDS = ("config", "watch", *(option.field for option in _SERVE_OPTIONS))
+_ONLY_OF_SERVE = ("config", "watch", *_SERVE_ONLY)
 
 
 class _UnitArguments:
@@ -253,7 +251,7 @@ class _UnitArguments:
 
     def unit(self) -> Unit:
         """The unit to write. Raises UsageInvalid, ConfigInvalid, and the errors of ``run`` or ``serve``."""
-        serve_flags = [self.flags[field] for field in _SERVE_FIELDS if field in self.flags]
+        serve_flags = [self.flags[field] for field in _ONLY_OF_SERVE if field in self.flags]
         if self.model is not None:
             if serve_flags:
                 raise UsageInvalid(
@@ -266,7 +264,7 @@ class _UnitArguments:
                 "Nothing to serve: neither MODEL, --config nor --models-dir is given.",
                 remedy="Give a MODEL, or --config FILE for many models.",
             )
-        run_only = self.flags.keys() - {*_SERVE_FIELDS, *_COMMON_FIELDS, *_UNIT_FIELDS}
+        run_only = self.flags.keys() - {*_SERVE_FIELDS, *_UNIT_FIELDS}
         if run_only:
             flag = min(self.flags[field] for field in run_only)
             raise UsageInvalid(
@@ -316,10 +314,11 @@ class _UnitArguments:
             if path is None
             else _checked_config(path, environ, own_folders(name), more_models=bool(folders))
         )
-        given = {field: values[field] if field in self.flags else None for field in _COMMON_FIELDS}
-        always = ("insecure_no_auth", "log_level", "log_format", "token_file", "watch")
-        given |= {field: values[field] for field in always}
-        given |= {"models_dir": tuple(map(str, folders)), "ready_file": None}
+        given = {
+            option.field: values[option.field] if option.field in self.flags else option.default
+            for option in _SERVE_OPTIONS
+        }
+        given |= {"models_dir": tuple(map(str, folders)), "watch": values["watch"]}
         for field, value in given.items():
             if isinstance(value, Path):
                 given[field] = plain_path(expanded(str(value)))

@@ -103,6 +103,11 @@ class LoadUsage(Struct, frozen=True):
     disk_bytes: int
     cpu_s: float = 0.0
 
+    @property
+    def loaded(self) -> tuple[int, int, int, int]:
+        """What grows while a load makes progress. CPU time is no progress: a hung process may spin."""
+        return self.file_bytes, self.anonymous_bytes, self.read_bytes, self.disk_bytes
+
 
 def load_usage(pid: int) -> LoadUsage | None:
     """None if the process has exited or is not accessible. Takes 50 µs on Linux: called while a model loads,
