@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from llamasup.testing import models
 from tests.e2e.driver import Llamasup, run_to_end, started
 from tests.patience import PATIENCE_S
 from tests.real.remains import folders_of
+from tests.runtimes import wrapped_runtime
 
 PATIENCE_MS = PATIENCE_S * 1000
 CONTENT = {
@@ -85,20 +84,6 @@ def browser(chromium: str) -> Iterator[Browser]:
         browser.close()
 
 
-def wrapper_of(runtime: str, folder: Path) -> Path:
-    """The runtime with LOG_LINE at the beginning of the log of each model."""
-    server = f"{shlex.quote(sys.executable)} -m llamasup.embedded"
-    if runtime != "embedded":
-        libraries = shlex.quote(str(Path(runtime).resolve().parent))
-        server = f"env LD_LIBRARY_PATH={libraries} {shlex.quote(runtime)}"
-    wrapper = folder / "llama-server"
-    wrapper.write_text(
-        f'#!/bin/sh\ncase "$*" in *--model*) printf \'{LOG_LINE}\\n\' >&2 ;; esac\nexec {server} "$@"\n'
-    )
-    wrapper.chmod(0o755)
-    return wrapper
-
-
 @pytest.fixture(scope="module")
 def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Start a llamasup serve with these settings of its config; it ends with the module."""
@@ -108,11 +93,9 @@ def serve(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
     def start(served: dict[str, Any], *options: str, keys: str | None = None, **settings: Any) -> Console:
         """``served``: the settings of each model; ``content``: chat, encoder or ranker."""
         home = tmp_path_factory.mktemp("b")  # short: sockets lie below it
-        config: dict[str, Any] = {
-            "listen": "127.0.0.1:0",
-            "runtime": str(wrapper_of(runtime, home)),
-            **settings,
-        }
+        writes_line = f"case \"$*\" in *--model*) printf '{LOG_LINE}\\n' >&2 ;; esac"
+        wrapper = wrapped_runtime(home, runtime, writes_line)
+        config: dict[str, Any] = {"listen": "127.0.0.1:0", "runtime": wrapper, **settings}
         for content, bytes_ in made.items():
             (home / content).write_bytes(bytes_)
         config["models"] = {}
@@ -181,3 +164,12 @@ def show(page: Page, name: str) -> None:
 def card(page: Page, model: str) -> Any:
     """The part of the page of models that shows this one."""
     return page.locator(".card").filter(has=page.get_by_role("button", name=f"Load {model}", exact=True))
+
+
+def focus_on(page: Page, wanted: Any) -> None:
+    """Press Tab until this element has the focus, as a user without a mouse does."""
+    for _ in range(200):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"Tab does not reach {wanted}")

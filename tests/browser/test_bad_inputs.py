@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect
 
-from tests.browser.conftest import Console, Serve, card, show, sign_in
+from tests.browser.conftest import Console, Serve, card, focus_on, show, sign_in
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.real, pytest.mark.browser, pytest.mark.one_runtime]
@@ -97,14 +97,18 @@ def test_config_with_a_mistake_is_not_applied(few: Console, new_context: NewCont
 
 
 def test_added_model_is_previewed_and_applied(few: Console, new_context: NewContext) -> None:
+    """With the keyboard alone."""
     page = editor(sign_in(new_context(), few))
     config = json.loads(few.config.read_text())
     added = few.config.with_name("added.gguf")
     added.hardlink_to(few.config.with_name("chat"))
     config["models"]["added"] = {"path": str(added)}
-    write(page, json.dumps(config))
+    focus_on(page, page.get_by_label("Config file"))
+    page.keyboard.press("Control+a")
+    page.keyboard.insert_text(json.dumps(config))
     expect(page.get_by_text("Added models: added")).to_be_visible()
-    page.get_by_role("button", name="Apply").click()
+    focus_on(page, page.get_by_role("button", name="Apply"))
+    page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Applied")).to_be_visible()
     assert json.loads(few.config.read_text()) == config
     show(page, "Models")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from tests.browser.conftest import ADMIN, CONTENT, Console, Serve, card, show, sign_in
+from tests.browser.conftest import ADMIN, CONTENT, Console, Serve, card, focus_on, show, sign_in
 from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.browser]
@@ -294,10 +294,16 @@ def test_name_with_html_is_shown_as_text_on_every_page(console: Console, page: P
 
 
 def test_chat_is_answered_side_by_side_and_listed(page: Page) -> None:
+    """With the keyboard alone."""
     show(page, "Playground")
-    page.get_by_label("Second model").select_option(OTHER)
-    page.get_by_label("Most tokens").fill("8")
-    page.get_by_label("Message").fill("Hello")
+    focus_on(page, page.get_by_label("Second model"))
+    page.keyboard.type(OTHER)
+    focus_on(page, limit := page.get_by_label("Most tokens"))
+    page.keyboard.type("8")
+    page.evaluate("import('/llamasup/assets/store.js').then(store => store.update({}))")  # as news do
+    expect(limit).to_have_value("8")
+    focus_on(page, page.get_by_label("Message"))
+    page.keyboard.type("Hello")
     page.keyboard.press("Enter")
     for model in (CHAT, OTHER):
         said = page.get_by_role("region", name=f"Answers of {model}").locator(".assistant")
@@ -337,7 +343,8 @@ def test_request_in_flight_is_listed_and_cancelled(page: Page, console: Console)
         client.sendall(head.encode() + b"{")  # the rest never arrives, so it stays in flight
         row = page.get_by_role("row").filter(has_text="sending")
         expect(row).to_contain_text("/v1/chat/completions")
-        page.get_by_role("button", name="Cancel request of-the-test").click()
+        focus_on(page, page.get_by_role("button", name="Cancel request of-the-test"))
+        page.keyboard.press("Enter")
         expect(row).to_have_count(0)
         assert client.recv(100).startswith(b"HTTP/1.1 499 ")
 
@@ -462,15 +469,6 @@ def test_page_of_another_site_changes_nothing(
         other.get_by_role("button", name="Win").click()
     assert answer.value.status == 403
     expect(card(page, CHAT).locator(".state")).to_have_text("ready")
-
-
-def focus_on(page: Page, wanted: Any) -> None:
-    """Press Tab until this element has the focus, as a user without a mouse does."""
-    for _ in range(200):
-        page.keyboard.press("Tab")
-        if wanted.evaluate("element => element === document.activeElement"):
-            return
-    raise AssertionError(f"Tab does not reach {wanted}")
 
 
 def hide(page: Page, *, hidden: bool) -> None:

@@ -18,7 +18,7 @@ function Chat() {
   const models = status?.models ?? [];
   const [sides, setSides] = useState(["", ""]);
   const [system, setSystem] = useState("");
-  const [sampling, setSampling] = useState({ temperature: 0.8, top_p: 0.95, max_tokens: 512 });
+  const [sampling, setSampling] = useState({ temperature: "0.8", top_p: "0.95", max_tokens: "512" }); // as typed
   const [text, setText] = useState("");
   const [talks, setTalks] = useState([[], []]);
   const [isBusy, setIsBusy] = useState(false);
@@ -41,9 +41,10 @@ function Chat() {
     const reply = { role: "assistant", content: "", first_s: null, tokens: 0, speed: null, error: null };
     const show = () => setTalk(side, [...asked, { ...reply }]);
     show();
+    const numbers = Object.fromEntries(Object.entries(sampling).filter(([, typed]) => typed).map(([name, typed]) => [name, Number(typed)]));
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...asked.filter((said) => said.content).map(({ role, content }) => ({ role, content }))];
     try {
-      const response = await infer(session.inference_key, "/v1/chat/completions", { model, messages, ...sampling, stream: true, stream_options: { include_usage: true } }, signal);
+      const response = await infer(session.inference_key, "/v1/chat/completions", { model, messages, ...numbers, stream: true, stream_options: { include_usage: true } }, signal);
       for await (const data of eventsOf(response)) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
@@ -63,7 +64,7 @@ function Chat() {
     }
     show();
   };
-  const number = (name, label, min, max, step) => html`<label class="field small"><span>${label}</span><input type="number" min=${min} max=${max} step=${step} value=${sampling[name]} onChange=${(event) => setSampling({ ...sampling, [name]: Number(event.target.value) })} /></label>`;
+  const number = (name, label, min, max, step) => html`<label class="field small"><span>${label}</span><input type="number" min=${min} max=${max} step=${step} value=${sampling[name]} onInput=${(event) => setSampling({ ...sampling, [name]: event.target.value })} /></label>`;
   return html`<div class="fields">
       <${ModelChoice} label="Model" models=${models} value=${chosen[0]} onChange=${(id) => setSides([id, sides[1]])} />
       <${ModelChoice} label="Second model" optional models=${models} value=${chosen[1]} onChange=${(id) => setSides([sides[0], id])} />
