@@ -99,7 +99,7 @@ class SavedSearch(Struct, frozen=True):
 
 class Session:
     """``folder`` is the run folder. ``save`` stores the search after each step, None when it is over.
-    ``propose`` chooses the candidates.
+    ``propose`` chooses the candidates. ``clock``, in seconds, decides when the time is over.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Session:
         save: Callable[[SavedSearch | None], None],
         say: Progress,
         propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = launch
         self._options = options
@@ -119,7 +120,8 @@ class Session:
         self._save = save
         self._say = say
         self._propose = propose
-        self._began_s = time.monotonic()
+        self._clock = clock
+        self._began_s = clock()
         self._compare = Comparison(launch, folder, options.purpose, allow_lossy=options.allow_lossy)
         self._neighbours = Neighbours(folder)
         self._gave_way = False
@@ -298,11 +300,11 @@ class Session:
 
     @property
     def _left_s(self) -> float:
-        return self._options.minutes * 60 - (time.monotonic() - self._began_s)
+        return self._options.minutes * 60 - (self._clock() - self._began_s)
 
     @property
     def _minutes(self) -> float:
-        return self._earlier_minutes + (time.monotonic() - self._began_s) / 60
+        return self._earlier_minutes + (self._clock() - self._began_s) / 60
 
     def _round_estimate_s(self, measured: Measurement) -> float:
         blocks = 2 * (PAIRS_IN_ROUND + 1)

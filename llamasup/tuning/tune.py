@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from llamasup.errors import FolderUnusable
@@ -27,14 +28,15 @@ def tune(
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None] = lambda _stop: None,
     propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SessionResult | None:
     """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
-    ``propose`` chooses the candidates.
+    ``propose`` chooses the candidates, and ``clock`` decides when the time is over.
 
     Returns None if it was stopped. Raises TuningFailed, and what planning raises.
     """
     with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_tune(launch, options, say, on_stop, propose))
+        return runner.run(_tune(launch, options, say, on_stop, propose, clock))
 
 
 async def _tune(
@@ -43,6 +45,7 @@ async def _tune(
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None],
     propose: Callable[[Setup], Sequence[Candidate]],
+    clock: Callable[[], float],
 ) -> SessionResult | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
@@ -56,6 +59,7 @@ async def _tune(
             save=lambda search: store_search(launch.model_path, search),
             say=say,
             propose=propose,
+            clock=clock,
         )
         if session.resumed:
             say("going on with the search that an earlier call began")
