@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.errors import LlamasupError  # noqa: E402
+from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
 from llamasup.gguf.demo import demo_model  # noqa: E402
 from llamasup.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.planning.facts import prepare  # noqa: E402
@@ -154,34 +154,43 @@ def tuned_models(models: Sequence[Model], folder: Path, args: argparse.Namespace
             bounds = f"{seen.lower:.2f} to {seen.upper:.2f}"
             rows.append(f"| {model.name} | `{proof.candidate.name}` | {seen.gain:.2f} | {bounds} | {count} |")
         path.unlink()
-    spread = f"median gain {statistics.median(gains):.2f}, from {min(gains):.2f} to {max(gains):.2f}"
+    spread = "none was measured"  # in this time
+    if gains:
+        spread = f"median gain {statistics.median(gains):.2f}, from {min(gains):.2f} to {max(gains):.2f}"
     head = ["| Model | Taken | Gain, × | 95 % | Pairs and rounds |", "|---|---|---:|---:|---:|"]
     return [f"{len(models)} models, {args.minutes:g} min each: {spread}.", "", *head, *rows]
 
 
 def same_configurations(model: Path, args: argparse.Namespace, count: int) -> str:
-    wins = 0
+    tunings = wins = 0
     for number in range(count):
         print(f"same, {number + 1} of {count}", file=sys.stderr)
-        found = run(model, args.runtime, args.same_minutes, lambda _setup: SAME)
+        try:
+            found = run(model, args.runtime, args.same_minutes, lambda _setup: SAME)
+        except TuningFailed as error:  # no time for one comparison
+            print(error, file=sys.stderr)
+            continue
+        tunings += 1
         wins += result(found.search) is not None
-    return f"{count} tunings with four candidates that change nothing took one {wins} times."
+    return f"{tunings} tunings with four candidates that change nothing took one {wins} times."
 
 
 def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
-    found = run(model, slow_build(folder, args.runtime), args.minutes)
+    planted = "A build that reads prompts token by token with the plan's `--ubatch-size 512`"
+    try:
+        found = run(model, slow_build(folder, args.runtime), args.minutes)
+    except TuningFailed as error:
+        return f"{planted}: {error.message}"
     if args.picture:
         args.picture.write_text(picture(found.search, "A build with a slow micro-batch of 512"))
         args.picture = None  # of the first one
     proof = result(found.search)
     if proof is None:
         why = "not found" if found.finished else f"no verdict in {args.minutes:g} min"
-        return f"A build that reads prompts token by token with the plan's `--ubatch-size 512`: {why}."
+        return f"{planted}: {why}."
     seen = proven(proof)
-    return (
-        "A build that reads prompts token by token with the plan's `--ubatch-size 512`: found "
-        f"`{proof.candidate.name}`, {seen.gain:.2f} × (95 % {seen.lower:.2f} to {seen.upper:.2f})."
-    )
+    bounds = f"95 % {seen.lower:.2f} to {seen.upper:.2f}"
+    return f"{planted}: found `{proof.candidate.name}`, {seen.gain:.2f} × ({bounds})."
 
 
 def arguments() -> argparse.Namespace:

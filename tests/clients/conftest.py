@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import shlex
 import shutil
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,6 +23,7 @@ from tests.e2e.driver import Llamasup, llamasup
 from tests.patience import PATIENCE_S as PATIENCE_S
 from tests.ports import free_port
 from tests.real.remains import folders_of
+from tests.runtimes import wrapped_runtime
 
 KEY = "sk-of-the-clients"
 PAGE = "http://page.example:3000"
@@ -133,14 +132,11 @@ def slow_to_load(
 
     def start() -> tuple[Served, Callable[[], None]]:
         folder = tmp_path_factory.mktemp("slow")
-        gate, wrapper = folder / "gate", folder / "llama-server"
+        gate = folder / "gate"
         os.mkfifo(gate)
-        wrapper.write_text(
-            f'#!/bin/sh\ncase "$*" in *--model*) read -r _ < {gate} ;; esac\nexec {_as_shell(runtime)} "$@"\n'
-        )
-        wrapper.chmod(0o755)
+        wrapper = wrapped_runtime(folder, runtime, f'case "$*" in *--model*) read -r _ < {gate} ;; esac')
         port = free_port()
-        served = serve(tiny_model, "--wait-timeout", "0", "--port", str(port), runtime=str(wrapper))
+        served = serve(tiny_model, "--wait-timeout", "0", "--port", str(port), runtime=wrapper)
         served.running.wait_for("state", state="starting")
 
         def load() -> None:
@@ -149,12 +145,6 @@ def slow_to_load(
         return Served(served.running, f"http://127.0.0.1:{port}"), load
 
     return start
-
-
-def _as_shell(runtime: str) -> str:
-    if runtime == "embedded":
-        return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
-    return f"env LD_LIBRARY_PATH={shlex.quote(str(Path(runtime).resolve().parent))} {shlex.quote(runtime)}"
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from tests.e2e.driver import Llamasup, is_alive, llamasup
 from tests.ports import free_port
 from tests.real.fault_clients import Client, Ending
 from tests.real.remains import Remains, folders_of, remains_of
+from tests.runtimes import shell_command
 
 __all__ = [
     "PATIENCE_S",
@@ -90,10 +89,7 @@ class FaultTestbed:
     @property
     def executable(self) -> str:
         """The command of the runtime, quoted for a shell."""
-        if self.runtime != "embedded":
-            library = Path(self.runtime).resolve().parent
-            return f"env LD_LIBRARY_PATH={shlex.quote(str(library))} {shlex.quote(self.runtime)}"
-        return f"{shlex.quote(sys.executable)} -m llamasup.embedded"
+        return shell_command(self.runtime)
 
 
 class FaultRun:

@@ -25,6 +25,7 @@ from llamasup.settings.sections import Http
 from llamasup.testing.models import write_large_decoder
 from tests.e2e.driver import PATIENCE_S, command, run_to_end
 from tests.e2e.driver import llamasup as llamasup_process
+from tests.patience import eventually
 from tests.real.slowed import NOT_MAPPED, slowed
 
 pytestmark = pytest.mark.real
@@ -141,6 +142,7 @@ def test_next_load_of_a_file_is_estimated_from_its_first_moment_on(runtime: str,
     arguments = (large, "--runtime", runtime, *OPTIONS)
     with llamasup_process(*arguments) as running:
         running.wait_for("ready")
+        eventually(lambda: load(large).times, "the record of this load")
         assert running.stop() == 0
     (times,) = load(large).times
     assert times.weights_bytes >= 0.9 * large.stat().st_size

@@ -14,10 +14,14 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from llamasup.control.client import ControlAddress, ControlClient
+from llamasup.control.discovery import discover
+from llamasup.control.selection import select_running
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.observability.tracing.collector import Collector, collector, plain
 from tests.observability.tracing.records import PARENT, TRACE
 from tests.patience import eventually
+from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 
@@ -57,9 +61,18 @@ def requests_of(received: Collector) -> dict[str, tuple[Span, dict[str, Any], di
     return found
 
 
-def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path) -> None:
+def waits_for_load(running: Llamasup) -> bool:
+    address = ControlAddress(socket=select_running(discover(), running.pid).socket)
+    with ControlClient(address) as control:
+        return [request["phase"] for request in control.requests()["live"]] == ["loading"]
+
+
+def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     """A stream; a plain request that waits for its slot; one that waits for the start after a crash."""
-    options = ("--runtime", runtime, "--parallel", "1")
+    crashed, go_on = tmp_path / "crashed", tmp_path / "go_on"
+    os.mkfifo(go_on)
+    wrapper = wrapped_runtime(tmp_path, runtime, f"[ -e {crashed} ] && read -r _ < {go_on}")
+    options = ("--runtime", wrapper, "--parallel", "1")
     with collector() as received, llamasup(tiny_model, *options, env=environ(received.url)) as running:
         running.wait_for("ready")
         began_ns = time.time_ns()
@@ -68,10 +81,14 @@ def test_phases_of_a_request_add_up(runtime: str, tiny_model: Path) -> None:
             begun = lambda: waiting.append(clients.submit(ask, running, "plain", 300))  # noqa: E731
             assert ask(running, "stream", LONG, begun=begun) == 200
             assert waiting[0].result(PATIENCE_S) == 200
-        (child,) = running.children()
-        child.send_signal(signal.SIGKILL)
-        running.wait_for("exit")
-        assert ask(running, "after", 4) == 200
+            (child,) = running.children()
+            crashed.touch()
+            child.send_signal(signal.SIGKILL)
+            running.wait_for("exit")
+            after = clients.submit(ask, running, "after", 4)
+            eventually(lambda: waits_for_load(running))
+            go_on.write_text("\n")
+            assert after.result(PATIENCE_S) == 200
         assert httpx.get(f"{running.url}/health", timeout=PATIENCE_S).status_code == 200
         assert (
             "llamasup_traces_dropped_total 0.0"
