@@ -108,7 +108,7 @@ def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
 ) -> None:
     runtime = wrapped_server(SLOW_DEFAULT)
     new_children = NewChildren()
-    found = measure(runtime, [MICRO], minutes=0.5, steps=40, mix=(Lengths(512, 8),))
+    found = measure(runtime, [MICRO], minutes=0.5, steps=40, mix=(Lengths(2000, 1),))
     assert found.kept is not None
     assert found.kept.changes == MICRO.changes
     assert found.kept.lower > 1
