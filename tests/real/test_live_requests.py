@@ -42,13 +42,15 @@ def control(running: Llamasup) -> Iterator[ControlClient]:
 class Reader:
     """A client of a long answer, in a thread. ``tokens``: the events of its stream so far."""
 
-    def __init__(self, running: Llamasup, request_id: str, *, stream: bool = True) -> None:
+    def __init__(
+        self, running: Llamasup, request_id: str, *, stream: bool = True, tokens: int = LONG
+    ) -> None:
         self.tokens = 0
         self.text = ""
         self.status = 0
         self.ended = threading.Event()
         self._url = f"{running.url}/completion"
-        self._body = {"prompt": "Once", "n_predict": LONG, "ignore_eos": True, "stream": stream}
+        self._body = {"prompt": "Once", "n_predict": tokens, "ignore_eos": True, "stream": stream}
         self._headers = {"X-Request-Id": request_id}
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -1,0 +1,85 @@
+"""``llamasup top`` in a real terminal, with the requests of a real llama-server."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import termios
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.driver import PATIENCE_S, command, llamasup
+from tests.real.test_live_requests import Reader
+
+pytestmark = [pytest.mark.real, pytest.mark.one_runtime]
+
+
+class Terminal:
+    """A terminal of 120 columns and 30 lines, and a program in it."""
+
+    def __init__(self, argv: list[str]) -> None:
+        self._master, self._slave = os.openpty()
+        termios.tcsetwinsize(self._slave, (30, 120))
+        self.modes: list[Any] = termios.tcgetattr(self._slave)
+        self._seen = ""
+        environ = {**os.environ, "TERM": "xterm-256color"}
+        self._process = subprocess.Popen(
+            argv, stdin=self._slave, stdout=self._slave, stderr=self._slave, env=environ
+        )
+
+    def shows(self, pattern: str) -> str:
+        """Read what it writes until ``pattern`` appears. Returns the text since the pattern before."""
+        while (found := re.search(pattern, self._seen)) is None:
+            self._seen += os.read(self._master, 65_536).decode("utf-8", "replace")
+        text, self._seen = self._seen[: found.end()], self._seen[found.end() :]
+        return text
+
+    def press(self, key: str) -> None:
+        os.write(self._master, key.encode())
+
+    def interrupt(self) -> None:
+        self._process.send_signal(signal.SIGINT)
+
+    def end(self) -> int:
+        """Its exit code. Checks that the terminal is as before."""
+        code = self._process.wait(PATIENCE_S)
+        assert termios.tcgetattr(self._slave) == self.modes
+        return code
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@pytest.mark.parametrize(
+    "ends", [lambda terminal: terminal.press("q"), lambda terminal: terminal.interrupt()]
+)
+def test_request_is_chosen_and_cancelled(
+    runtime: str, tiny_model: Path, ends: Callable[[Terminal], None]
+) -> None:
+    with llamasup(tiny_model, "--runtime", runtime, "--parallel", "1", "--ctx-size", "32768") as running:
+        running.wait_for("ready")
+        reader = Reader(running, "the-request", tokens=30_000)
+        terminal = Terminal(command("top", "--pid", str(running.pid)))
+        try:
+            assert "\x1b[?1049h" in terminal.shows("the-request")  # the other screen of the terminal
+            terminal.shows(r"generating")
+            terminal.press("k")  # up, from the last line
+            terminal.press("c")
+            terminal.shows(r"Cancel the request the-request\?")
+            terminal.press("y")
+            assert reader.ended.wait(PATIENCE_S)
+            assert '"cause":"cancelled"' in reader.text
+            ends(terminal)
+            terminal.shows(r"\x1b\[\?1049l")  # the screen from before
+            assert terminal.end() in (0, 130)
+        finally:
+            terminal.close()
+        assert running.stop() == 0
