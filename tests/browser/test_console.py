@@ -168,6 +168,17 @@ def test_token_signs_in_once_and_leaves_the_address_bar(console: Console, new_co
 
 
 @pytest.mark.one_runtime
+def test_file_that_the_browser_opens_signs_it_in(console: Console, new_context: NewContext) -> None:
+    address = console.sign_in_file()
+    assert address.startswith("file://")
+    assert "token" not in address
+    page = new_context().new_page()
+    page.goto(address)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+    assert page.url == console.page_url
+
+
+@pytest.mark.one_runtime
 def test_key_signs_in_with_the_keyboard_alone(console: Console, new_context: NewContext) -> None:
     page = new_context().new_page()
     page.goto(console.page_url)
