@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
@@ -40,7 +43,7 @@ def console(serve: Serve) -> Console:
 
 @pytest.fixture(scope="module")
 def state(console: Console, browser: Any) -> Any:
-    """The cookie of a browser that is signed in."""
+    """The cookie and the secret of a browser that is signed in."""
     context = browser.new_context()
     sign_in(context, console)
     cookie = context.storage_state()
@@ -480,6 +483,37 @@ def test_page_of_another_site_changes_nothing(
         other.get_by_role("button", name="Win").click()
     assert answer.value.status == 403
     expect(card(page, CHAT).locator(".state")).to_have_text("ready")
+
+
+@pytest.mark.one_runtime
+@pytest.mark.check("X4", "a browser sends the cookie to other ports of a machine, where it gives no right")
+def test_program_at_another_port_gets_the_cookie_and_can_do_nothing_with_it(
+    console: Console, new_context: NewContext, state: Any
+) -> None:
+    cookies: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            cookies.append(self.headers.get("cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = Thread(target=other.serve_forever)
+        thread.start()
+        page = new_context(storage_state=state).new_page()
+        page.goto(f"http://127.0.0.1:{other.server_port}/llamasup/")
+        assert page.evaluate("Object.keys(localStorage)") == []
+        other.shutdown()
+        thread.join()
+    assert "llamasup_session=" in cookies[0]
+    for secret in ("1", cookies[0].partition("=")[2]):
+        own = {"cookie": cookies[0], "origin": console.url, "x-llamasup-console": secret}
+        assert httpx.get(f"{console.url}/llamasup/v1/status", headers=own).status_code == 401
+        assert httpx.post(f"{console.url}/llamasup/v1/reload", headers=own).status_code == 401
 
 
 def hide(page: Page, *, hidden: bool) -> None:

@@ -1,6 +1,8 @@
 // The control API and the models' API. Each failure is an ApiError with a message and a remedy.
 
 const CONTROL = "/llamasup/v1";
+// The storage belongs to this port; the cookie goes to each port of the host.
+const SECRET = "llamasup-secret";
 let signedOut = () => {};
 
 export class ApiError extends Error {
@@ -30,7 +32,7 @@ async function failure(response) {
 
 // Without a session, an address that is closed for keys answers 403.
 async function checkSession() {
-  const response = await send(`${CONTROL}/console/session`, { cache: "no-store" }).catch(() => null);
+  const response = await send(`${CONTROL}/console/session`, { headers: ownHeaders(), cache: "no-store" }).catch(() => null);
   if (response?.status === 401) signedOut();
 }
 
@@ -43,9 +45,22 @@ async function send(path, options) {
   }
 }
 
+// A sign-in sends the header too, with any value.
+const ownHeaders = () => ({ "X-Llamasup-Console": localStorage.getItem(SECRET) ?? "none" });
+
+export async function signIn(body) {
+  const session = await post("console/session", body);
+  localStorage.setItem(SECRET, session.secret);
+  return session;
+}
+
+export async function signOut() {
+  await control("DELETE", "console/session").catch(() => {});
+  localStorage.removeItem(SECRET);
+}
+
 export async function control(method, path, { body, signal, raw = false } = {}) {
-  const headers = {};
-  if (method !== "GET") headers["X-Llamasup-Console"] = "1";
+  const headers = ownHeaders();
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await send(`${CONTROL}/${path}`, {
     method,

@@ -1,7 +1,7 @@
 // The console: signs in, then shows the page that the fragment of the address names.
 import { render } from "./vendor/preact.module.js";
 import { useEffect, useState } from "./vendor/hooks.module.js";
-import { control, get, onSignedOut } from "./api.js";
+import { get, onSignedOut, signIn, signOut } from "./api.js";
 import { html } from "./html.js";
 import { Problem, useStore } from "./parts.js";
 import { SignIn } from "./pages/sign_in.js";
@@ -48,8 +48,8 @@ function Console() {
     );
     return () => (isCurrent = false);
   }, [where.name]);
-  const signOut = async () => {
-    await control("DELETE", "console/session").catch(() => {});
+  const leave = async () => {
+    await signOut();
     showSignIn(null);
   };
   return html`
@@ -60,7 +60,7 @@ function Console() {
         ([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${name === where.name ? "page" : null}>${title}</a>`,
       )}</nav>
       <span class=${connected ? "link on" : "link off"} role="status">${connected ? "live" : "reconnecting"}</span>
-      <button class="quiet" onClick=${signOut}>Sign out</button>
+      <button class="quiet" onClick=${leave}>Sign out</button>
     </header>
     <main id="main" tabindex="-1">
       <h1>${PAGES[where.name]}</h1>
@@ -94,7 +94,7 @@ async function begin() {
   try {
     if (token) {
       history.replaceState(null, "", location.pathname); // it is valid only once
-      showConsole(await control("POST", "console/session", { body: { token } }));
+      showConsole(await signIn({ token }));
     } else {
       showConsole(await get("console/session"));
     }

@@ -1,5 +1,5 @@
 import { useState } from "../vendor/hooks.module.js";
-import { control } from "../api.js";
+import { signIn } from "../api.js";
 import { html } from "../html.js";
 
 export function SignIn({ error, onSignedIn }) {
@@ -8,7 +8,7 @@ export function SignIn({ error, onSignedIn }) {
     event.preventDefault();
     const key = new FormData(event.target).get("key");
     try {
-      onSignedIn(await control("POST", "console/session", { body: { key } }));
+      onSignedIn(await signIn({ key }));
     } catch (problem) {
       setFailed(problem);
     }
