@@ -121,6 +121,9 @@ class Waiting:
         self._record(error.status, "cancelled")
         self._downstream.exchange_failed(self._request, error)
 
+    def held_slots(self) -> None:
+        """It holds none while it waits."""
+
     def live(self, now: float) -> InFlight:
         entry = self.entry
         outlook = self._queue.outlook(entry)

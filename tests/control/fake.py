@@ -63,6 +63,9 @@ class FakeConnection:
     def live(self, now: float) -> InFlight | None:
         return InFlight(self._request) if self.error is None else None
 
+    def held_slots(self) -> None:
+        """It has no slot."""
+
     def interrupt(self, error: HttpError) -> None:
         self.error = error
 

@@ -160,9 +160,9 @@ def test_energy_between_two_readings_goes_to_the_requests_in_between(machine: Ma
     machine.readings = iter([reading(0.0, 1000), reading(10.0, 3000), reading(1000.0, 9000)])
     saver = machine.saver()
     saver.take(Batch(measures=True))
-    saver.take(Batch({TINY: Sums(1)}, [Work(TINY, 0.0, 10.0, 10.0)], measures=True, saves=True))
+    saver.take(Batch({TINY: Sums(1)}, [Work(TINY, 0.0, 10.0, 1.0)], measures=True, saves=True))
     assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]
-    saver.take(Batch(work=[Work(TINY, 900.0, 1000.0, 100.0)], measures=True, saves=True))
+    saver.take(Batch(work=[Work(TINY, 900.0, 1000.0, 1.0)], measures=True, saves=True))
     assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]  # too long ago
 
 

@@ -253,6 +253,9 @@ class Handshake:
     def live(self, now: float) -> None:
         """No request yet."""
 
+    def held_slots(self) -> None:
+        """No request yet."""
+
     def interrupt(self, error: HttpError) -> None:
         """No request yet."""
 
