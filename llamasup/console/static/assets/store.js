@@ -5,7 +5,7 @@ const ENDED_KEPT = 200;
 const STATUS_DELAY_MS = 250;
 const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
-let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null };
+let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null, draft: null };
 const listeners = new Set();
 let source = null;
 let statusTimer = 0;
