@@ -468,6 +468,9 @@ class Downstream(asyncio.Protocol):
     def held_slots(self) -> HeldSlots | None:
         return None if self._exchange is None else self._exchange.held_slots()
 
+    def waits_since(self) -> float:
+        return 0.0 if self._exchange is None else self._exchange.waits_since()
+
     def live(self, now: float) -> InFlight | None:
         if self._exchange is not None:
             return self._exchange.live(now)

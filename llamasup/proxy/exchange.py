@@ -341,6 +341,9 @@ class Exchange(Struct, eq=False):
             return None
         return HeldSlots(lease.endpoint.model, request.client, lease.since_s, lease.weight)
 
+    def waits_since(self) -> float:
+        return 0.0
+
     def live(self, now: float) -> InFlight:
         request, lease = self._request, self._lease
         is_sent = self.sent_at > 0.0 and self.upload is None

@@ -124,6 +124,9 @@ class Waiting:
     def held_slots(self) -> None:
         """It holds none while it waits."""
 
+    def waits_since(self) -> float:
+        return self._request.received_at
+
     def live(self, now: float) -> InFlight:
         entry = self.entry
         outlook = self._queue.outlook(entry)

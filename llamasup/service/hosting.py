@@ -303,7 +303,7 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
-        if record.generation:
+        if record.model:
             self._last_hour.add_request(
                 time.monotonic(),
                 duration_s=record.duration_s,

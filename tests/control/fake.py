@@ -66,6 +66,9 @@ class FakeConnection:
     def held_slots(self) -> None:
         """It has no slot."""
 
+    def waits_since(self) -> float:
+        return 0.0
+
     def interrupt(self, error: HttpError) -> None:
         self.error = error
 

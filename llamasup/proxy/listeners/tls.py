@@ -256,6 +256,9 @@ class Handshake:
     def held_slots(self) -> None:
         """No request yet."""
 
+    def waits_since(self) -> float:
+        return 0.0
+
     def interrupt(self, error: HttpError) -> None:
         """No request yet."""
 

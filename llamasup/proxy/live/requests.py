@@ -86,6 +86,11 @@ class LiveRequests:
         held = (connection.held_slots() for connection in self._connections)
         return [one for one in held if one is not None]
 
+    def waiting_since(self) -> Sequence[float]:
+        """Since when each request waits that has no slot yet (monotonic)."""
+        since = (connection.waits_since() for connection in self._connections)
+        return [since_s for since_s in since if since_s]
+
     def cancel(self, request_id: str) -> tuple[LiveRequest, ...]:
         """Cancel the requests with this id; a client may have given it to several. Returns them."""
         cancelled = []

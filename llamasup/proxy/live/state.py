@@ -82,6 +82,10 @@ class LiveConnection(Protocol):
         """The slots that the request in flight holds; cheaper than ``live``."""
         ...
 
+    def waits_since(self) -> float:
+        """Since when the request in flight waits for a model or a slot (monotonic); 0: it does not."""
+        ...
+
     def interrupt(self, error: HttpError) -> None:
         """End the request in flight, if any, with ``error``."""
         ...

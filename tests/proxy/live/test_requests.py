@@ -85,6 +85,7 @@ def test_slots_are_held_from_the_permit_to_the_end(make_rig: MakeRig) -> None:
     (held,) = rig.call(view.live.held_slots)
     assert (held.model, held.client, held.slots) == ("tiny", "key:phone", 1)
     assert 0.0 < held.since_s <= monotonic()
+    assert rig.call(view.live.waiting_since) == []
     child.send(answer(b'{"choices":[]}'))
     client.message()
     assert rig.record().client == held.client
@@ -98,6 +99,8 @@ def test_request_that_waits_holds_no_slot(make_rig: MakeRig) -> None:
     rig.send(post(CHAT, b"{}"))
     view.until(LivePhase.LOADING)
     assert rig.call(view.live.held_slots) == []
+    (since_s,) = rig.call(view.live.waiting_since)
+    assert 0.0 < since_s <= monotonic()
 
 
 def test_stream_that_has_begun(make_rig: MakeRig) -> None:
