@@ -7,6 +7,7 @@ then imports what it needs. Without requests, there is no timer and the thread s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from llamasup.usage.saver import UsageSaver
 
 __all__ = ["UsageRecorder"]
+
+_log = logging.getLogger(__name__)
 
 # With the time of a write, a crash loses at most a minute.
 SAVE_S: Final = 55.0
@@ -62,6 +65,7 @@ class UsageRecorder:
         self._next_reading_s = 0.0  # when the end of a request leads to a reading of the energy counters
         self._timer: asyncio.TimerHandle | None = None
         self._saver: UsageSaver | None = None  # made by the thread
+        self._failure = ""  # why the thread cannot make it
         self._writer: BatchWriter[Batch] = BatchWriter(self._save, name="usage", linger_s=0.0)
 
     def add(self, record: RequestRecord) -> None:
@@ -97,6 +101,8 @@ class UsageRecorder:
 
         groups = read_by(by)
         first = None if since is None else read_since(since, today())
+        if self._failure:
+            return report([], groups, first, file=None, problem=self._failure)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Saved] = loop.create_future()
         self._pass_on(Question(groups, first, partial(_answer, loop, answer)))
@@ -104,7 +110,7 @@ class UsageRecorder:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 saved = await answer
         except TimeoutError:
-            problem = "The usage file cannot be used: the disk does not answer."
+            problem = self._failure or "The usage file cannot be used: the disk does not answer."
             return report([], groups, first, file=None, problem=problem)
         return report(saved.rows, groups, first, file=saved.file, problem=saved.problem)
 
@@ -140,9 +146,17 @@ class UsageRecorder:
 
     def _save(self, batches: list[Batch]) -> bool:
         if self._saver is None:
-            from llamasup.usage.saver import UsageSaver
+            try:
+                from llamasup.usage.saver import UsageSaver
 
-            self._saver = (self._make_saver or UsageSaver)(self._keep_days)
+                self._saver = (self._make_saver or UsageSaver)(self._keep_days)
+            except Exception as error:  # such as a Python without sqlite3
+                self._failure = f"The usage cannot be counted: {type(error).__name__}: {error}."
+                _log.exception("The usage cannot be counted")
+                for batch in batches:
+                    if batch.question is not None:
+                        batch.question.answer(Saved((), None, self._failure))
+                return False
         for batch in batches:
             self._saver.take(batch)
         return True

@@ -147,6 +147,27 @@ def test_disk_that_hangs_delays_neither_a_report_nor_the_end(monkeypatch: pytest
     assert saved_requests() == 1
 
 
+def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make(_: int) -> UsageSaver:
+        raise ModuleNotFoundError("No module named '_sqlite3'")
+
+    async def main() -> None:
+        recorder = UsageRecorder(400, make_saver=make, save_s=0.0, reading_s=0.0)
+        recorder.add(record())
+        for _ in range(2):
+            report = await recorder.report()
+            assert "ModuleNotFoundError: No module named '_sqlite3'" in report["problem"]
+        for number in range(100):
+            recorder.add(record(ended_s=1000.0 + number))
+        recorder.close(PATIENCE_S)
+        assert len(recorder._writer) == 0
+
+    asyncio.run(main())
+    assert caplog.messages == ["The usage cannot be counted"]
+
+
 def test_answer_after_the_end_of_the_event_loop_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", 0.01)
     saver = WatchedSaver(400)
