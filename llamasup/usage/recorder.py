@@ -65,7 +65,7 @@ class UsageRecorder:
         self._next_reading_s = 0.0  # when the end of a request leads to a reading of the energy counters
         self._timer: asyncio.TimerHandle | None = None
         self._saver: UsageSaver | None = None  # made by the thread
-        self._failure = ""  # why the thread cannot make it
+        self._has_failed = False  # the thread could not make it
         self._writer: BatchWriter[Batch] = BatchWriter(self._save, name="usage", linger_s=0.0)
 
     def add(self, record: RequestRecord) -> None:
@@ -101,8 +101,6 @@ class UsageRecorder:
 
         groups = read_by(by)
         first = None if since is None else read_since(since, today())
-        if self._failure:
-            return report([], groups, first, file=None, problem=self._failure)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Saved] = loop.create_future()
         self._pass_on(Question(groups, first, partial(_answer, loop, answer)))
@@ -110,7 +108,7 @@ class UsageRecorder:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
                 saved = await answer
         except TimeoutError:
-            problem = self._failure or "The usage file cannot be used: the disk does not answer."
+            problem = "The usage file cannot be used: the disk does not answer."
             return report([], groups, first, file=None, problem=problem)
         return report(saved.rows, groups, first, file=saved.file, problem=saved.problem)
 
@@ -151,12 +149,14 @@ class UsageRecorder:
 
                 self._saver = (self._make_saver or UsageSaver)(self._keep_days)
             except Exception as error:  # such as a Python without sqlite3
-                self._failure = f"The usage cannot be counted: {type(error).__name__}: {error}."
-                _log.exception("The usage cannot be counted")
+                if not self._has_failed:
+                    self._has_failed = True
+                    _log.exception("The usage cannot be counted")
+                problem = f"The usage cannot be counted: {type(error).__name__}: {error}."
                 for batch in batches:
                     if batch.question is not None:
-                        batch.question.answer(Saved((), None, self._failure))
-                return False
+                        batch.question.answer(Saved((), None, problem))
+                return True
         for batch in batches:
             self._saver.take(batch)
         return True
