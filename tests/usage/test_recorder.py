@@ -29,10 +29,12 @@ class WatchedSaver(UsageSaver):
         super().__init__(keep_days, measure=lambda: None)
         self.batches: list[Batch] = []
         self.changed = threading.Condition()
+        self.entered = threading.Event()
         self.hold = threading.Event()
         self.hold.set()
 
     def take(self, batch: Batch) -> None:
+        self.entered.set()
         assert self.hold.wait(PATIENCE_S)
         super().take(batch)
         with self.changed:
@@ -290,7 +292,9 @@ def test_thread_that_hangs_gets_no_more_work() -> None:
 
     async def main() -> None:
         recorder = recorder_of(saver, reading_s=10.0)
-        for number in range(100):
+        recorder.add(record(ended_s=1000.0))
+        assert await asyncio.to_thread(saver.entered.wait, PATIENCE_S)  # the thread has this one alone
+        for number in range(1, 100):
             recorder.add(record(ended_s=1000.0 + 10.0 * number))
         saver.hold.set()
         recorder.close(PATIENCE_S)
