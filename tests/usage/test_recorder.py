@@ -150,8 +150,10 @@ def test_disk_that_hangs_delays_neither_a_report_nor_the_end(monkeypatch: pytest
 
 
 def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", PATIENCE_S)
+
     def make(_: int) -> UsageSaver:
         raise ModuleNotFoundError("No module named '_sqlite3'")
 
@@ -230,8 +232,11 @@ class Steady(UsageSaver):
         self.now_s = 0.0
 
 
-def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot() -> None:
+def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """240 s, while a short request for another model ends every ten seconds."""
+    monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", PATIENCE_S)
     saver = Steady()
     in_flight = [HeldSlots("long", "key:phone", 0.0, 1)]
     recorder = recorder_of(saver, held_slots=in_flight, save_s=10_000.0, reading_s=10.0)
