@@ -28,7 +28,13 @@ from llamasup.control.json_body import read_body
 from llamasup.errors import Conflict, NotAllowed
 from llamasup.http.address import Address, TcpAddress, UnixAddress, is_loopback
 from llamasup.http.errors import error_object, type_of
-from llamasup.proxy.console_access import CONSOLE_PATH, SESSION_COOKIE, ConsoleAccess, session_ids
+from llamasup.proxy.console_access import (
+    CONSOLE_HEADER,
+    CONSOLE_PATH,
+    SESSION_COOKIE,
+    ConsoleAccess,
+    session_ids,
+)
 from llamasup.system.text import json_text
 
 __all__ = ["Console", "page_address"]
@@ -157,12 +163,13 @@ class Console:
             return self._not_signed_in("The key is unknown.", "api_key")
         if isinstance(opened, ApiKey):
             return self._not_signed_in(f"The key {opened.name!r} has not the right `control`.", "key_rights")
-        before, others = self._session_of(request), self._ids_of_others(request)
+        before, others = self.sessions.find(_ids_of(request)), self._ids_of_others(request)
         if before is not None:  # this browser was signed in, and its id is replaced
             self.sessions.close(before)
         others.append(opened.id)
         cookie = f"{SESSION_COOKIE}={'.'.join(others)}{self._attributes(request)}"
-        return _json(self._described(opened.session), headers={"set-cookie": cookie})
+        shown = {**self._described(opened.session), "secret": opened.secret}
+        return _json(shown, headers={"set-cookie": cookie})
 
     async def _sign_out(self, request: Request) -> Response:
         session, others = self._session_of(request), self._ids_of_others(request)
@@ -191,10 +198,11 @@ class Console:
         shown = {**error_object(error)["error"], "type": type_of(401), "code": 401, "cause": cause}
         return _json({"error": shown, "accepts_key": self._keys.ring.controls}, 401)
 
-    # --- the cookie
+    # --- the cookie and the secret
 
     def _session_of(self, request: Request) -> Session | None:
-        return self.sessions.find(_ids_of(request))
+        secret = request.headers.get(CONSOLE_HEADER, "").encode("latin-1")
+        return self.sessions.find_with_secret(_ids_of(request), secret)
 
     def _ids_of_others(self, request: Request) -> list[str]:
         """The ids in the cookie that may be those of other llamasups of this machine."""

@@ -1,7 +1,7 @@
 """The sessions of the console, and the one-time tokens that open them (docs/console.md).
 
-Everything is in memory, so a restart of llamasup ends all sessions. Only digests of tokens, ids and keys are
-kept. Time and random text are arguments.
+Everything is in memory, so a restart of llamasup ends all sessions. Only digests of tokens, ids, secrets and
+keys are kept. Time and random text are arguments.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Session(Struct, eq=False):
     """
 
     digest: bytes
+    secret_digest: bytes
     acts_as: ApiKey
     infers_as: ApiKey | None
     inference_key: str | None
@@ -53,13 +54,14 @@ class Session(Struct, eq=False):
 
 
 class Opened(Struct, frozen=True):
-    """A new session with its ``id``, the value of the cookie."""
+    """A new session with its ``id``, the value of the cookie, and its ``secret``, which the page keeps."""
 
     id: str
+    secret: str
     session: Session
 
     def __repr__(self) -> str:
-        return "Opened(…)"  # without the id
+        return "Opened(…)"  # without the secrets
 
 
 class ConsoleSessions:
@@ -120,9 +122,18 @@ class ConsoleSessions:
             digest = digest_of(self._salt, inference_key.encode())
             infers_as = replace(acts_as, salt=self._salt, digest=digest, controls=False)
             self._keys.mint(infers_as)
-        session = Session(self._digest(id_), acts_as, infers_as, inference_key, signed_in_with, self._clock())
+        secret = self._random_text()
+        session = Session(
+            self._digest(id_),
+            self._digest(secret),
+            acts_as,
+            infers_as,
+            inference_key,
+            signed_in_with,
+            self._clock(),
+        )
         self._sessions.append(session)
-        return Opened(id_, session)
+        return Opened(id_, secret, session)
 
     # --- sessions
 
@@ -137,9 +148,16 @@ class ConsoleSessions:
                     found = session
         return found
 
-    def key_of(self, ids: tuple[bytes, ...]) -> ApiKey | None:
-        """Implements ``Sessions`` (``proxy/console_access.py``)."""
+    def find_with_secret(self, ids: tuple[bytes, ...], secret: bytes) -> Session | None:
+        """The session with one of these ids; None if it has another secret."""
         session = self.find(ids)
+        if session is None or not compare_digest(session.secret_digest, digest_of(self._salt, secret)):
+            return None
+        return session
+
+    def key_of(self, ids: tuple[bytes, ...], secret: bytes) -> ApiKey | None:
+        """Implements ``Sessions`` (``proxy/console_access.py``)."""
+        session = self.find_with_secret(ids, secret)
         if session is None:
             return None
         session.used_s = self._clock()

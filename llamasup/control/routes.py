@@ -150,7 +150,7 @@ class Application:
     async def _show_history(self, request: Request) -> Response:
         now_s = time.monotonic()
         self._last_hour.note_memory(now_s, self._control_target.held_bytes())
-        series = dict(self._last_hour.series(now_s))
+        series = dict(self._last_hour.series(now_s, self._requests.waiting_since()))
         now = datetime.now(UTC)
         began = [now - timedelta(seconds=age_s or 0.0) for age_s in series.pop("age_s")]
         times = [at.isoformat(timespec="seconds") for at in began]

@@ -48,15 +48,20 @@ def asked_settings(given: Mapping[str, Any]) -> ModelSettings:
         content = json.dumps({"defaults": dict(given), "models_dir": "/"}).encode()
         reading, issues = read_text(content, "settings", Path("/"), {})
     except (ConfigIssues, ValueError, RecursionError) as error:
-        raise UsageInvalid(f"The settings cannot be read: {error}.") from None
+        raise UsageInvalid(_sentence(f"The settings cannot be read: {error}")) from None
     if issues:
         what = tuple(f"{issue.key.removeprefix('defaults.')}: {issue.what}" for issue in issues)
         raise UsageInvalid(
-            f"{what[0]}." if len(what) == 1 else f"{len(what)} invalid settings:",
+            _sentence(what[0]) if len(what) == 1 else f"{len(what)} invalid settings:",
             remedy="docs/configuration.md describes the settings of a model.",
             details=what if len(what) > 1 else (),
         )
     return reading.config.defaults
+
+
+def _sentence(text: str) -> str:
+    """Some texts of the reading of a config end with a full stop or a question already."""
+    return text if text.endswith((".", "?")) else f"{text}."
 
 
 def spec_of_file(path: str) -> ModelSpec:

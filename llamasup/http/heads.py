@@ -13,7 +13,7 @@ from http import HTTPStatus
 
 import msgspec
 
-from llamasup.http.routes import Route, route_of
+from llamasup.http.routes import CONTROL, Route, route_of
 from llamasup.system.text import path_text
 
 __all__ = [
@@ -123,7 +123,7 @@ class Head(msgspec.Struct):
     method_text: str = ""
     path_text: str = ""
     trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
-    from_console: bool = False  # has the header that only a page of this server can send (docs/console.md)
+    console_secret: bytes = b""  # of a page of the console (docs/console.md)
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -266,7 +266,9 @@ def read_head(
         elif kind is _UPGRADE:
             head.upgrades = True
         elif kind is _CONSOLE:
-            head.from_console = value.strip(b" \t") == b"1"
+            head.console_secret = value.strip(b" \t")
+            if head.route is CONTROL and not rules.transparent:
+                lines.append(name + b": " + value + b"\r\n")
         elif kind is _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)

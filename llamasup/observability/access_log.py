@@ -72,7 +72,7 @@ class AccessLog(Generic[T]):
 
     def dropped(self) -> int:
         """The number of lines lost so far."""
-        return self._writer.rejected + self._lost
+        return self._writer.rejected + self._writer.lost + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the pending records. Blocks for ``timeout_s`` at most."""

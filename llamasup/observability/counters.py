@@ -87,6 +87,17 @@ class RequestRecord(msgspec.Struct, frozen=True):
     tokens_estimated: int = 0
 
 
+class HeldSlots(msgspec.Struct, frozen=True):
+    """The ``slots`` that a request in flight holds since ``since_s`` (monotonic). ``model`` and ``client``:
+    as its record will have them.
+    """
+
+    model: str
+    client: str
+    since_s: float
+    slots: int
+
+
 class Histogram:
     """Counts per bucket (``counts[i]``: values ≤ ``bounds[i]``, the last: all above), not cumulative."""
 

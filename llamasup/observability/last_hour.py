@@ -1,12 +1,12 @@
 """The last hour in steps of ten seconds, for the charts of the console: ``GET history`` (docs/control.md).
 
 Filled when a request ends and when a server changes its state, so it needs no timer. The work of a request is
-divided among the steps in which it was done.
+divided among the steps in which it was done. Requests that still wait are added when the chart is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["STEPS", "STEP_S", "LastHour"]
 
@@ -64,9 +64,16 @@ class LastHour:
         place = self._newest % STEPS
         self._memory_bytes[place] = max(self._memory_bytes[place], held_bytes)
 
-    def series(self, now_s: float) -> Mapping[str, Sequence[float | None]]:
-        """Oldest first. ``age_s``: of the begin of each step. The last step is not over."""
+    def series(
+        self, now_s: float, waiting_since_s: Iterable[float] = ()
+    ) -> Mapping[str, Sequence[float | None]]:
+        """Oldest first. ``age_s``: of the begin of each step. The last step is not over. ``waiting_since_s``:
+        of each request that waits now.
+        """
         self._move_to(now_s)
+        queue_s = self._queue_s.copy()
+        for since_s in waiting_since_s:
+            _spread(queue_s, now_s - since_s, since_s, now_s, self._newest)
         numbers = range(self._newest - STEPS + 1, self._newest + 1)
         places = [number % STEPS for number in numbers]
         in_step_s = [float(STEP_S)] * (STEPS - 1) + [max(now_s - self._newest * STEP_S, 1.0)]
@@ -76,7 +83,7 @@ class LastHour:
                 round(self._tokens[at] / seconds, 3) for at, seconds in zip(places, in_step_s, strict=True)
             ],
             "queued": [
-                round(self._queue_s[at] / seconds, 3) for at, seconds in zip(places, in_step_s, strict=True)
+                round(queue_s[at] / seconds, 3) for at, seconds in zip(places, in_step_s, strict=True)
             ],
             "first_byte_s": [
                 round(self._first_byte_s[at] / self._answers[at], 4) if self._answers[at] else None
@@ -97,8 +104,12 @@ class LastHour:
 
 
 def _spread(ring: list[float], amount: float, from_s: float, to_s: float, newest: int) -> None:
-    """Add ``amount`` to the steps between two times, in proportion to the time in each."""
+    """Add ``amount`` to the steps between two times, in proportion to the time in each. The part that is
+    older than an hour is lost.
+    """
     first, last = int(from_s // STEP_S), int(to_s // STEP_S)
+    if last <= newest - STEPS:
+        return
     if first >= last:  # most requests
         ring[last % STEPS] += amount
         return

@@ -1,9 +1,10 @@
 """Decides which requests reach the web console and, with its cookie, the control API (docs/console.md).
 
 The pages are files without secrets, so every client may read them that the checks of Host and Origin admit.
-Everything else needs a key with the right `control`, or the cookie of a session. A browser adds a cookie to
-each request, whichever page causes it; so a change needs the Origin of this server and a header that no other
-page can send.
+Everything else needs a key with the right `control`, or the cookie and the secret of a session. A browser
+adds a cookie to each request, whichever page causes it, and sends it to every port of a host: another program
+of this machine can get it. The secret is in the storage of this origin, and in a header that no other page
+can send. A change also needs the Origin of this server.
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ from typing import Final, Protocol
 from llamasup.auth.keys import ApiKey
 from llamasup.http.heads import Head, HttpError
 
-__all__ = ["CONSOLE_PATH", "SESSION_COOKIE", "ConsoleAccess", "Sessions", "is_same_origin", "session_ids"]
+__all__ = [
+    "CONSOLE_HEADER",
+    "CONSOLE_PATH",
+    "SESSION_COOKIE",
+    "ConsoleAccess",
+    "Sessions",
+    "is_same_origin",
+    "session_ids",
+]
 
 CONSOLE_PATH: Final = "/llamasup/"
 SESSION_COOKIE: Final = "llamasup_session"
+CONSOLE_HEADER: Final = "x-llamasup-console"
+"""A sign-in has none yet, and sends any value: other pages cannot send the header."""
 
 _READS = frozenset({b"GET", b"HEAD"})
 _SIGN_IN_PATH = b"/llamasup/v1/console/session"
@@ -38,9 +49,9 @@ _MAX_IDS = 8
 class Sessions(Protocol):
     """The sessions of the console."""
 
-    def key_of(self, ids: tuple[bytes, ...]) -> ApiKey | None:
-        """The key that a request with these ids acts as; None if they belong to no session. Counts as a use
-        of the session.
+    def key_of(self, ids: tuple[bytes, ...], secret: bytes) -> ApiKey | None:
+        """The key that a request with these ids and this secret acts as; None if they belong to no session.
+        Counts as a use of the session.
         """
         ...
 
@@ -79,7 +90,9 @@ class ConsoleAccess:
         if _is_public(head):
             return None
         signs_in = head.path == _SIGN_IN_PATH
-        key = None if self.sessions is None else self.sessions.key_of(_ids_of(head))
+        if (refusal := _judge_page(head, signs_in=signs_in)) is not None:
+            return refusal
+        key = None if self.sessions is None else self.sessions.key_of(_ids_of(head), head.console_secret)
         if key is None and not signs_in:
             return HttpError(
                 401,
@@ -88,7 +101,7 @@ class ConsoleAccess:
                 cause="session",
                 remedy="sign in again: run `llamasup ui`, or enter a key with the right `control`",
             )
-        return _judge_page(head, needs_origin=not signs_in) or key
+        return key
 
 
 def _is_public(head: Head) -> bool:
@@ -100,19 +113,18 @@ def _ids_of(head: Head) -> tuple[bytes, ...]:
     return session_ids(b"; ".join(_COOKIES.findall(head.opening)))
 
 
-def _judge_page(head: Head, *, needs_origin: bool) -> HttpError | None:
+def _judge_page(head: Head, *, signs_in: bool) -> HttpError | None:
     """Why a page of another site may have caused the request; None if it cannot."""
     if any(site not in _OWN_SITES for site in _FETCH_SITES.findall(head.opening)) or (
         head.origin is not None and not is_same_origin(head)
     ):
         return _refusal("only the console's own pages may use its session", "foreign_origin")
-    if head.method in _READS:
-        return None
-    if head.origin is None and needs_origin:
+    is_read = head.method in _READS
+    if not is_read and head.origin is None and not signs_in:
         return _refusal("a change with the console's session needs an Origin header", "foreign_origin")
-    if not head.from_console:
+    if not head.console_secret and not (is_read and signs_in):
         return _refusal(
-            "a change with the console's session needs the header X-Llamasup-Console: 1", "console_header"
+            "the console's session needs its secret in the header X-Llamasup-Console", "console_header"
         )
     return None
 

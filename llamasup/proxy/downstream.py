@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
 from llamasup.http.heads import HttpError, error_body, error_response
+from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
@@ -463,6 +464,12 @@ class Downstream(asyncio.Protocol):
             self.close()
 
     # --- for the control API
+
+    def held_slots(self) -> HeldSlots | None:
+        return None if self._exchange is None else self._exchange.held_slots()
+
+    def waits_since(self) -> float:
+        return 0.0 if self._exchange is None else self._exchange.waits_since()
 
     def live(self, now: float) -> InFlight | None:
         if self._exchange is not None:

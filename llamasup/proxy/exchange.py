@@ -17,6 +17,7 @@ from llamasup.http.heads import HttpError, error_body, status_line
 from llamasup.http.sse import TokenCounts, error_event, tail_of
 from llamasup.http.token_meter import TokenMeter
 from llamasup.models.redaction import whole_and_plain
+from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
@@ -333,6 +334,15 @@ class Exchange(Struct, eq=False):
     def interrupt(self, error: HttpError) -> None:
         """End the request because an administrator cancelled it."""
         self._fail(error, "cancelled")
+
+    def held_slots(self) -> HeldSlots | None:
+        request, lease = self._request, self._lease
+        if self.over or not lease.since_s:
+            return None
+        return HeldSlots(lease.endpoint.model, request.client, lease.since_s, lease.weight)
+
+    def waits_since(self) -> float:
+        return 0.0
 
     def live(self, now: float) -> InFlight:
         request, lease = self._request, self._lease

@@ -121,6 +121,12 @@ class Waiting:
         self._record(error.status, "cancelled")
         self._downstream.exchange_failed(self._request, error)
 
+    def held_slots(self) -> None:
+        """It holds none while it waits."""
+
+    def waits_since(self) -> float:
+        return self._request.received_at
+
     def live(self, now: float) -> InFlight:
         entry = self.entry
         outlook = self._queue.outlook(entry)

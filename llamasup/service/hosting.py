@@ -22,7 +22,7 @@ from llamasup.http.address import Address
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
-from llamasup.observability.counters import Metrics, RequestRecord
+from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
@@ -131,7 +131,9 @@ class ServiceHost:
         self._environ = os.environ if environ is None else environ
         self._spans: SpanExporter | None = None
         self._slow = SlowLog(time.monotonic())
-        self._usage = None if options.no_usage else UsageRecorder(options.usage_keep_days)
+        self._usage = (
+            None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
+        )
         self._last_hour = LastHour(time.monotonic())
 
     @property
@@ -152,6 +154,9 @@ class ServiceHost:
         from llamasup.usage.store import today
 
         return not_counted(by, since, today())
+
+    def _held_slots(self) -> Sequence[HeldSlots]:
+        return () if self._requests is None else self._requests.held_slots()
 
     def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
@@ -298,7 +303,7 @@ class ServiceHost:
             self._requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
-        if record.generation:
+        if record.model:
             self._last_hour.add_request(
                 time.monotonic(),
                 duration_s=record.duration_s,

@@ -6,12 +6,15 @@ bound, or the owner decides what it drops.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 __all__ = ["BatchWriter"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -24,6 +27,8 @@ class BatchWriter(Generic[T]):
 
     ``linger_s``: how long the thread collects items before it writes. ``max_waiting``: ``put`` drops an item
     while so many wait, and counts it in ``rejected``; then only one thread may call ``put``.
+
+    An exception of ``write`` loses its batch: ``lost`` counts the items. The first one is logged.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class BatchWriter(Generic[T]):
         max_waiting: int | None = None,
     ) -> None:
         self.rejected = 0
+        self.lost = 0
         self._write = write
         self._name = name
         self._linger_s = linger_s
@@ -83,6 +89,13 @@ class BatchWriter(Generic[T]):
                 self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            self._over = True  # what is put now would stay for ever
+            self._items.clear()
+
+    def _write_all(self) -> None:
         items = self._items
         while True:
             self._wake.wait()
@@ -93,9 +106,16 @@ class BatchWriter(Generic[T]):
             self._hurry.clear()
             is_last = self._closing
             while items:
-                if not self._write([items.popleft() for _ in range(min(BATCH, len(items)))]):
-                    self._over = True
-                    items.clear()
+                if not self._write_batch([items.popleft() for _ in range(min(BATCH, len(items)))]):
                     return
             if is_last:
                 return
+
+    def _write_batch(self, batch: list[T]) -> bool:
+        try:
+            return self._write(batch)
+        except Exception:
+            if not self.lost:
+                _log.exception("The thread %r has lost what it had to write", self._name)
+            self.lost += len(batch)
+            return True

@@ -1,9 +1,9 @@
 """Divides measured energy among the requests that had a slot in the meantime.
 
-The counters measure the whole machine. Between two readings, the requests that ended get the mean power of
-that interval, for the time in which at least one of them had a slot, each in proportion to its slot seconds.
-So the time without a request counts for no model. A request that began before the interval counts only for
-its part in the interval: an earlier reading has divided the rest.
+The counters measure the whole machine. The requests that had a slot between two readings, whether they have
+ended or not, get the mean power of that interval, for the time in which at least one of them had a slot, each
+in proportion to its slot seconds. So the time without a request counts for no model. A request counts in each
+interval for its part of it.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ def divided(energy_uj: int, begin_s: float, end_s: float, work: Sequence[Work]) 
     for one in work:
         began_s, ended_s = max(one.began_s, begin_s), min(one.ended_s, end_s)
         if ended_s > began_s:
-            slot_s = one.slot_s * (ended_s - began_s) / (one.ended_s - one.began_s)
-            parts.append((began_s, ended_s, one.group, slot_s))
+            parts.append((began_s, ended_s, one.group, one.slots * (ended_s - began_s)))
     slots_s = sum(slot_s for *_, slot_s in parts)
     if not slots_s:
         return {}

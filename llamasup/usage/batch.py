@@ -13,14 +13,14 @@ __all__ = ["Batch", "Question", "Saved", "Work"]
 
 
 class Work(Struct, frozen=True):
-    """The time in which one request had a slot (monotonic). ``slot_s``: that time, multiplied by the number
-    of slots.
+    """The time in which one request had ``slots`` (monotonic); their mean number. ``ended_s`` is infinite for
+    a request in flight.
     """
 
     group: Group
     began_s: float
     ended_s: float
-    slot_s: float
+    slots: float
 
 
 class Saved(Struct, frozen=True):

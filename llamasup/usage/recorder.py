@@ -7,21 +7,24 @@ then imports what it needs. Without requests, there is no timer and the thread s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import HeldSlots, RequestRecord
 from llamasup.system.batch_writer import BatchWriter
 from llamasup.usage.batch import Batch, Question, Saved, Work
-from llamasup.usage.ledger import Ledger, day_at
+from llamasup.usage.ledger import Group, Ledger, day_at, key_of
 
 if TYPE_CHECKING:
     from llamasup.usage.saver import UsageSaver
 
 __all__ = ["UsageRecorder"]
+
+_log = logging.getLogger(__name__)
 
 # With the time of a write, a crash loses at most a minute.
 SAVE_S: Final = 55.0
@@ -35,7 +38,8 @@ _NEVER: Final = float("inf")
 
 
 class UsageRecorder:
-    """For the event loop's thread. ``keep_days``: how many days the file keeps, with today.
+    """For the event loop's thread. ``keep_days``: how many days the file keeps, with today. ``held_slots``
+    returns the slots of the requests in flight; it is called for each reading of the energy counters.
 
     ``make_saver`` and the times are for tests.
     """
@@ -44,11 +48,13 @@ class UsageRecorder:
         self,
         keep_days: int,
         *,
+        held_slots: Callable[[], Sequence[HeldSlots]] = tuple,
         make_saver: Callable[[int], UsageSaver] | None = None,
         save_s: float = SAVE_S,
         reading_s: float = READING_S,
     ) -> None:
         self._keep_days = keep_days
+        self._held_slots = held_slots
         self._make_saver = make_saver
         self._save_s = save_s
         self._reading_s = reading_s
@@ -59,6 +65,7 @@ class UsageRecorder:
         self._next_reading_s = 0.0  # when the end of a request leads to a reading of the energy counters
         self._timer: asyncio.TimerHandle | None = None
         self._saver: UsageSaver | None = None  # made by the thread
+        self._has_failed = False  # the thread could not make it
         self._writer: BatchWriter[Batch] = BatchWriter(self._save, name="usage", linger_s=0.0)
 
     def add(self, record: RequestRecord) -> None:
@@ -74,10 +81,9 @@ class UsageRecorder:
             self._timer = asyncio.get_running_loop().call_later(self._save_s, self._pass_on)
         if self._next_reading_s == _NEVER:
             return
-        if record.slot_s > 0.0:
-            self._work.append(
-                Work(group, now_s - min(record.slot_s, record.duration_s), now_s, record.slot_s)
-            )
+        held_s = min(record.slot_s, record.duration_s)
+        if held_s > 0.0:
+            self._work.append(Work(group, now_s - held_s, now_s, record.slot_s / held_s))
         if now_s >= self._next_reading_s:
             measures = self._may_measure
             self._next_reading_s = now_s + self._reading_s if measures else _NEVER
@@ -127,16 +133,30 @@ class UsageRecorder:
             self._writer.put(Batch(sums, saves=True, question=question))
 
     def _take_work(self) -> Sequence[Work]:
+        """Of the requests that have ended since the last reading, and of those in flight until now."""
         work, self._work = self._work, []
+        for held in self._held_slots():
+            group = Group(self._day, held.model, key_of(held.client))
+            work.append(Work(group, held.since_s, _NEVER, held.slots))
         return work
 
     # --- in the thread
 
     def _save(self, batches: list[Batch]) -> bool:
         if self._saver is None:
-            from llamasup.usage.saver import UsageSaver
+            try:
+                from llamasup.usage.saver import UsageSaver
 
-            self._saver = (self._make_saver or UsageSaver)(self._keep_days)
+                self._saver = (self._make_saver or UsageSaver)(self._keep_days)
+            except Exception as error:  # such as a Python without sqlite3
+                if not self._has_failed:
+                    self._has_failed = True
+                    _log.exception("The usage cannot be counted")
+                problem = f"The usage cannot be counted: {type(error).__name__}: {error}."
+                for batch in batches:
+                    if batch.question is not None:
+                        batch.question.answer(Saved((), None, problem))
+                return True
         for batch in batches:
             self._saver.take(batch)
         return True

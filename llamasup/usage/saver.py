@@ -1,7 +1,7 @@
 """Saves the sums in the file, and divides the measured energy. Runs in the thread of ``recorder.py``.
 
-A file that cannot be written never disturbs a request or a stop: the sums stay in memory (one row for each
-day, model and key), and the next batch leads to another attempt.
+A file that cannot be written, or another failure, never disturbs a request or a stop: the sums stay in memory
+(one row for each day, model and key), and the next batch leads to another attempt.
 """
 
 from __future__ import annotations
@@ -59,7 +59,12 @@ class UsageSaver:
         """Read the counters, and divide the energy since the last reading."""
         if not self.measures:
             return
-        before, self._reading = self._reading, self._measure()
+        before = self._reading
+        try:
+            self._reading = self._measure()
+        except Exception:
+            _log.exception("The energy counters cannot be read")
+            self._reading = None
         if self._reading is None:
             self.measures = False
         elif before is not None and (energy_uj := energy_between(before, self._reading)) is not None:
@@ -81,6 +86,11 @@ class UsageSaver:
                 self._problem = error.message
                 _log.warning("%s\n  → %s Until then, the usage is not saved.", error.message, error.remedy)
             return
+        except Exception as error:
+            if (problem := _unexpected(error)) != self._problem:
+                self._problem = problem
+                _log.exception("The usage cannot be saved")
+            return
         self._problem = ""
         self._unsaved.take()
 
@@ -97,6 +107,12 @@ class UsageSaver:
             return Saved([*read_rows(path, by, since), *unsaved], str(path), self._problem or None)
         except FolderUnusable as error:
             return Saved(unsaved, None, self._problem or error.message)
+        except Exception as error:
+            return Saved(unsaved, None, self._problem or _unexpected(error))
+
+
+def _unexpected(error: Exception) -> str:
+    return f"The usage file cannot be used: {type(error).__name__}: {error}."
 
 
 def _replace_corrupt(path: Path, error: CorruptFile) -> None:

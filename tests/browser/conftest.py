@@ -58,6 +58,13 @@ class Console(NamedTuple):
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
+    def sign_in_file(self) -> str:
+        """The address of the file that `llamasup ui` lets a browser open."""
+        opened = self.config.with_name("opened")
+        done = run_to_end("ui", env={**self.env, "BROWSER": f"sh -c 'printf %s \"$1\" >{opened}' sh"})
+        assert done.returncode == 0, done.stderr
+        return opened.read_text()
+
 
 Serve = Callable[..., Console]
 

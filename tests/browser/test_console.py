@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
@@ -40,7 +43,7 @@ def console(serve: Serve) -> Console:
 
 @pytest.fixture(scope="module")
 def state(console: Console, browser: Any) -> Any:
-    """The cookie of a browser that is signed in."""
+    """The cookie and the secret of a browser that is signed in."""
     context = browser.new_context()
     sign_in(context, console)
     cookie = context.storage_state()
@@ -168,6 +171,17 @@ def test_token_signs_in_once_and_leaves_the_address_bar(console: Console, new_co
 
 
 @pytest.mark.one_runtime
+def test_file_that_the_browser_opens_signs_it_in(console: Console, new_context: NewContext) -> None:
+    address = console.sign_in_file()
+    assert address.startswith("file://")
+    assert "token" not in address
+    page = new_context().new_page()
+    page.goto(address)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Models")
+    assert page.url == console.page_url
+
+
+@pytest.mark.one_runtime
 def test_key_signs_in_with_the_keyboard_alone(console: Console, new_context: NewContext) -> None:
     page = new_context().new_page()
     page.goto(console.page_url)
@@ -206,7 +220,7 @@ def test_sign_out_ends_the_session_of_all_tabs(console: Console, new_context: Ne
 def test_model_is_loaded_restarted_and_unloaded(page: Page) -> None:
     model = card(page, SLEEPER)
     for button, state in (("Load", "ready"), ("Restart", "ready"), ("Unload", "stopped")):
-        with page.expect_response(lambda answer: answer.url.endswith(f"/{button.lower()}")) as answer:  # noqa: B023
+        with page.expect_response(lambda answer: f"/{button.lower()}?" in answer.url) as answer:  # noqa: B023
             model.get_by_role("button", name=f"{button} {SLEEPER}", exact=True).click()
         assert answer.value.ok
         expect(model.locator(".state")).to_have_text(state)
@@ -469,6 +483,37 @@ def test_page_of_another_site_changes_nothing(
         other.get_by_role("button", name="Win").click()
     assert answer.value.status == 403
     expect(card(page, CHAT).locator(".state")).to_have_text("ready")
+
+
+@pytest.mark.one_runtime
+@pytest.mark.check("X4", "a browser sends the cookie to other ports of a machine, where it gives no right")
+def test_program_at_another_port_gets_the_cookie_and_can_do_nothing_with_it(
+    console: Console, new_context: NewContext, state: Any
+) -> None:
+    cookies: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            cookies.append(self.headers.get("cookie", ""))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as other:
+        thread = Thread(target=other.serve_forever)
+        thread.start()
+        page = new_context(storage_state=state).new_page()
+        page.goto(f"http://127.0.0.1:{other.server_port}/llamasup/")
+        assert page.evaluate("Object.keys(localStorage)") == []
+        other.shutdown()
+        thread.join()
+    assert "llamasup_session=" in cookies[0]
+    for secret in ("1", cookies[0].partition("=")[2]):
+        own = {"cookie": cookies[0], "origin": console.url, "x-llamasup-console": secret}
+        assert httpx.get(f"{console.url}/llamasup/v1/status", headers=own).status_code == 401
+        assert httpx.post(f"{console.url}/llamasup/v1/reload", headers=own).status_code == 401
 
 
 def hide(page: Page, *, hidden: bool) -> None:

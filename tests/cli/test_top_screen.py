@@ -168,6 +168,25 @@ def test_log_shows_its_end_without_control_characters() -> None:
     assert "\x1b" not in "".join(line.text for line in shown)
 
 
+@pytest.mark.parametrize("lines", [1, 2, 3, 4])
+def test_log_fits_into_a_low_terminal(lines: int) -> None:
+    assert len(log_lines("tiny", ["one", "two", "three"], columns=40, lines=lines)) == lines
+
+
+def test_arrows_move_past_requests_with_the_same_id() -> None:
+    rows = rows_of(
+        STATUS, [request("same"), request("same"), request("same", model="other"), request("last")]
+    )
+    screen = Screen()
+    for row in rows:
+        screen, _ = press(screen, "down", rows)
+        assert screen.chosen == row
+    assert press(Screen(chosen=rows[2]), "c", rows)[0].cancels == "same"
+    requests = {"live": [request("same"), request("same")], "ended": []}
+    shown = shown_lines(Screen(chosen=rows[2]), STATUS, requests, columns=120, lines=24)
+    assert sum(line.style == "chosen" for line in shown) == 1
+
+
 def test_sort_goes_round_and_q_quits() -> None:
     screen = Screen()
     for by in (*SORTS[1:], SORTS[0]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import webbrowser
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +16,11 @@ from llamasup.auth.key_limits import Keys
 from llamasup.cli import target as chosen
 from llamasup.cli.commands.ui import ui
 from llamasup.console.routes import Console
+from llamasup.console.sign_in_file import write_sign_in_file
 from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.errors import Conflict, OutputFailed
 from llamasup.proxy.console_access import ConsoleAccess
+from llamasup.system.process import run_folder
 from tests.control.fake import FakeControlTarget, served
 
 TARGET: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None}
@@ -39,6 +43,7 @@ def run_ui(
         return opens
 
     monkeypatch.setattr(webbrowser, "open", open_)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder / "run"))
 
     def make(wake: Callable[[], None]) -> Console:
         return Console(ConsoleAccess(is_on=is_on), Keys(None, (), lambda: 0.0), wake, PAGE)
@@ -51,15 +56,44 @@ def run_ui(
     return asyncio.run(main()), opened
 
 
-def test_browser_opens_the_console_with_a_token(
+@pytest.mark.check("X4", "in no argument of a process: a browser gets a private file, which has the token")
+def test_browser_opens_a_private_file_and_no_argument_has_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    code, (address,) = run_ui(tmp_path, monkeypatch, print_=False)
+    code, (argument,) = run_ui(tmp_path, monkeypatch, print_=False)
     assert code == 0
-    assert address.startswith(f"{PAGE}#token=")
+    file = Path(argument.removeprefix("file://"))
+    token = file.read_text().partition(f'location.replace("{PAGE}#token=')[2].partition('"')[0]
+    assert len(token) >= 43
+    assert token not in argument
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert "#token=" not in printed.err  # a terminal may be recorded
+    assert token not in printed.err  # a terminal may be recorded
+
+
+def test_file_of_an_old_token_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    made = []
+    for age_s in (120, 30, 0):
+        made.append(write_sign_in_file(tmp_path, PAGE))
+        os.utime(made[-1], (made[-1].stat().st_mtime - age_s,) * 2)
+    assert [file.exists() for file in made] == [False, True, True]
+
+
+def test_address_cannot_end_the_script_of_its_file(tmp_path: Path) -> None:
+    page = write_sign_in_file(tmp_path, "http://x/</script><script>alert(1)//").read_text()
+    assert page.count("</script>") == 1
+
+
+def test_folder_that_cannot_be_used_is_an_error_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(run_folder, "_run_bases", lambda: iter([tmp_path / "file"]))
+    code, opened = run_ui(tmp_path, monkeypatch, print_=False)
+    assert (code, opened) == (OutputFailed.exit_code, [])
+    assert "llamasup ui --print" in capfd.readouterr().err
 
 
 def test_print_shows_the_address_and_opens_no_browser(

@@ -234,3 +234,16 @@ def test_unread_flood_is_dropped_without_waiting() -> None:
         assert writer.held < 2 * MAX_BYTES
         os.close(read_end)
         writer.close(timeout_s=60)
+
+
+def test_text_that_cannot_be_made_does_not_count_as_held(
+    pipe: Pipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> str:
+        raise RuntimeError("no such luck")
+
+    pipe.writer.write_later(fails)
+    pipe.writer.write("x" * (MAX_BYTES + 1))  # in the same batch
+    pipe.writer.close(timeout_s=60)
+    assert pipe.writer.held == 0
+    assert len(caplog.messages) == 1

@@ -43,7 +43,10 @@ class World:
         return str((await self.http.post(TOKEN)).json()["token"])
 
     async def sign_in(self, **body: str) -> httpx.Response:
-        return await self.http.post(SESSION, json=body or {"token": await self.token()})
+        answer = await self.http.post(SESSION, json=body or {"token": await self.token()})
+        if answer.is_success:
+            self.http.headers["x-llamasup-console"] = answer.json()["secret"]  # as the page does
+        return answer
 
     async def session(self) -> httpx.Response:
         return await self.http.get(SESSION)
@@ -162,12 +165,12 @@ def test_console_that_is_off_serves_nothing_else(tmp_path: Path) -> None:
     run(tmp_path, visit, is_on=False)
 
 
-@pytest.mark.check("X4", "the cookie of a session: no script reads it, and no other site sends it")
+@pytest.mark.check("X4", "the cookie of a session: no script reads it, and no page of another site sends it")
 def test_token_becomes_a_cookie(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         answer = await world.sign_in()
         cookie = cookie_of(answer)
-        assert cookie.pop("")
+        value = cookie.pop("")
         assert cookie == {"Path": "/llamasup", "HttpOnly": "", "SameSite": "Strict"}
         shown = answer.json()
         assert shown == {
@@ -177,8 +180,11 @@ def test_token_becomes_a_cookie(tmp_path: Path) -> None:
             "inference_key": shown["inference_key"],
             "idle_s": IDLE_S,
             "config": True,
+            "secret": shown["secret"],
         }
-        assert (await world.session()).json() == shown
+        assert value
+        assert value != shown["secret"]
+        assert (await world.session()).json() == {name: shown[name] for name in shown if name != "secret"}
 
     run(tmp_path, visit)
 
@@ -271,6 +277,22 @@ def test_signed_out_browser_loses_its_cookie_and_its_key(tmp_path: Path) -> None
     run(tmp_path, visit)
 
 
+@pytest.mark.check("X4", "401 for the cookie alone, which each program at a port of this machine may get")
+def test_cookie_without_the_secret_is_no_session(tmp_path: Path) -> None:
+    async def visit(world: World) -> None:
+        answer = await world.sign_in()
+        for secret in ("", "none", cookie_of(answer)[""], answer.json()["inference_key"]):
+            world.http.headers["x-llamasup-console"] = secret
+            shown = await world.session()
+            assert (shown.status_code, shown.json()["error"]["cause"]) == (401, "session")
+            assert (await world.http.delete(SESSION)).json() == {"ended": False}
+        world.http.cookies.set("llamasup_session", cookie_of(answer)[""], path="/llamasup")
+        world.http.headers["x-llamasup-console"] = answer.json()["secret"]
+        assert (await world.session()).status_code == 200
+
+    run(tmp_path, visit)
+
+
 def test_second_sign_in_of_a_browser_replaces_its_session(tmp_path: Path) -> None:
     async def visit(world: World) -> None:
         first = (await world.sign_in()).json()["inference_key"].encode()
@@ -297,7 +319,7 @@ def test_cookie_keeps_the_ids_of_other_llamasups(tmp_path: Path) -> None:
 
 
 async def events_of(world: World, cookie: str | None) -> AsyncIterator[str]:
-    headers = {} if cookie is None else {"cookie": f"llamasup_session={cookie}"}
+    headers = {} if cookie is None else {"cookie": f"llamasup_session={cookie}"}  # the secret is set
     async with world.http.stream("GET", "/llamasup/v1/events", headers=headers) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):

@@ -70,7 +70,7 @@ class World:
         return opened
 
     def acts_as(self, opened: Opened) -> ApiKey | None:
-        return self.sessions.key_of((opened.id.encode(),))
+        return self.sessions.key_of((opened.id.encode(),), opened.secret.encode())
 
 
 @pytest.fixture
@@ -159,6 +159,14 @@ def test_session_is_found_by_its_id_alone(world: World) -> None:
     assert world.sessions.find((b"other", first.id.encode())) is first.session
     assert world.sessions.find((first.id.encode()[:-1], b"")) is None
     assert world.sessions.find(()) is None
+
+
+@pytest.mark.check("X4", "an id of a session gives no right without the secret of this session")
+def test_session_gives_no_right_without_its_secret(world: World) -> None:
+    opened, other = world.sign_in(), world.sign_in()
+    for secret in ("", opened.id, opened.session.inference_key, other.secret, opened.secret[:-1]):
+        assert world.sessions.key_of((opened.id.encode(),), str(secret).encode()) is None
+    assert world.acts_as(opened) is not None
 
 
 def test_closed_session_gives_no_right_and_its_key_ends(world: World) -> None:

@@ -63,6 +63,12 @@ class FakeConnection:
     def live(self, now: float) -> InFlight | None:
         return InFlight(self._request) if self.error is None else None
 
+    def held_slots(self) -> None:
+        """It has no slot."""
+
+    def waits_since(self) -> float:
+        return 0.0
+
     def interrupt(self, error: HttpError) -> None:
         self.error = error
 

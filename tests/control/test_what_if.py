@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,9 @@ def test_settings_are_written_as_in_a_config() -> None:
     ],
 )
 def test_invalid_setting_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageInvalid, match=message):
+    with pytest.raises(UsageInvalid, match=message) as raised:
         asked_settings(given)
+    assert re.search(r"[^.?][.?]$", raised.value.message)
 
 
 def test_several_invalid_settings_are_listed() -> None:

@@ -346,11 +346,9 @@ def test_a_transparent_llamasup_leaves_them_as_they_are() -> None:
         assert b"x-llamasup-anything: 1" in read.opening
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"), [([b"1"], True), ([b" 1\t"], True), ([b"0"], False), ([b""], False), ([], False)]
-)
-def test_header_of_the_console_is_read_and_not_forwarded(values: list[bytes], expected: bool) -> None:
+@pytest.mark.parametrize(("values", "expected"), [([b"s"], b"s"), ([b" s\t"], b"s"), ([b""], b""), ([], b"")])
+def test_secret_of_the_console_is_read_and_no_model_gets_it(values: list[bytes], expected: bytes) -> None:
     read = head(*((b"x-llamasup-console", value) for value in values))
     assert isinstance(read, Head)
-    assert read.from_console is expected
+    assert read.console_secret == expected
     assert b"console" not in read.opening

@@ -69,6 +69,22 @@ def test_waiting_time_becomes_the_average_number_of_waiting_requests() -> None:
     assert last(it, BEGIN_S + 20, "queued", 3) == [3.0, 1.5, 0.0]
 
 
+def test_requests_that_wait_now_count_and_are_not_kept() -> None:
+    it = hour()
+    waiting = [BEGIN_S + 5] * 50
+    assert it.series(BEGIN_S + 25, waiting)["queued"][-3:] == [25.0, 50.0, 50.0]
+    assert last(it, BEGIN_S + 25, "queued", 3) == [0.0, 0.0, 0.0]
+    ended(it, BEGIN_S + 30, duration_s=25, queue_s=20)  # one of them got a slot after 20 s
+    assert last(it, BEGIN_S + 30, "queued", 4) == [0.5, 1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("duration_s", [HOUR_S + STEP_S, 2 * HOUR_S + 3, 10 * HOUR_S])
+def test_wait_before_the_last_hour_is_in_no_step(duration_s: float) -> None:
+    it = hour()
+    ended(it, BEGIN_S, duration_s=duration_s, queue_s=4)
+    assert set(it.series(BEGIN_S)["queued"]) == {0.0}
+
+
 def test_time_to_the_first_byte_is_the_average_of_the_answers() -> None:
     it = hour()
     ended(it, BEGIN_S + 1, first_byte_s=0.2)

@@ -227,6 +227,11 @@ def test_decision_takes_constant_time_for_any_number_of_connections() -> None:
 
         def live(self, now: float) -> None: ...
 
+        def held_slots(self) -> None: ...
+
+        def waits_since(self) -> float:
+            return 0.0
+
         def interrupt(self, error: HttpError) -> None: ...
 
     for unauthenticated in (False, True):

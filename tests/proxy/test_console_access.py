@@ -21,20 +21,24 @@ WITH_KEYS = ProxyConfig(
 )
 SESSION = b"/llamasup/v1/console/session"
 COOKIE = b"Cookie: theme=dark; llamasup_session=old.good; x=y"
-HEADER = b"X-Llamasup-Console: 1"
+HEADER = b"X-Llamasup-Console: secret"
 ORIGIN = b"Origin: http://localhost"
 OWN = (COOKIE, HEADER, ORIGIN)
 CHANGES = [(b"POST", b"/llamasup/v1/reload"), (b"PUT", b"/llamasup/v1/config"), (b"DELETE", SESSION)]
 
 
 class OneSession:
-    """One session, with the id ``good``, until it ends."""
+    """One session, with the id ``good`` and the secret ``secret``, until it ends."""
 
     def __init__(self) -> None:
         self.is_over = False
 
-    def key_of(self, ids: tuple[bytes, ...]) -> ApiKey | None:
-        return None if self.is_over or b"good" not in ids else ApiKey("console", b"", b"", controls=True)
+    def key_of(self, ids: tuple[bytes, ...], secret: bytes) -> ApiKey | None:
+        return (
+            None
+            if self.is_over or b"good" not in ids or secret != b"secret"
+            else ApiKey("console", b"", b"", controls=True)
+        )
 
 
 @pytest.fixture(params=[CONSOLE, WITH_KEYS], ids=["no keys", "keys"])
@@ -121,15 +125,15 @@ def test_console_that_is_off_has_no_files_and_no_cookie(make_rig: MakeRig) -> No
 
 
 def test_cookie_gives_the_right_control(console: Rig) -> None:
-    head = forwarded(console, get(b"/llamasup/v1/status", COOKIE))
+    head = forwarded(console, get(b"/llamasup/v1/status", COOKIE, HEADER))
     assert b"llamasup_session=old.good" in head
+    assert b"x-llamasup-console: secret" in head
     assert console.record().client == "key:console"
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
 def test_page_of_the_console_changes_with_origin_and_header(console: Rig, method: bytes, path: bytes) -> None:
-    head = forwarded(console, change(method, path, *OWN))
-    assert b"x-llamasup-console" not in head.lower()
+    assert forwarded(console, change(method, path, *OWN)).startswith(method + b" " + path)
 
 
 @pytest.mark.check(
@@ -140,7 +144,7 @@ def test_page_of_the_console_changes_with_origin_and_header(console: Rig, method
     ("lines", "cause"),
     [
         ((COOKIE, ORIGIN), "console_header"),
-        ((COOKIE, ORIGIN, b"X-Llamasup-Console: 0"), "console_header"),
+        ((COOKIE, ORIGIN, b"X-Llamasup-Console: "), "console_header"),
         ((COOKIE, HEADER, b"Origin: http://evil.example"), "foreign_origin"),
         ((COOKIE, HEADER, b"Origin: http://localhost:3000"), "foreign_origin"),
         ((COOKIE, HEADER, b"Origin: null"), "foreign_origin"),
@@ -174,18 +178,40 @@ def test_page_of_a_configured_origin_does_not_use_the_cookie(make_rig: MakeRig, 
 @pytest.mark.check("X3", "403 for a read with the cookie that another site causes")
 @pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"other"])
 def test_page_of_another_site_reads_nothing_with_the_cookie(console: Rig, site: bytes) -> None:
-    request = get(b"/llamasup/v1/events", COOKIE, b"Sec-Fetch-Site: " + site)
+    request = get(b"/llamasup/v1/events", COOKIE, HEADER, b"Sec-Fetch-Site: " + site)
     assert refusal(console, request) == (403, "foreign_origin")
 
 
-def test_typed_address_and_own_page_read_with_the_cookie(console: Rig) -> None:
+def test_own_page_reads_with_the_cookie_and_the_secret(console: Rig) -> None:
     for site in (b"none", b"same-origin"):
-        forwarded(console, get(b"/llamasup/v1/status", COOKIE, b"Sec-Fetch-Site: " + site))
+        forwarded(console, get(b"/llamasup/v1/status", COOKIE, HEADER, b"Sec-Fetch-Site: " + site))
+
+
+@pytest.mark.check(
+    "X4", "401 or 403 for the cookie alone, which each program at a port of this machine may get"
+)
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ((), (403, "console_header")),
+        ((b"X-Llamasup-Console: 1",), (401, "session")),
+        ((b"X-Llamasup-Console: good",), (401, "session")),
+    ],
+)
+def test_cookie_without_the_secret_reads_and_changes_nothing(
+    console: Rig, lines: tuple[bytes, ...], expected: tuple[int, str]
+) -> None:
+    """A program that the browser visits may repeat the cookie with any Origin."""
+    for path in (b"status", b"events", b"models/m/logs", b"config"):
+        assert refusal(console, get(b"/llamasup/v1/" + path, COOKIE, *lines)) == expected
+    for method, path in CHANGES:
+        if path != SESSION:  # the application finds no session to end
+            assert refusal(console, change(method, path, COOKIE, ORIGIN, *lines)) == expected
 
 
 def test_request_with_an_ended_session_gets_401_on_an_open_connection(console: Rig) -> None:
     client = console.connect()
-    request = get(b"/llamasup/v1/status", COOKIE)
+    request = get(b"/llamasup/v1/status", COOKIE, HEADER)
     client.send(request)
     control = console.accept_control()
     control.head()
@@ -201,7 +227,7 @@ def test_request_with_an_ended_session_gets_401_on_an_open_connection(console: R
 
 def test_cookie_is_unknown_before_the_control_application_is_loaded(make_rig: MakeRig) -> None:
     rig = make_rig(CONSOLE, control=True)
-    assert refusal(rig, get(b"/llamasup/v1/status", COOKIE)) == (401, "session")
+    assert refusal(rig, get(b"/llamasup/v1/status", COOKIE, HEADER)) == (401, "session")
 
 
 @pytest.mark.check("X4", "401: the cookie counts only below /llamasup/")

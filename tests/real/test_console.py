@@ -32,7 +32,7 @@ class BrowserLike:
         parts = urlsplit(url)
         self.own = {
             "origin": f"{parts.scheme}://{parts.netloc}",
-            "x-llamasup-console": "1",
+            "x-llamasup-console": "none",
             "sec-fetch-site": "same-origin",
         }
 
@@ -47,10 +47,13 @@ class BrowserLike:
         return self.http.request(method, path, json=body, headers=headers)
 
     def sign_in(self, **body: str) -> httpx.Response:
-        return self.change("POST", SESSION, body)
+        answer = self.change("POST", SESSION, body)
+        if answer.is_success:
+            self.own["x-llamasup-console"] = answer.json()["secret"]
+        return answer
 
     def read(self, path: str) -> Any:
-        answer = self.http.get(V1 + path, headers={"sec-fetch-site": "same-origin"})
+        answer = self.http.get(V1 + path, headers=self.own)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -91,6 +94,14 @@ def test_token_signs_in_once_and_only_the_consoles_own_page_uses_the_cookie(
             assert cause(other.sign_in(token=token)) == (401, "console_token")
 
         assert [model["id"] for model in browser.read("/status")["models"]] == ["tiny"]
+        # The cookie alone, as another program of this machine may get it.
+        assert cause(browser.http.get(SESSION)) == (401, "session")
+        assert cause(browser.http.get(f"{V1}/status")) == (403, "console_header")
+        for secret in ("none", str(browser.http.cookies["llamasup_session"])):
+            assert cause(browser.change("POST", f"{V1}/reload", x_llamasup_console=secret)) == (
+                401,
+                "session",
+            )
         assert browser.read("/config") == {"file": None, "text": "", "version": "", "writable": False}
         restart = f"{V1}/models/tiny/restart"
         generation = browser.read("/status")["models"][0]["generation"]
@@ -224,12 +235,12 @@ def test_removed_key_ends_its_sessions_and_their_streams(
     with serving(runtime, tiny_model, tmp_path) as served, BrowserLike(served.running.url) as browser:
         session = browser.sign_in(key="admin-key").json()
         own_key = {"authorization": f"Bearer {session['inference_key']}"}
-        with browser.http.stream("GET", f"{V1}/events") as events:
+        with browser.http.stream("GET", f"{V1}/events", headers=browser.own) as events:
             lines = (line for line in events.iter_lines() if line.startswith("data: "))
             assert json.loads(next(lines).removeprefix("data: "))["event"] == "state"
             (tmp_path / "keys").write_text("phone-key name=phone\n")
             assert list(lines) == []  # it ends
-        assert cause(browser.http.get(f"{V1}/status")) == (401, "session")
+        assert cause(browser.http.get(f"{V1}/status", headers=browser.own)) == (401, "session")
         assert cause(browser.http.post("/v1/chat/completions", json=CHAT, headers=own_key)) == (
             401,
             "api_key",

@@ -17,7 +17,9 @@ from llamasup.control.selection import select_running
 from llamasup.proxy.live.requests import FRESH_S
 from tests.e2e.driver import PATIENCE_S, Llamasup, llamasup
 from tests.patience import eventually
+from tests.ports import free_port
 from tests.real.test_queueing import CONTEXT
+from tests.runtimes import wrapped_runtime
 
 pytestmark = pytest.mark.real
 
@@ -133,3 +135,36 @@ def test_slot_of_a_cancelled_stream_is_free_at_once(running: Llamasup, control: 
     assert readers["second"].ended.wait(PATIENCE_S)
     assert readers["second"].tokens >= LONG
     assert last_outcome(control) == ("second", "ok")
+
+
+@pytest.mark.one_runtime
+def test_request_that_waits_is_in_the_last_hour_also_if_it_never_gets_a_server(
+    runtime: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    waits = f'case "$*" in *--model*) until [ -e {gate} ]; do sleep 0.1; done ;; esac'
+    wrapper = wrapped_runtime(tmp_path, runtime, waits)
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    with llamasup(tiny_model, "--runtime", wrapper, "--port", str(port)) as starting:
+        eventually(lambda: waited_in_vain(address))
+        socket = select_running(discover(), starting.pid).socket
+        transport = httpx.HTTPTransport(uds=socket)
+        with httpx.Client(transport=transport, base_url="http://x", timeout=PATIENCE_S) as control:
+            eventually(lambda: control.get("/llamasup/v1/requests?ended=1").json()["ended"] != [])
+            series = control.get("/llamasup/v1/history").json()["series"]
+        assert sum(series["queued"]) > 0.0
+        gate.touch()
+        starting.wait_for("ready")
+        assert starting.stop() == 0
+
+
+def waited_in_vain(address: str) -> bool:
+    """Send a request whose client leaves after a second. False if llamasup does not listen yet."""
+    try:
+        httpx.post(f"{address}/completion", json={"prompt": "Once", "n_predict": 1}, timeout=1.0)
+    except httpx.ReadTimeout:
+        return True
+    except httpx.ConnectError:
+        return False
+    raise AssertionError("it was answered")

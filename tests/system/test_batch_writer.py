@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from llamasup.system.batch_writer import BATCH, BatchWriter
 from tests.patience import PATIENCE_S
 
@@ -64,6 +66,40 @@ def test_put_never_waits_and_counts_what_waits() -> None:
     sink.hold.set()
     assert writer.close(PATIENCE_S)
     assert sink.written == list(range(1001))
+
+
+def test_exception_loses_its_batch_alone_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    written: list[int] = []
+
+    def write(items: list[int]) -> bool:
+        if items[0] < 2 * BATCH:
+            raise RuntimeError("no such luck")
+        written.extend(items)
+        return True
+
+    writer = BatchWriter(write, name="w", linger_s=3600.0)
+    for number in range(3 * BATCH):
+        writer.put(number)
+    assert writer.close(PATIENCE_S)
+    assert written == list(range(2 * BATCH, 3 * BATCH))
+    assert writer.lost == 2 * BATCH
+    assert caplog.messages == ["The thread 'w' has lost what it had to write"]
+
+
+def test_thread_that_ends_keeps_no_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
+
+    def write(_: list[int]) -> bool:
+        raise GeneratorExit  # no Exception
+
+    writer = BatchWriter(write, name="w", linger_s=3600.0)
+    for number in range(2 * BATCH):
+        writer.put(number)
+    assert writer.close(PATIENCE_S)
+    writer.put(1)
+    assert len(writer) == 0
+    assert seen == [GeneratorExit]
 
 
 def test_full_queue_rejects_and_counts_further_items() -> None:

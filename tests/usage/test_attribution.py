@@ -39,18 +39,23 @@ def test_readings_too_far_apart_are_not_compared(seconds: float) -> None:
 
 
 def test_busy_time_is_divided_by_slot_seconds() -> None:
-    work = [Work(A, 0.0, 4.0, 4.0), Work(B, 2.0, 5.0, 12.0)]  # b has four slots
+    work = [Work(A, 0.0, 4.0, 1.0), Work(B, 2.0, 5.0, 4.0)]  # b has four slots
     assert divided(1000, 0.0, 10.0, work) == {A: 125, B: 375}  # 5 of 10 s are busy
 
 
 def test_time_between_requests_is_not_busy() -> None:
-    work = [Work(A, 6.0, 7.0, 1.0), Work(A, 0.0, 3.0, 3.0), Work(A, 1.0, 2.0, 1.0)]
+    work = [Work(A, 6.0, 7.0, 1.0), Work(A, 0.0, 3.0, 1.0), Work(A, 1.0, 2.0, 1.0)]
     assert divided(1000, 0.0, 10.0, work) == {A: 400}
 
 
 def test_only_the_part_of_a_request_in_the_interval_counts() -> None:
-    work = [Work(A, -10.0, 10.0, 20.0), Work(B, 5.0, 10.0, 5.0), Work(B, -3.0, -1.0, 2.0)]
+    work = [Work(A, -10.0, 10.0, 1.0), Work(B, 5.0, 10.0, 1.0), Work(B, -3.0, -1.0, 1.0)]
     assert divided(1500, 0.0, 10.0, work) == {A: 1000, B: 500}
+
+
+def test_request_in_flight_counts_until_the_end_of_the_interval() -> None:
+    work = [Work(A, -50.0, float("inf"), 1.0), Work(B, 8.0, 9.0, 1.0)]
+    assert divided(1100, 0.0, 10.0, work) == {A: 1000, B: 100}
 
 
 def test_energy_without_work_belongs_to_no_request() -> None:

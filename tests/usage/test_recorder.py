@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
 
 import pytest
 
 from llamasup.errors import UsageInvalid
+from llamasup.observability.counters import HeldSlots
 from llamasup.usage import recorder as recorders
 from llamasup.usage.attribution import Counter, Reading
 from llamasup.usage.batch import Batch
@@ -27,10 +29,12 @@ class WatchedSaver(UsageSaver):
         super().__init__(keep_days, measure=lambda: None)
         self.batches: list[Batch] = []
         self.changed = threading.Condition()
+        self.entered = threading.Event()
         self.hold = threading.Event()
         self.hold.set()
 
     def take(self, batch: Batch) -> None:
+        self.entered.set()
         assert self.hold.wait(PATIENCE_S)
         super().take(batch)
         with self.changed:
@@ -42,8 +46,10 @@ class WatchedSaver(UsageSaver):
             assert self.changed.wait_for(lambda: len(self.batches) >= count, PATIENCE_S)
 
 
-def recorder_of(saver: UsageSaver, **times_s: float) -> UsageRecorder:
-    return UsageRecorder(400, make_saver=lambda _: saver, **times_s)
+def recorder_of(
+    saver: UsageSaver, *, held_slots: Sequence[HeldSlots] = (), **times_s: float
+) -> UsageRecorder:
+    return UsageRecorder(400, held_slots=lambda: held_slots, make_saver=lambda _: saver, **times_s)
 
 
 def saved_requests() -> int:
@@ -143,6 +149,29 @@ def test_disk_that_hangs_delays_neither_a_report_nor_the_end(monkeypatch: pytest
     assert saved_requests() == 1
 
 
+def test_saver_that_cannot_be_made_is_the_problem_and_nothing_piles_up(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", PATIENCE_S)
+
+    def make(_: int) -> UsageSaver:
+        raise ModuleNotFoundError("No module named '_sqlite3'")
+
+    async def main() -> None:
+        recorder = UsageRecorder(400, make_saver=make, save_s=0.0, reading_s=0.0)
+        recorder.add(record())
+        for _ in range(2):
+            report = await recorder.report()
+            assert "ModuleNotFoundError: No module named '_sqlite3'" in report["problem"]
+        for number in range(100):
+            recorder.add(record(ended_s=1000.0 + number))
+        recorder.close(PATIENCE_S)
+        assert len(recorder._writer) == 0
+
+    asyncio.run(main())
+    assert caplog.messages == ["The usage cannot be counted"]
+
+
 def test_answer_after_the_end_of_the_event_loop_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", 0.01)
     saver = WatchedSaver(400)
@@ -193,6 +222,45 @@ def test_energy_is_read_at_the_ends_of_requests_but_not_at_each() -> None:
     assert sums.energy_uj == 990  # from 1000.0 to 1000.99
 
 
+class Steady(UsageSaver):
+    """A machine that needs 100 W. It is read at ``now_s``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            400, measure=lambda: Reading(self.now_s, {"package": Counter(round(self.now_s * 1e8))})
+        )
+        self.now_s = 0.0
+
+
+def test_long_request_gets_its_energy_for_all_the_time_that_it_had_a_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """240 s, while a short request for another model ends every ten seconds."""
+    monkeypatch.setattr(recorders, "ANSWER_TIMEOUT_S", PATIENCE_S)
+    saver = Steady()
+    in_flight = [HeldSlots("long", "key:phone", 0.0, 1)]
+    recorder = recorder_of(saver, held_slots=in_flight, save_s=10_000.0, reading_s=10.0)
+
+    async def main() -> None:
+        for end_s in range(10, 250, 10):
+            saver.now_s = float(end_s)
+            if end_s == 240:
+                in_flight.clear()
+                recorder.add(
+                    record(model="long", client="key:phone", ended_s=240.0, slot_s=240.0, duration_s=240.0)
+                )
+            recorder.add(record(model="short", ended_s=float(end_s), slot_s=1.0, duration_s=1.0))
+            await recorder.report()  # the thread has read the counters
+        recorder.close(PATIENCE_S)
+
+    asyncio.run(main())
+    energy_j = {group.model: (sums.energy_uj or 0) / 1e6 for group, sums in read_rows(usage_file())}
+    assert sum(energy_j.values()) == pytest.approx(
+        23_000.0
+    )  # without the ten seconds before the first reading
+    assert energy_j["short"] == pytest.approx(23 * 1000.0 / 11, abs=100.0)
+
+
 def test_reading_is_due_again_after_a_while() -> None:
     saver = Measuring()
 
@@ -229,7 +297,9 @@ def test_thread_that_hangs_gets_no_more_work() -> None:
 
     async def main() -> None:
         recorder = recorder_of(saver, reading_s=10.0)
-        for number in range(100):
+        recorder.add(record(ended_s=1000.0))
+        assert await asyncio.to_thread(saver.entered.wait, PATIENCE_S)  # the thread has this one alone
+        for number in range(1, 100):
             recorder.add(record(ended_s=1000.0 + 10.0 * number))
         saver.hold.set()
         recorder.close(PATIENCE_S)

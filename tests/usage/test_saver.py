@@ -138,6 +138,42 @@ def test_corrupt_file_that_another_llamasup_has_moved_is_written_again(
     assert caplog.messages == []
 
 
+def test_unexpected_failure_keeps_the_sums_and_is_logged_once(
+    machine: Machine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no such luck")
+
+    saver = machine.saver()
+    with monkeypatch.context() as patched:
+        patched.setattr("llamasup.usage.saver.save", fails)
+        for _ in range(3):
+            saver.take(Batch({TINY: Sums(1)}, saves=True))
+        assert caplog.messages == ["The usage cannot be saved"]
+        answer = asked(saver)
+        assert answer.problem == "The usage file cannot be used: RuntimeError: no such luck."
+        assert answer.rows == [(TINY, Sums(3))]
+    saver.take(Batch({TINY: Sums(1)}, saves=True))
+    assert read_rows(machine.path()) == [(TINY, Sums(4))]
+    assert asked(saver).problem is None
+    monkeypatch.setattr("llamasup.usage.saver.read_rows", fails)
+    assert asked(saver).problem == "The usage file cannot be used: RuntimeError: no such luck."
+
+
+def test_failure_of_the_energy_counters_ends_the_measuring_alone(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> Reading:
+        raise RuntimeError("no such luck")
+
+    saver = UsageSaver(400, path=machine.path, measure=fails)
+    for _ in range(2):
+        saver.take(Batch({TINY: Sums(1)}, measures=True, saves=True))
+    assert caplog.messages == ["The energy counters cannot be read"]
+    assert not saver.measures
+    assert read_rows(machine.path()) == [(TINY, Sums(2))]
+
+
 def test_old_days_are_deleted_once_a_day(machine: Machine) -> None:
     today = date.today()  # noqa: DTZ011 - the local day
     day = [TINY._replace(day=(today - timedelta(days=days)).isoformat()) for days in range(4)]
@@ -160,9 +196,9 @@ def test_energy_between_two_readings_goes_to_the_requests_in_between(machine: Ma
     machine.readings = iter([reading(0.0, 1000), reading(10.0, 3000), reading(1000.0, 9000)])
     saver = machine.saver()
     saver.take(Batch(measures=True))
-    saver.take(Batch({TINY: Sums(1)}, [Work(TINY, 0.0, 10.0, 10.0)], measures=True, saves=True))
+    saver.take(Batch({TINY: Sums(1)}, [Work(TINY, 0.0, 10.0, 1.0)], measures=True, saves=True))
     assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]
-    saver.take(Batch(work=[Work(TINY, 900.0, 1000.0, 100.0)], measures=True, saves=True))
+    saver.take(Batch(work=[Work(TINY, 900.0, 1000.0, 1.0)], measures=True, saves=True))
     assert read_rows(machine.path()) == [(TINY, Sums(1, energy_uj=2000))]  # too long ago
 
 

@@ -10,15 +10,19 @@ from llamasup.cli.command_group import command_set
 from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.results import write_result
 from llamasup.cli.target import TargetOptions, with_client
-from llamasup.errors import OutputFailed
+from llamasup.errors import FolderUnusable, OutputFailed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from llamasup.cli.output.view import View
     from llamasup.control.client import ControlClient
 
 __all__ = ["commands"]
 
 commands = command_set()
+
+_PRINT = "Open the address of `llamasup ui --print` in a browser."
 
 Print = Annotated[bool, typer.Option("--print", help="Print the address instead of opening a browser.")]
 
@@ -28,7 +32,8 @@ Print = Annotated[bool, typer.Option("--print", help="Print the address instead 
 def ui(ctx: typer.Context, *, target: TargetOptions, print_: Print = False) -> int:
     """Open the web console of a running llamasup.
 
-    The address signs one browser in. It is valid for 60 seconds.
+    The browser opens a private file, which signs it in within 60 seconds. A browser from a snap or a flatpak
+    may not read this file: open the address of --print in it.
     """
 
     def act(view: View, client: ControlClient) -> None:
@@ -42,10 +47,19 @@ def ui(ctx: typer.Context, *, target: TargetOptions, print_: Print = False) -> i
             return
         import webbrowser
 
-        if not webbrowser.open(address):
-            raise OutputFailed(
-                "No browser could be opened.", remedy="Open the address of `llamasup ui --print` in one."
-            )
+        if not webbrowser.open(_file_for(address).as_uri()):
+            raise OutputFailed("No browser could be opened.", remedy=_PRINT)
         view.say("info", "control", "The console is open in your browser")
 
     return with_client(target, act)
+
+
+def _file_for(address: str) -> Path:
+    """The file that the browser opens: its arguments must not contain the token."""
+    from llamasup.console.sign_in_file import write_sign_in_file
+    from llamasup.system.process.run_folder import private_runtime_folder
+
+    try:
+        return write_sign_in_file(private_runtime_folder(), address)
+    except (FolderUnusable, OSError) as error:
+        raise OutputFailed(f"The file for the browser cannot be written: {error}", remedy=_PRINT) from error

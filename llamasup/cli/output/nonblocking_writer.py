@@ -80,9 +80,9 @@ class OutputWriter:
 
     def _write(self, texts: list[Text]) -> bool:
         given = sum(len(text) for text in texts if isinstance(text, str))
-        joined = "".join(text if isinstance(text, str) else text() for text in texts)
-        with self._lock:
+        with self._lock:  # first: a text that cannot be made must not count for ever
             self.held -= given
+        joined = "".join(text if isinstance(text, str) else text() for text in texts)
         content = joined.encode("utf-8", "replace")
         while content:
             try:

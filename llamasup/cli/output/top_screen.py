@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -21,10 +22,13 @@ LOG_HELP: Final = "Esc or q back"
 
 
 class Row(NamedTuple):
-    """A row that can be chosen. ``request``: the id of the request; empty for a model."""
+    """A row that can be chosen. ``request``: the id of the request; empty for a model. Clients may give
+    several requests the same id: ``number`` counts them.
+    """
 
     model: str
     request: str = ""
+    number: int = 0
 
 
 class Line(NamedTuple):
@@ -58,8 +62,13 @@ class Quit(NamedTuple):
 
 def rows_of(status: Mapping[str, Any], requests: Sequence[Mapping[str, Any]]) -> Sequence[Row]:
     """The rows in the order of the screen. ``requests`` are sorted."""
-    models = [Row(str(model["id"])) for model in status["models"]]
-    return [*models, *(Row(str(request.get("model") or ""), str(request["id"])) for request in requests)]
+    rows = [Row(str(model["id"])) for model in status["models"]]
+    seen: Counter[str] = Counter()
+    for request in requests:
+        id_ = str(request["id"])
+        rows.append(Row(str(request.get("model") or ""), id_, seen[id_]))
+        seen[id_] += 1
+    return rows
 
 
 def press(screen: Screen, key: str, rows: Sequence[Row]) -> tuple[Screen, Cancel | Quit | None]:
@@ -165,6 +174,7 @@ def _last(screen: Screen, columns: int) -> Line:
 def log_lines(model: str, log: Sequence[str], *, columns: int, lines: int) -> Sequence[Line]:
     """The end of the log of ``model``."""
     title = Line(cut_to(columns, f"Log of {printable(model)}"), "heading")
-    last = [Line(cut_to(columns, printable(text))) for text in log[-(lines - 2) :]]
-    blank = [Line("")] * (lines - 2 - len(last))
-    return [title, *last, *blank, Line(LOG_HELP, "dim")]
+    room = max(0, lines - 2)
+    last = [Line(cut_to(columns, printable(text))) for text in log[max(0, len(log) - room) :]]
+    blank = [Line("")] * (room - len(last))
+    return [title, *last, *blank, Line(LOG_HELP, "dim")][:lines]

@@ -96,7 +96,7 @@ class SpanExporter:
 
     def dropped(self) -> int:
         """The number of requests whose spans were lost so far."""
-        return self._writer.rejected + self._lost
+        return self._writer.rejected + self._writer.lost + self._lost
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the pending spans. Blocks for ``timeout_s`` at most."""

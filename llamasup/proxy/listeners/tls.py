@@ -253,6 +253,12 @@ class Handshake:
     def live(self, now: float) -> None:
         """No request yet."""
 
+    def held_slots(self) -> None:
+        """No request yet."""
+
+    def waits_since(self) -> float:
+        return 0.0
+
     def interrupt(self, error: HttpError) -> None:
         """No request yet."""
 

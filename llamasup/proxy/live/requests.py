@@ -17,7 +17,7 @@ from typing import Final
 from llamasup.http.heads import HttpError
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_record import AccessRecord, access_record
-from llamasup.observability.counters import RequestRecord
+from llamasup.observability.counters import HeldSlots, RequestRecord
 from llamasup.proxy.live.slots import slots_of, with_progress
 from llamasup.proxy.live.state import InFlight, LiveConnection, LivePhase, LiveRequest
 from llamasup.queueing.endpoint import Endpoint, Lease
@@ -80,6 +80,16 @@ class LiveRequests:
         """The last ``count`` finished requests for models, newest first."""
         last = islice(reversed(self._ended), count)
         return tuple(access_record(record, ended) for ended, record in last)
+
+    def held_slots(self) -> Sequence[HeldSlots]:
+        """The slots that are held now."""
+        held = (connection.held_slots() for connection in self._connections)
+        return [one for one in held if one is not None]
+
+    def waiting_since(self) -> Sequence[float]:
+        """Since when each request waits that has no slot yet (monotonic)."""
+        since = (connection.waits_since() for connection in self._connections)
+        return [since_s for since_s in since if since_s]
 
     def cancel(self, request_id: str) -> tuple[LiveRequest, ...]:
         """Cancel the requests with this id; a client may have given it to several. Returns them."""

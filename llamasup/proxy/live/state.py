@@ -8,6 +8,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from llamasup.http.heads import HttpError
+from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
 
@@ -75,6 +76,14 @@ class LiveConnection(Protocol):
 
     def live(self, now: float) -> InFlight | None:
         """The request in flight, if any. ``now``: monotonic."""
+        ...
+
+    def held_slots(self) -> HeldSlots | None:
+        """The slots that the request in flight holds; cheaper than ``live``."""
+        ...
+
+    def waits_since(self) -> float:
+        """Since when the request in flight waits for a model or a slot (monotonic); 0: it does not."""
         ...
 
     def interrupt(self, error: HttpError) -> None:

@@ -19,7 +19,15 @@ from llamasup.errors import FolderUnusable
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
 
-__all__ = ["LONGEST_SOCKET_NAME", "NO_CONTROL", "OWNER", "RunFolder", "run_folder", "run_folders"]
+__all__ = [
+    "LONGEST_SOCKET_NAME",
+    "NO_CONTROL",
+    "OWNER",
+    "RunFolder",
+    "private_runtime_folder",
+    "run_folder",
+    "run_folders",
+]
 
 
 # sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
@@ -92,6 +100,17 @@ def _create(prefix: str, base: Path) -> RunFolder:
                 return RunFolder(path, lock)
             if lock is not None:
                 os.close(lock)
+
+
+def private_runtime_folder() -> Path:
+    """A folder for files that need no longer life than the login. Raises FolderUnusable."""
+    last: FolderUnusable | None = None
+    for base in _run_bases():
+        try:
+            return private_folder(base)
+        except FolderUnusable as error:
+            last = error
+    raise last or unusable(_short_temporary_folder(), "this system has no runtime folder")
 
 
 def run_folders() -> Iterator[tuple[Path, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 import pytest
 
@@ -75,6 +76,31 @@ def test_stream_at_its_prompt(make_rig: MakeRig) -> None:
     client.message()
     rig.record()
     assert view.requests() == ()
+
+
+def test_slots_are_held_from_the_permit_to_the_end(make_rig: MakeRig) -> None:
+    rig = make_rig(ProxyConfig(key_file=keys_of("infer name=phone")))
+    view = LiveView(rig)
+    client, child = rig.begin(post(CHAT, b'{"stream":true}', b"x-api-key: infer"))
+    (held,) = rig.call(view.live.held_slots)
+    assert (held.model, held.client, held.slots) == ("tiny", "key:phone", 1)
+    assert 0.0 < held.since_s <= monotonic()
+    assert rig.call(view.live.waiting_since) == []
+    child.send(answer(b'{"choices":[]}'))
+    client.message()
+    assert rig.record().client == held.client
+    assert rig.call(view.live.held_slots) == []
+
+
+def test_request_that_waits_holds_no_slot(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    view = LiveView(rig)
+    rig.call(lambda: setattr(rig.backend, "unavailable", LOADING))
+    rig.send(post(CHAT, b"{}"))
+    view.until(LivePhase.LOADING)
+    assert rig.call(view.live.held_slots) == []
+    (since_s,) = rig.call(view.live.waiting_since)
+    assert 0.0 < since_s <= monotonic()
 
 
 def test_stream_that_has_begun(make_rig: MakeRig) -> None:

@@ -1,6 +1,9 @@
 // The control API and the models' API. Each failure is an ApiError with a message and a remedy.
 
 const CONTROL = "/llamasup/v1";
+const HEADER = "X-Llamasup-Console";
+// The storage belongs to this port; the cookie goes to each port of the host.
+const SECRET = "llamasup-secret";
 let signedOut = () => {};
 
 export class ApiError extends Error {
@@ -9,7 +12,7 @@ export class ApiError extends Error {
     this.status = status;
     this.remedy = error.remedy || "";
     this.details = error.details || [];
-    this.body = error;
+    this.acceptsKey = error.accepts_key ?? true; // where signing in was refused
   }
 }
 
@@ -25,13 +28,16 @@ async function failure(response) {
     // Not JSON: the status says what is known.
   }
   const error = typeof body.error === "object" && body.error !== null ? body.error : body;
-  return new ApiError(response.status, { ...error, accepts_key: body.accepts_key, mistakes: body.mistakes ?? error.mistakes });
+  return new ApiError(response.status, { ...error, accepts_key: body.accepts_key });
 }
 
 // Without a session, an address that is closed for keys answers 403.
 async function checkSession() {
-  const response = await send(`${CONTROL}/console/session`, { cache: "no-store" }).catch(() => null);
-  if (response?.status === 401) signedOut();
+  const headers = ownHeaders();
+  const response = await send(`${CONTROL}/console/session`, { headers, cache: "no-store" }).catch(() => null);
+  if (response?.status !== 401) return;
+  const error = await failure(response);
+  if (headers[HEADER] === ownHeaders()[HEADER]) signedOut(error); // else this browser has signed in again
 }
 
 async function send(path, options) {
@@ -43,9 +49,22 @@ async function send(path, options) {
   }
 }
 
+// A sign-in sends the header too, with any value.
+const ownHeaders = () => ({ [HEADER]: localStorage.getItem(SECRET) ?? "none" });
+
+export async function signIn(body) {
+  const session = await post("console/session", body);
+  localStorage.setItem(SECRET, session.secret);
+  return session;
+}
+
+export async function signOut() {
+  await control("DELETE", "console/session").catch(() => {});
+  localStorage.removeItem(SECRET);
+}
+
 export async function control(method, path, { body, signal, raw = false } = {}) {
-  const headers = {};
-  if (method !== "GET") headers["X-Llamasup-Console"] = "1";
+  const headers = ownHeaders();
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await send(`${CONTROL}/${path}`, {
     method,

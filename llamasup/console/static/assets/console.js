@@ -1,7 +1,7 @@
 // The console: signs in, then shows the page that the fragment of the address names.
 import { render } from "./vendor/preact.module.js";
 import { useEffect, useState } from "./vendor/hooks.module.js";
-import { control, get, onSignedOut } from "./api.js";
+import { get, onSignedOut, signIn, signOut } from "./api.js";
 import { html } from "./html.js";
 import { Problem, useStore } from "./parts.js";
 import { SignIn } from "./pages/sign_in.js";
@@ -48,10 +48,6 @@ function Console() {
     );
     return () => (isCurrent = false);
   }, [where.name]);
-  const signOut = async () => {
-    await control("DELETE", "console/session").catch(() => {});
-    showSignIn(null);
-  };
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to content</a>
     <header>
@@ -60,7 +56,7 @@ function Console() {
         ([name, title]) => html`<a key=${name} href=${`#${name}`} aria-current=${name === where.name ? "page" : null}>${title}</a>`,
       )}</nav>
       <span class=${connected ? "link on" : "link off"} role="status">${connected ? "live" : "reconnecting"}</span>
-      <button class="quiet" onClick=${signOut}>Sign out</button>
+      <button class="quiet" onClick=${() => signOut().then(begin)}>Sign out</button>
     </header>
     <main id="main" tabindex="-1">
       <h1>${PAGES[where.name]}</h1>
@@ -77,7 +73,7 @@ root.replaceChildren(); // the placeholder
 
 function showSignIn(error) {
   stop();
-  update({ session: null, connected: false });
+  update({ session: null, connected: false, draft: null });
   document.title = "Sign in · llamasup";
   render(html`<${SignIn} error=${error} onSignedIn=${showConsole} />`, root);
 }
@@ -88,19 +84,27 @@ function showConsole(session) {
   render(html`<${Console} />`, root);
 }
 
+const TOKEN = "#token=";
+
 async function begin() {
-  onSignedOut(() => showSignIn(null));
-  const token = location.hash.startsWith("#token=") ? location.hash.slice(7) : "";
-  try {
-    if (token) {
-      history.replaceState(null, "", location.pathname); // it is valid only once
-      showConsole(await control("POST", "console/session", { body: { token } }));
-    } else {
-      showConsole(await get("console/session"));
+  let refused = null;
+  if (location.hash.startsWith(TOKEN)) {
+    const token = location.hash.slice(TOKEN.length);
+    history.replaceState(null, "", location.pathname); // it is valid only once
+    try {
+      showConsole(await signIn({ token }));
+      return;
+    } catch (error) {
+      refused = error; // this browser may have a session all the same
     }
+  }
+  try {
+    showConsole(await get("console/session"));
   } catch (error) {
-    showSignIn(error);
+    showSignIn(refused ?? error);
   }
 }
 
+onSignedOut(showSignIn);
+addEventListener("hashchange", () => location.hash.startsWith(TOKEN) && begin());
 begin();

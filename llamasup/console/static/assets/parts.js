@@ -47,6 +47,7 @@ export function Problem({ error }) {
   }
   return html`<div class="problem" role="alert">
     <p>${error.message}</p>
+    ${error.details?.length > 0 && html`<ul>${error.details.map((detail) => html`<li>${detail}</li>`)}</ul>`}
     ${error.remedy && html`<p class="remedy">→ ${error.remedy}</p>`}
   </div>`;
 }

@@ -1,11 +1,11 @@
 // What the pages show: one state, one stream of events. A hidden tab has no stream and asks for nothing.
-import { get } from "./api.js";
+import { control, eventsOf, get } from "./api.js";
 
 const ENDED_KEPT = 200;
 const STATUS_DELAY_MS = 250;
 const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
-let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null };
+let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null, draft: null };
 const listeners = new Set();
 let source = null;
 let statusTimer = 0;
@@ -73,19 +73,25 @@ function noteProgress({ model, percent, eta_s, elapsed_s, reason }) {
 async function open() {
   close();
   if (!running || document.hidden) return;
-  // Opened before the snapshot is asked for, so that nothing falls between the two.
-  const mine = new EventSource("/llamasup/v1/events?requests=1");
+  const mine = new AbortController();
   source = mine;
-  mine.onopen = () => {
+  try {
+    // Not an EventSource, which sends no header.
+    const answer = await control("GET", "events?requests=1", { raw: true, signal: mine.signal });
     retries = 0;
     update({ connected: true });
-  };
-  mine.onmessage = (message) => {
-    if (mine === source) take(JSON.parse(message.data));
-  };
-  mine.onerror = () => {
-    if (mine === source) reopen();
-  };
+    takeSnapshot(mine); // after the stream is open, so that nothing falls between the two
+    for await (const data of eventsOf(answer)) {
+      if (mine !== source) return;
+      take(JSON.parse(data));
+    }
+  } catch (error) {
+    if (mine === source) update({ error });
+  }
+  if (mine === source) reopen();
+}
+
+async function takeSnapshot(mine) {
   await refreshStatus();
   try {
     const requests = await get(`requests?ended=${ENDED_KEPT}`);
@@ -99,7 +105,7 @@ function close() {
   clearTimeout(retryTimer);
   clearTimeout(statusTimer);
   statusTimer = 0;
-  source?.close();
+  source?.abort();
   source = null;
 }
 

@@ -11,7 +11,11 @@ const KEPT_CHARACTERS = 500_000;
 export default function Logs({ model }) {
   const { status } = useStore();
   const models = status?.models ?? [];
-  const chosen = model || models.find((known) => known.state === "ready")?.id || models[0]?.id || "";
+  const first = useRef(""); // stays when another model becomes ready
+  if (!models.some((known) => known.id === first.current)) {
+    first.current = (models.find((known) => known.state === "ready") ?? models[0])?.id ?? "";
+  }
+  const chosen = model || first.current;
   if (!chosen) return html`<p class="note">There is no model.</p>`;
   return html`<${ModelChoice} label="Model" models=${models} value=${chosen} onChange=${(id) => (location.hash = `#logs/${encodeURIComponent(id)}`)} />
     <${Log} key=${chosen} model=${chosen} />`;

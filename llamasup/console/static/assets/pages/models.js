@@ -31,11 +31,12 @@ export default function Models() {
 function Model({ model }) {
   const [error, setError] = useState(null);
   const [asksWhy, setAsksWhy] = useState(false);
-  // The answer comes when the work is done; the state and the progress come with the events.
+  // Without waiting: a browser has few connections to a host. The state, the progress and the problem of the
+  // model come with the events.
   const act = (what) => async () => {
     setError(null);
     try {
-      await post(modelPath(model.id, what));
+      await post(modelPath(model.id, `${what}?wait=0`));
     } catch (problem) {
       setError(problem);
     }

@@ -1,4 +1,4 @@
-import { useEffect, useRef, useState } from "../vendor/hooks.module.js";
+import { useEffect, useState } from "../vendor/hooks.module.js";
 import { post } from "../api.js";
 import { bytes, count, shortArguments } from "../format.js";
 import { html } from "../html.js";
@@ -6,6 +6,7 @@ import { ModelChoice, Problem, useStore } from "../parts.js";
 
 const KV_TYPES = ["f16", "q8_0", "q5_1", "q4_0"];
 const SMALLEST_CONTEXT = 512;
+const PAUSE_MS = 120;
 const LARGEST_POWER = 11; // 512 × 2^11 = 1,048,576 tokens
 
 // The text after # is a model, or the path of a file.
@@ -15,16 +16,17 @@ export default function Plan({ model }) {
   const isFile = model.startsWith("/");
   const chosen = model || models[0]?.id || "";
   const choose = (name) => (location.hash = `#plan/${encodeURIComponent(name)}`);
+  const [path, setPath] = useState(""); // as typed
+  useEffect(() => setPath(isFile ? model : ""), [model]);
   const chooseFile = (event) => {
     event.preventDefault();
-    const path = new FormData(event.target).get("path").trim();
-    if (path) choose(path);
+    if (path.trim()) choose(path.trim());
   };
   return html`<p class="note">Nothing is started or changed here.</p>
     <div class="fields">
       <${ModelChoice} label="Model" optional=${isFile} models=${models} value=${isFile ? "" : chosen} onChange=${(id) => choose(id)} />
       <form class="fields" onSubmit=${chooseFile}><label class="field"><span>Or a GGUF file of the server</span>
-        <input name="path" pattern=" */.*" title="An absolute path, such as /models/model.gguf" placeholder="/models/model.gguf" value=${isFile ? model : ""} spellcheck="false" autocomplete="off" /></label>
+        <input pattern=" */.*" title="An absolute path, such as /models/model.gguf" placeholder="/models/model.gguf" value=${path} onInput=${(event) => setPath(event.target.value)} spellcheck="false" autocomplete="off" /></label>
         <p class="field"><button>Plan the file</button></p></form>
     </div>
     ${chosen && html`<${Planned} key=${chosen} model=${chosen} />`}`;
@@ -33,17 +35,19 @@ export default function Plan({ model }) {
 function Planned({ model }) {
   const [settings, setSettings] = useState({});
   const [found, setFound] = useState({ plan: null, error: null });
-  const asked = useRef(null);
   useEffect(() => {
-    // Only the answer to the newest question counts.
-    asked.current?.abort();
-    const abort = new AbortController();
-    asked.current = abort;
-    post("plan", { model, settings }, abort.signal).then(
-      (plan) => !abort.signal.aborted && setFound({ plan, error: null }),
-      (error) => !abort.signal.aborted && setFound({ plan: null, error }),
-    );
-    return () => abort.abort();
+    const abort = new AbortController(); // only the answer to the newest question counts
+    const ask = () =>
+      post("plan", { model, settings }, abort.signal).then(
+        (plan) => !abort.signal.aborted && setFound({ plan, error: null }),
+        (error) => !abort.signal.aborted && setFound({ plan: null, error }),
+      );
+    // The first plan at once; a slider that moves passes many values.
+    const timer = setTimeout(ask, found.plan || found.error ? PAUSE_MS : 0);
+    return () => {
+      clearTimeout(timer);
+      abort.abort();
+    };
   }, [model, settings]);
   const set = (name, value) =>
     setSettings((before) => {

@@ -38,11 +38,11 @@ function Chat() {
   };
   const answer = async (model, asked, side, signal) => {
     const started = performance.now();
-    const reply = { role: "assistant", content: "", first_s: null, tokens: 0, speed: null, error: null };
+    const reply = { role: "assistant", content: "", reasoning: "", first_s: null, tokens: 0, speed: null, error: null };
     const show = () => setTalk(side, [...asked, { ...reply }]);
     show();
     const numbers = Object.fromEntries(Object.entries(sampling).filter(([, typed]) => typed).map(([name, typed]) => [name, Number(typed)]));
-    const messages = [...(system ? [{ role: "system", content: system }] : []), ...asked.filter((said) => said.content).map(({ role, content }) => ({ role, content }))];
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...answered(asked)];
     try {
       const response = await infer(session.inference_key, "/v1/chat/completions", { model, messages, ...numbers, stream: true, stream_options: { include_usage: true } }, signal);
       for await (const data of eventsOf(response)) {
@@ -50,11 +50,9 @@ function Chat() {
         const chunk = JSON.parse(data);
         if (chunk.error) throw chunk.error;
         const delta = chunk.choices?.[0]?.delta;
-        const piece = (delta?.reasoning_content ?? "") + (delta?.content ?? "");
-        if (piece) {
-          reply.first_s ??= (performance.now() - started) / 1000;
-          reply.content += piece;
-        }
+        if (delta?.reasoning_content || delta?.content) reply.first_s ??= (performance.now() - started) / 1000;
+        reply.reasoning += delta?.reasoning_content ?? "";
+        reply.content += delta?.content ?? "";
         if (chunk.usage) reply.tokens = chunk.usage.completion_tokens;
         if (chunk.timings) reply.speed = chunk.timings.predicted_per_second;
         show();
@@ -79,9 +77,15 @@ function Chat() {
         <button type="button" class="quiet" disabled=${isBusy} onClick=${() => setTalks([[], []])}>Clear</button></p></form>`;
 }
 
+// The messages to send: a question without an answer is left out, unless it is the last one; so is reasoning.
+function answered(talk) {
+  const isKept = ({ role, content }, place) => (role === "user" ? (talk[place + 1]?.content ?? "new") : content) !== "";
+  return talk.filter(isKept).map(({ role, content }) => ({ role, content }));
+}
+
 function Said({ said }) {
   const facts = said.role === "assistant" && said.first_s !== null && `first token after ${seconds(said.first_s)}${said.tokens ? `, ${count(said.tokens)} tokens` : ""}${said.speed ? `, ${rate(said.speed)}` : ""}`;
-  return html`<div class=${`said ${said.role}`}><p class="text">${said.content}</p>${facts && html`<p class="note">${facts}</p>`}<${Problem} error=${said.error} /></div>`;
+  return html`<div class=${`said ${said.role}`}>${said.reasoning && html`<p class="text note">${said.reasoning}</p>`}<p class="text">${said.content}</p>${facts && html`<p class="note">${facts}</p>`}<${Problem} error=${said.error} /></div>`;
 }
 
 function Single({ task }) {

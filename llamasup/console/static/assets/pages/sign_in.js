@@ -1,14 +1,16 @@
-import { useState } from "../vendor/hooks.module.js";
-import { control } from "../api.js";
+import { useEffect, useState } from "../vendor/hooks.module.js";
+import { signIn } from "../api.js";
 import { html } from "../html.js";
+import { Problem } from "../parts.js";
 
 export function SignIn({ error, onSignedIn }) {
   const [failed, setFailed] = useState(error);
+  useEffect(() => setFailed(error), [error]);
   const submit = async (event) => {
     event.preventDefault();
     const key = new FormData(event.target).get("key");
     try {
-      onSignedIn(await control("POST", "console/session", { body: { key } }));
+      onSignedIn(await signIn({ key }));
     } catch (problem) {
       setFailed(problem);
     }
@@ -16,11 +18,11 @@ export function SignIn({ error, onSignedIn }) {
   return html`<main class="sign-in">
     <h1>Sign in to llamasup</h1>
     <p>Run <code>llamasup ui</code> on the machine of this llamasup. It opens this page and signs this browser in.</p>
-    <form onSubmit=${submit}>
+    ${failed.acceptsKey && html`<form onSubmit=${submit}>
       <label class="field"><span>Or enter an API key with the right “control”</span>
         <input type="password" name="key" autocomplete="off" required /></label>
       <button>Sign in</button>
-    </form>
-    ${failed && html`<div class="problem" role="alert"><p>${failed.message}</p>${failed.remedy && html`<p class="remedy">→ ${failed.remedy}</p>`}</div>`}
+    </form>`}
+    <${Problem} error=${failed} />
   </main>`;
 }
