@@ -19,7 +19,7 @@ from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, Purpose
-from llamasup.tuning.quality import BOUND, LENGTHS, Distribution, divergence
+from llamasup.tuning.quality import BOUND, Distribution, Probe, divergence, probes
 from llamasup.tuning.search import HOPELESS
 from llamasup.tuning.trial import Trial, TrialFailed, spawn_trial
 from llamasup.tuning.workload import (
@@ -62,7 +62,7 @@ class Comparison:
         self._default: Trial | None = None
         self._tried: Trial | None = None
         self._starting: Trial | None = None
-        self._reference: list[Distribution] | None = None
+        self._references: dict[tuple[Probe, ...], list[Distribution]] = {}
         self._checked: set[str] = set()
         self._proven = ""  # the candidate of the last round
 
@@ -268,23 +268,35 @@ class Comparison:
     # --- the quality guard
 
     async def _prepare_quality(self, candidate: Candidate) -> None:
-        """Ask the reference: the default, with an f16 KV cache. Called while no candidate runs."""
-        if not self._must_check(candidate) or self._reference is not None:
+        """Ask the reference for what ``_check_quality`` compares. Called while no candidate runs."""
+        if not self._must_check(candidate):
             return
-        default = await self.start_default()
-        if default.plan.kv_type != "f16":
+        asked = _probes(self._plan(candidate.changes)[0])
+        if asked in self._references:
+            return
+        reference = await self.start_default()
+        if changes := self._reference_changes(reference.plan):
             await self._end_trials()
-            f16 = Changes((("--cache-type-k", "f16"), ("--cache-type-v", "f16")))
-            self._tried = default = await self._start(self._plan(f16)[0])
-        self._reference = await default.distributions(_lengths(default.plan), _FIRST_START_S)
+            self._tried = reference = await self._start(self._plan(Changes(changes))[0])
+        self._references[asked] = await reference.distributions(asked, _FIRST_START_S)
         await self._end_trials(default=False)
+
+    def _reference_changes(self, plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+        """What makes the default the reference: an f16 KV cache, and no drafts."""
+        changes: tuple[tuple[str, str], ...] = ()
+        if plan.kv_type != "f16":
+            changes += (("--cache-type-k", "f16"), ("--cache-type-v", "f16"))
+        if _drafts(plan) and self._launch.runtime.capabilities.knows("--spec-type"):
+            changes += (("--spec-type", "none"),)
+        return changes
 
     async def _check_quality(self, candidate: Candidate, trial: Trial) -> None:
         """Raises TrialFailed for a candidate whose answers differ too much."""
         if not self._must_check(candidate):
             return
-        assert self._reference is not None
-        seen = divergence(self._reference, await trial.distributions(_lengths(trial.plan), _FIRST_START_S))
+        asked = _probes(trial.plan)
+        reference = self._references[asked]
+        seen = divergence(reference, await trial.distributions(asked, _FIRST_START_S))
         if seen is None:
             raise TooLossy("this build does not list probabilities, so its answers cannot be compared")
         if seen > BOUND:
@@ -302,5 +314,13 @@ class Comparison:
         return max(_LEAST_WAIT_S, 20 * slowest_s) if slowest_s else _FIRST_START_S
 
 
-def _lengths(plan: LaunchPlan) -> list[int]:
-    return [min(length, plan.ctx_size_of_slot - 16) for length in LENGTHS]
+def _probes(plan: LaunchPlan) -> tuple[Probe, ...]:
+    return probes(plan.ctx_size_of_slot, drafts=_drafts(plan))
+
+
+def _drafts(plan: LaunchPlan) -> bool:
+    """Whether a server of this plan drafts tokens."""
+    words = plan.argv
+    if "--spec-type" in words[:-1]:
+        return words[words.index("--spec-type") + 1] != "none"
+    return any(flag in words for flag in ("--spec-draft-model", "--model-draft", "-md"))

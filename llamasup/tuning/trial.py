@@ -27,7 +27,7 @@ from llamasup.system.hardware.usage import load_usage, oom_kills
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.tuning.prose import PROSE
-from llamasup.tuning.quality import Distribution, probe_body, read_distributions
+from llamasup.tuning.quality import Distribution, Probe, probe_body, read_distributions
 from llamasup.tuning.workload import Answered, Block, Lengths, Measurement, as_measured, prompt_tokens
 
 __all__ = ["Trial", "TrialFailed", "spawn_trial"]
@@ -113,15 +113,14 @@ class Trial:
         memory_bytes = 0 if usage is None else usage.anonymous_bytes + usage.file_bytes
         return as_measured(answers, seconds, memory_bytes)
 
-    async def distributions(self, lengths: Sequence[int], timeout_s: float) -> list[Distribution]:
-        """The probabilities of the tokens after fixed prompts of these lengths. Raises TrialFailed."""
+    async def distributions(self, probes: Sequence[Probe], timeout_s: float) -> list[Distribution]:
+        """The probabilities of the tokens after fixed prompts. Raises TrialFailed."""
 
         async def ask_all() -> list[Distribution]:
             found: list[Distribution] = []
-            for number, length in enumerate(lengths):
-                answer = await self._post(
-                    "/completion", probe_body(prompt_tokens(self._text, number, length))
-                )
+            for number, probe in enumerate(probes):
+                prompt = prompt_tokens(self._text, number, probe.length) * probe.repeats
+                answer = await self._post("/completion", probe_body(prompt, probe.answer))
                 found.append(read_distributions(answer))
             return found
 

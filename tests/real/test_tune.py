@@ -17,6 +17,8 @@ import psutil
 import pytest
 
 from llamasup.errors import TuningFailed
+from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.writer import write_gguf
 from llamasup.planning.facts import prepare
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
@@ -84,9 +86,11 @@ def measure(tiny_model: Path) -> Measure:
         purpose: Purpose = "latency",
         model: Path = tiny_model,
         say: Callable[[str], None] = lambda _text: None,
+        draft_model: Path | None = None,
         **options: Any,
     ) -> SessionResult:
-        settings = Settings(profile=default_profile(purpose))
+        draft = None if draft_model is None else str(draft_model)
+        settings = Settings(profile=default_profile(purpose), draft_model=draft)
         launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
         wanted = session.Options(purpose, minutes, runtime, **options)
         clock = Steps(steps, say)
@@ -162,6 +166,21 @@ def test_a_change_that_alters_answers_too_much_is_left_out(
     monkeypatch.setattr(comparison, "BOUND", 1e-9)
     assert measure(runtime, [packed]).search.entries[0].state == "lossy"
     assert measure(runtime, [packed], steps=1, allow_lossy=True).search.entries[0].ratios
+
+
+def test_drafts_that_are_accepted_wrongly_are_left_out_and_right_ones_are_not(
+    llama_server: str, measure: Measure, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))  # most drafts are wrong
+    right = Candidate("draft", Changes((("--spec-draft-n-max", "4"),)), "for the test", lossy=True)
+    # Accepts each draft, without looking at the target.
+    rates = ("--spec-synth-rates", "1.0,1.0,1.0,1.0")
+    wrong = Candidate("draft", Changes((*right.changes.flags, rates)), "for the test", lossy=True)
+    found = measure(llama_server, [wrong, right], steps=1, draft_model=draft)
+    assert found.search.entries[0].state == "lossy"
+    assert "nats" in found.search.entries[0].why
+    assert found.search.entries[1].ratios
 
 
 @pytest.mark.one_runtime
