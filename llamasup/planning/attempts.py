@@ -52,12 +52,13 @@ from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.reductions import reductions
 from llamasup.planning.refusal import refusal
-from llamasup.planning.tuned import Changes, Measured, asked_key, machine_key, result_for
+from llamasup.planning.tuned import Changes, KeptResults, Measured, asked_key, machine_key, result_for
 from llamasup.planning.tuned_store import cpu_name, load_results
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.platform import free_loopback_port
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write
 
 __all__ = ["Planner"]
@@ -103,7 +104,7 @@ class Planner:
         self._budget = budget
         self._trial = trial
         self._history = load(launch.model_path)
-        self._results = load_results(launch.model_path)
+        self._results = _load_results(launch.model_path)
         self._measured: Measured | None = None if trial is None else Measured(trial, "to be measured")
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
@@ -392,6 +393,13 @@ class Planner:
     @property
     def _on_socket(self) -> bool:
         return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _load_results(path: Path) -> KeptResults:
+    try:
+        return load_results(FileIdentity.of(path))
+    except OSError:  # it was removed; the start reports it
+        return KeptResults()
 
 
 def _today() -> str:

@@ -131,7 +131,7 @@ def divergence(reference: Sequence[Distribution], candidate: Sequence[Distributi
 
 
 def _compared(one: Distribution, other: Distribution) -> tuple[list[float], float]:
-    """The divergences up to the first token that differs, and what is lost by that token if it was drafted."""
+    """The divergences up to the first token that differs, and what is lost by it if it was drafted."""
     each: list[float] = []
     for number, expected in enumerate(one):
         if number == len(other):

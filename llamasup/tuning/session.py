@@ -98,18 +98,20 @@ class SavedSearch(Struct, frozen=True):
 
 
 class Session:
-    """``folder`` is the run folder. ``save`` stores the search after each step, None when it is over.
-    ``propose`` chooses the candidates. ``clock``, in seconds, decides when the time is over.
+    """``model`` is the file as it was before the first measurement, and ``folder`` the run folder. ``save``
+    stores the search after each step. ``propose`` chooses the candidates. ``clock``, in seconds, decides
+    when the time is over.
     """
 
     def __init__(
         self,
         launch: Launch,
         options: Options,
+        model: FileIdentity,
         folder: Path,
         *,
         saved: SavedSearch | None,
-        save: Callable[[SavedSearch | None], None],
+        save: Callable[[SavedSearch], None],
         say: Progress,
         propose: Callable[[Setup], Sequence[Candidate]] = candidates,
         clock: Callable[[], float] = time.monotonic,
@@ -126,7 +128,7 @@ class Session:
         self._neighbours = Neighbours(folder)
         self._gave_way = False
         self._round_s = 0.0
-        self._identity = FileIdentity.of(launch.model_path)
+        self._identity = model
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         devices = launch.runtime.capabilities.devices
         self._machine = machine_key(hardware(), devices, cpu=cpu_name())
@@ -174,7 +176,6 @@ class Session:
             )
         if finished:
             self._refuse_changed_files()
-            self._save(None)
         pairs = self._compare.measured
         return SessionResult(
             search,
@@ -375,14 +376,18 @@ class Session:
     def _refuse_changed_files(self) -> None:
         """Raises TuningFailed if the build or the model is no longer the one that is measured."""
         try:
-            same_model = FileIdentity.of(self._launch.model_path) == self._identity
+            is_same_model = FileIdentity.of(self._launch.model_path) == self._identity
+        except OSError:
+            is_same_model = False
+        try:
             now = find_runtime(self._options.runtime, self._launch.environ)
-        except (OSError, LlamasupError):
-            same_model, now = False, None
-        if now is None or runtime_id(now.command, now.capabilities) != self._runtime or not same_model:
-            what = "the model file" if not same_model and now is not None else "llama-server"
+            is_same_build = runtime_id(now.command, now.capabilities) == self._runtime
+        except LlamasupError:
+            is_same_build = False
+        if not is_same_model or not is_same_build:
+            what = "llama-server" if is_same_model else "the model file"
             raise TuningFailed(
-                f"{what} was changed or replaced while it was being measured.",
+                f"{what} was changed, replaced or deleted while it was being measured.",
                 remedy="Nothing was changed. Tune again.",
             )
 

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.errors import FolderUnusable
 from llamasup.planning.tuned import Changes, Kept, KeptResults
 from llamasup.planning.tuned_store import load_results, save_results, tuning_folder
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.store import only_tuning
+from llamasup.tuning.tune import keep
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 
@@ -64,27 +67,47 @@ def test_without_results_show_says_so(tiny_model: Path) -> None:
 
 
 def test_results_are_shown_and_forgotten(tiny_model: Path) -> None:
-    save_results(tiny_model, KeptResults((KEPT,)))
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
     shown = run_to_end("tune", str(tiny_model), "--show").stdout
     assert shown == f"latency (profile none): --threads 1: {KEPT.measured.why}\n"
     done = run_to_end("tune", str(tiny_model), "--forget")
-    assert "Forgot 1 results" in done.stderr
-    assert load_results(tiny_model).results == ()
+    assert "Forgot 1 result of " in done.stderr
+    assert load_results(FileIdentity.of(tiny_model)).results == ()
+
+
+@pytest.fixture
+def blocked(tiny_model: Path) -> Path:
+    """A folder of results in which those of the tiny model cannot be replaced."""
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
+    (file,) = tuning_folder().glob("tuned-*")
+    file.unlink()
+    (file / "in the way").mkdir(parents=True)
+    return file.parent
+
+
+def test_results_that_cannot_be_deleted_are_not_forgotten(tiny_model: Path, blocked: Path) -> None:
+    done = run_to_end("tune", str(tiny_model), "--forget")
+    assert done.returncode == FolderUnusable.exit_code
+    assert f"{blocked}: the results of tuning cannot be saved" in done.stderr
+    assert "Forgot" not in done.stderr
+
+
+def test_a_result_that_cannot_be_saved_is_an_error(tiny_model: Path, blocked: Path) -> None:
+    with pytest.raises(FolderUnusable, match="cannot be saved"):
+        keep(FileIdentity.of(tiny_model), KEPT, lambda _text: None)
 
 
 def test_results_of_a_changed_file_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"one")
-    save_results(path, KeptResults((KEPT,)))
-    assert load_results(path).results == (KEPT,)
+    save_results(FileIdentity.of(path), KeptResults((KEPT,)))
+    assert load_results(FileIdentity.of(path)).results == (KEPT,)
     path.write_bytes(b"another")
-    assert load_results(path).results == ()
-    path.unlink()
-    assert load_results(path).results == ()
+    assert load_results(FileIdentity.of(path)).results == ()
 
 
 def test_a_damaged_result_changes_no_plan(tiny_model: Path, fake_server: Callable[..., str]) -> None:
-    save_results(tiny_model, KeptResults((KEPT,)))
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
     for file in tuning_folder().glob("tuned-*"):
         file.write_bytes(file.read_bytes()[:-9])
     done = run_to_end("plan", str(tiny_model), "--runtime", fake_server(), "--json")

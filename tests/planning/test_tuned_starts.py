@@ -14,6 +14,7 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes, Kept, KeptResults, asked_key, machine_key
 from llamasup.planning.tuned_store import cpu_name, save_results
 from llamasup.settings.model import Settings
+from llamasup.system.storage.fact_cache import FileIdentity
 from tests.planning.plans import machine, value
 from tests.planning.test_attempts import HOST_FULL, Machine, needed_bytes
 
@@ -31,7 +32,7 @@ def launch(host: Machine, settings: Settings | None = None) -> Launch:
 def keep(host: Machine, changes: Changes) -> None:
     of = launch(host)
     save_results(
-        host.model,
+        FileIdentity.of(host.model),
         KeptResults(
             (
                 Kept(

@@ -17,18 +17,20 @@ import psutil
 import pytest
 
 from llamasup.errors import TuningFailed
-from llamasup.gguf.demo import demo_keys, demo_tensors
+from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors
 from llamasup.gguf.writer import write_gguf
 from llamasup.planning.facts import prepare
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.testing.models import tiny_encoder, tiny_reranker
 from llamasup.tuning import comparison, session
 from llamasup.tuning.candidates import Candidate, Purpose, default_profile
 from llamasup.tuning.comparison import Comparison
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import result
+from llamasup.tuning.store import saved_search
 from llamasup.tuning.tune import tune
 from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
@@ -245,6 +247,26 @@ def test_a_build_that_is_replaced_while_it_is_measured_ends_the_tuning(
 
     with pytest.raises(TuningFailed, match="replaced"):
         measure(runtime, [SAME], say=replace_build)
+
+
+@pytest.mark.one_runtime
+@pytest.mark.parametrize("deletes", [False, True])
+def test_a_model_that_is_replaced_is_not_tuned_with_what_was_measured_before(
+    runtime: str, measure: Measure, tmp_path: Path, *, deletes: bool
+) -> None:
+    model, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
+    model.write_bytes(demo_model())
+    other.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))
+
+    def replace_model(line: str) -> None:
+        if line.startswith(SAME.name):
+            other.replace(model)
+            if deletes:
+                model.unlink()
+
+    with pytest.raises(TuningFailed, match="the model file was changed"):
+        measure(runtime, [SAME], model=model, say=replace_model)
+    assert deletes or saved_search(FileIdentity.of(model)) is None
 
 
 @pytest.mark.one_runtime

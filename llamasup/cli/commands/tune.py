@@ -207,16 +207,19 @@ def _show_or_forget(view: View, model: str, *, forget: bool, as_json: bool) -> N
     from llamasup.planning.facts import read_given
     from llamasup.planning.tuned import KeptResults
     from llamasup.planning.tuned_store import load_results, save_results
+    from llamasup.system.storage.fact_cache import FileIdentity
     from llamasup.tuning.report import kept_as_json, kept_line
     from llamasup.tuning.store import only_tuning, store_search
 
     path, _ = read_given(model)
-    results = load_results(path).results
+    identity = FileIdentity.of(path)
+    results = load_results(identity).results
     if forget:
         with only_tuning(path):
-            save_results(path, KeptResults())
-            store_search(path, None)
-        view.say("info", "tune", f"Forgot {len(results)} results of {path.name}.")
+            save_results(identity, KeptResults())
+            store_search(identity, None)
+        counted = "1 result" if len(results) == 1 else f"{len(results)} results"
+        view.say("info", "tune", f"Forgot {counted} of {path.name}.")
         results = ()
     if as_json:
         write_json({"model": str(path), "results": [kept_as_json(one) for one in results]})
