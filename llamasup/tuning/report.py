@@ -19,7 +19,8 @@ __all__ = ["SessionResult", "kept_as_json", "kept_line", "report_as_json", "repo
 
 
 class SessionResult(Struct, frozen=True):
-    """The end of one call. ``kept`` is None if the search is not finished.
+    """The end of one call. ``kept`` is None if the search is not finished. ``stopped``: why it is not, if the
+    time is not over.
 
     ``drift``: the default's last times over its first ones, if they differ by more than 10 %.
     """
@@ -31,6 +32,7 @@ class SessionResult(Struct, frozen=True):
     tuned: Measurement | None
     minutes: float
     drift: float | None
+    stopped: str = ""
 
 
 def report_as_json(
@@ -82,9 +84,8 @@ def report_lines(found: SessionResult) -> list[str]:
     elif found.finished:
         lines.append("Nothing was proven better than the default plan, so nothing is changed.")
     else:
-        lines.append(
-            "The time is over before a verdict, so nothing is changed. The next call goes on from here."
-        )
+        why = found.stopped or "The time is over"
+        lines.append(f"{why} before a verdict, so nothing is changed. The next call goes on from here.")
     lines.append(f"Measured: {count} pairs in {minutes:.1f} min.")
     if found.drift is not None:
         lines.append(

@@ -31,7 +31,7 @@ from llamasup.planning.tuned_store import cpu_name
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
-from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TooLossy
+from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TimeOver, TooLossy
 from llamasup.tuning.neighbours import POLL_S, Neighbours
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import (
@@ -124,10 +124,13 @@ class Session:
         self._propose = propose
         self._clock = clock
         self._began_s = clock()
-        self._compare = Comparison(launch, folder, options.purpose, allow_lossy=options.allow_lossy)
+        self._compare = Comparison(
+            launch, folder, options.purpose, lambda: self._left_s, allow_lossy=options.allow_lossy
+        )
         self._neighbours = Neighbours(folder)
         self._gave_way = False
         self._round_s = 0.0
+        self._stopped = ""  # why it ended early, if the time was not over
         self._identity = model
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         devices = launch.runtime.capabilities.devices
@@ -154,13 +157,21 @@ class Session:
         if self._saved is not None:
             block, search, measured = self._saved.block, self._saved.search, self._saved.default
         else:
-            first = await self._undisturbed(self._first_measurement)
+            try:
+                first = await self._undisturbed(self._first_measurement)
+            except TimeOver:
+                raise TuningFailed(
+                    f"{self._options.minutes:g} min are too short for one comparison: the server with the "
+                    "default plan did not answer in this time.",
+                    remedy="Give more time with --minutes. Nothing was changed.",
+                ) from None
             if first is None:
                 raise TuningFailed(
                     f"Other llama-servers worked for the whole {self._options.minutes:g} min.",
                     remedy="Tune when they are idle, or give more time with --minutes. Nothing was changed.",
                 )
             block, search, measured = first
+        self._compare.default_times.append(measured.seconds)
         self._say(
             f"default: {measured.first_token_s * 1e3:.1f} ms to the first token, "
             f"{measured.tokens_per_s:.1f} tokens/s with {block.clients} at a time, "
@@ -168,6 +179,8 @@ class Session:
         )
         search = await self._searched(search, block, measured)
         finished = isinstance(next_step(search), Done)
+        if trials(search) == 0 and not finished and self._stopped:
+            raise TuningFailed(f"{self._stopped}.", remedy="Nothing was changed. Tune again.")
         if trials(search) == 0 and not finished:
             raise TuningFailed(
                 f"{self._options.minutes:g} min are too short for one comparison: a start takes "
@@ -185,6 +198,7 @@ class Session:
             middle_of([other for _, other in pairs]),
             self._minutes,
             self._drift(),
+            self._stopped,
         )
 
     async def _first_measurement(self) -> tuple[Block, Search, Measurement]:
@@ -198,7 +212,7 @@ class Session:
     async def _searched(self, search: Search, block: Block, measured: Measurement) -> Search:
         """The search after as many steps as the time allows. Each step is saved."""
         discarded = 0
-        while discarded <= _MOST_DISCARDED:
+        while True:
             step = next_step(search)
             if isinstance(step, Screen) and worth_proving(search) and self._must_prove_now(step, measured):
                 search = hurry(search)
@@ -213,12 +227,17 @@ class Session:
                 ratios = await self._undisturbed(partial(self._carry_out, step, block))
             except TrialFailed as error:
                 failure = error
+            except TimeOver:
+                break
             if ratios is None:
                 break
             if _suspended_s() - before_s > _SUSPENDED_S:
                 self._say("the machine was suspended: this measurement is thrown away")
                 discarded += 1
-                continue
+                if discarded < _MOST_DISCARDED:
+                    continue
+                self._stopped = f"The machine was suspended during {discarded} measurements"
+                break
             if failure is not None:
                 state: EntryState = "lossy" if isinstance(failure, TooLossy) else "failed"
                 search = failed(search, step.candidate, str(failure), state)
@@ -322,7 +341,7 @@ class Session:
     def _step_s(self, step: Screen | ProofRound, measured: Measurement) -> float:
         if isinstance(step, ProofRound):
             return self._round_estimate_s(measured)
-        return self._compare.start_s + 2 * step.pairs * measured.seconds
+        return self._compare.screening_s(step.pairs, measured.seconds)
 
     def _drift(self) -> float | None:
         times = self._compare.default_times

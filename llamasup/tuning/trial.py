@@ -30,7 +30,7 @@ from llamasup.tuning.prose import PROSE
 from llamasup.tuning.quality import Distribution, Probe, probe_body, read_distributions
 from llamasup.tuning.workload import Answered, Block, Lengths, Measurement, as_measured, prompt_tokens
 
-__all__ = ["Trial", "TrialFailed", "spawn_trial"]
+__all__ = ["Trial", "TrialFailed", "TrialTimedOut", "spawn_trial"]
 
 T = TypeVar("T")
 
@@ -44,6 +44,10 @@ _LAST_EVENT = b'"stop":true'
 
 class TrialFailed(Exception):
     """The server of a configuration did not start, or ended, or did not answer. The text says why."""
+
+
+class TrialTimedOut(TrialFailed):
+    """The server did not answer within the limit."""
 
 
 class Trial:
@@ -227,7 +231,9 @@ class Trial:
             working.cancel()
             ending.cancel()
         if working.cancelled():
-            raise TrialFailed(self._why_ended() if has_ended else f"no answer within {timeout_s:.0f} s")
+            if has_ended:
+                raise TrialFailed(self._why_ended())
+            raise TrialTimedOut(f"no answer within {timeout_s:.0f} s")
         result = working.result()
         if isinstance(result, TrialFailed):
             raise TrialFailed(self._why_ended()) if has_ended else result

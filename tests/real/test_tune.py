@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from llamasup.tuning.comparison import Comparison
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import result
 from llamasup.tuning.store import saved_search
+from llamasup.tuning.trial import Trial
 from llamasup.tuning.tune import tune
 from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
@@ -45,6 +47,9 @@ Measure = Callable[..., SessionResult]
 
 MICRO = Candidate("micro-batch", Changes((("--ubatch-size", "256"),)), "for the test")
 SAME = Candidate("same", Changes((("--sse-ping-interval", "30"),)), "the default of llama-server")
+PACKED = Candidate(
+    "kv", Changes((("--cache-type-k", "q4_0"), ("--cache-type-v", "q4_0"))), "for the test", lossy=True
+)
 # With this build, the micro-batch of the plan reads prompts token by token.
 SLOW_DEFAULT = 'case " $* " in *" --ubatch-size 512 "*) set -- "$@" --ubatch-size 1;; esac'
 CRASHES = 'case " $* " in *" --ubatch-size 256 "*) kill -SEGV $$;; esac'
@@ -163,11 +168,9 @@ def test_a_candidate_that_crashes_is_an_answer(wrapped_server: Wrap, measure: Me
 def test_a_change_that_alters_answers_too_much_is_left_out(
     runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = (("--cache-type-k", "q4_0"), ("--cache-type-v", "q4_0"))
-    packed = Candidate("kv", Changes(flags), "packed", lossy=True)
     monkeypatch.setattr(comparison, "BOUND", 1e-9)
-    assert measure(runtime, [packed]).search.entries[0].state == "lossy"
-    assert measure(runtime, [packed], steps=1, allow_lossy=True).search.entries[0].ratios
+    assert measure(runtime, [PACKED]).search.entries[0].state == "lossy"
+    assert measure(runtime, [PACKED], steps=1, allow_lossy=True).search.entries[0].ratios
 
 
 def test_drafts_that_are_accepted_wrongly_are_left_out_and_right_ones_are_not(
@@ -207,6 +210,59 @@ def test_if_memory_does_not_hold_both_they_run_one_after_the_other(
 
 
 @pytest.mark.one_runtime
+def test_if_they_run_one_after_the_other_a_candidate_that_fails_does_not_stay(
+    runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, start = Comparison._plan, Comparison._start
+    alive: list[int] = []
+
+    def narrow(self: Comparison, changes: Changes) -> tuple[LaunchPlan, bool]:
+        made, fits = plan(self, changes)
+        return made, fits and self._default is None
+
+    async def counted(self: Comparison, made: LaunchPlan) -> Trial:
+        alive.append(len(psutil.Process().children(recursive=True)) - len(before))
+        return await start(self, made)
+
+    before = psutil.Process().children(recursive=True)
+    monkeypatch.setattr(Comparison, "_plan", narrow)
+    monkeypatch.setattr(Comparison, "_start", counted)
+    monkeypatch.setattr(comparison, "BOUND", 1e-9)
+    found = measure(runtime, [PACKED, SAME], steps=1)
+    assert found.search.entries[0].state == "lossy"
+    assert found.search.entries[1].ratios
+    assert max(alive) <= 1  # the guardian of the run folder
+
+
+HANGS = 'case " $* " in *" --ubatch-size 256 "*) exec sleep 1000;; esac'
+
+
+def test_a_candidate_that_hangs_at_the_end_of_the_time_gets_no_verdict(
+    wrapped_server: Wrap, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    runtime = wrapped_server(HANGS)
+    monkeypatch.setattr(session.Session, "_step_s", lambda *_arguments: 0.0)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith(SAME.name):
+            monkeypatch.setattr(comparison, "_GRACE_S", 0.1)
+
+    def clock() -> float:  # nearly over after the first candidate
+        return 59.9 if any(line.startswith(SAME.name) for line in said) else 0.0
+
+    launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+    options = session.Options("latency", 1, runtime)
+    found = tune(launch, options, say=say, propose=lambda _setup: [SAME, MICRO], clock=clock)
+    assert found is not None
+    assert not found.finished
+    assert [one.state for one in found.search.entries] == ["open", "open"]
+    assert found.search.entries[0].ratios
+    assert not found.search.entries[1].ratios
+
+
+@pytest.mark.one_runtime
 @pytest.mark.parametrize("write", [tiny_encoder, tiny_reranker])
 def test_models_that_generate_no_text_are_measured(
     runtime: str, measure: Measure, write: Callable[[], bytes], tmp_path: Path
@@ -234,6 +290,17 @@ def test_a_suspended_pair_is_thrown_away(
     # Measured again, and only that counts. A measurement ends early if it looks hopeless.
     (line,) = (line for line in said if line.startswith(SAME.name))
     assert line.split(" in ")[1].startswith(f"{len(found.search.entries[0].ratios)} pair")
+
+
+@pytest.mark.one_runtime
+def test_a_machine_that_is_suspended_again_and_again_ends_the_tuning(
+    runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended = count(0.0, 60.0)
+    monkeypatch.setattr(session, "_suspended_s", lambda: next(suspended))
+    monkeypatch.setattr(session, "_MOST_DISCARDED", 2)
+    with pytest.raises(TuningFailed, match="suspended during 2 measurements"):
+        measure(runtime, [SAME])
 
 
 def test_a_build_that_is_replaced_while_it_is_measured_ends_the_tuning(

@@ -65,7 +65,11 @@ def test_the_text_names_the_change_with_its_bounds() -> None:
     lines = report_lines(result_of(search()))
     assert lines[0] == "Taken: --threads 1: measured here on 2026-11-26: 1.18 ×, 95 % 1.11 to 1.24"
     assert "Nothing" in report_lines(result_of(search(), kept=replace(KEPT, changes=NO_CHANGES)))[0]
-    assert "goes on" in report_lines(result_of(search(), kept=None, finished=False))[0]
+    unfinished = result_of(search(), kept=None, finished=False)
+    assert report_lines(unfinished)[0].startswith("The time is over before a verdict")
+    stopped = replace(unfinished, stopped="The machine was suspended during 20 measurements")
+    assert report_lines(stopped)[0].startswith("The machine was suspended during 20 measurements before")
+    assert "goes on" in report_lines(stopped)[0]
 
 
 def test_a_drift_is_reported() -> None:
