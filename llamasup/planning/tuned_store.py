@@ -14,7 +14,7 @@ from llamasup.system.storage.folders import private_folder, state_folder
 __all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
 
 # Change it when the meaning of an entry changes.
-_REVISION = "1"
+_REVISION = "2"
 # The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
 _CPUINFO_BYTES = 4096
 

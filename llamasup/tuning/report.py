@@ -71,7 +71,8 @@ def kept_as_json(kept: Kept) -> dict[str, Any]:
         "minutes": kept.minutes,
         "date": kept.date,
         "lossy": kept.lossy,
-        "runtime": kept.runtime,
+        "unchecked": kept.unchecked,
+        "runtime": kept.conditions.runtime,
     }
 
 
@@ -97,11 +98,10 @@ def report_lines(found: SessionResult) -> list[str]:
 
 
 def kept_line(kept: Kept) -> str:
-    """``--ubatch-size 256: measured here on 2026-11-26: …``."""
+    """``--ubatch-size 256: at least 1.11 ×, measured here on 2026-11-26: …``."""
     if kept.changes == NO_CHANGES:
         return f"nothing was better ({kept.trials} pairs, {kept.date})"
-    lossy = "; its answers may differ slightly from those of the default" if kept.lossy else ""
-    return f"{kept.changes}: {kept.measured.why}{lossy}"
+    return f"{kept.changes}: at least {kept.lower:.2f} ×, {kept.measured.why}"
 
 
 def _entries(search: Search) -> Sequence[Entry]:

@@ -18,16 +18,16 @@ from statistics import median
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.inspect import find_runtime
-from llamasup.planning.facts import Launch
+from llamasup.planning.attempts import Planner
+from llamasup.planning.facts import Launch, attachments
 from llamasup.planning.load_history import runtime_id
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Kept, asked_key, machine_key
-from llamasup.planning.tuned_store import cpu_name
+from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
@@ -85,9 +85,7 @@ class Options(Struct, frozen=True):
 class SavedSearch(Struct, frozen=True):
     """An unfinished search, with all that a later call needs to go on with it."""
 
-    runtime: str
-    machine: str
-    asked: str
+    conditions: Conditions
     purpose: Purpose
     allow_lossy: bool
     mix: tuple[Lengths, ...]
@@ -132,10 +130,7 @@ class Session:
         self._round_s = 0.0
         self._stopped = ""  # why it ended early, if the time was not over
         self._identity = model
-        self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
-        devices = launch.runtime.capabilities.devices
-        self._machine = machine_key(hardware(), devices, cpu=cpu_name())
-        self._asked = asked_key(launch.settings, launch.environ)
+        self._conditions = Planner(launch, folder, trial=NO_CHANGES).conditions()
         self._saved = saved if saved is not None and self._fits(saved) else None
         self._earlier_minutes = 0.0 if self._saved is None else self._saved.minutes
 
@@ -356,9 +351,7 @@ class Session:
     def _fits(self, saved: SavedSearch) -> bool:
         return saved == replace(
             saved,
-            runtime=self._runtime,
-            machine=self._machine,
-            asked=self._asked,
+            conditions=self._conditions,
             purpose=self._options.purpose,
             allow_lossy=self._options.allow_lossy,
             mix=self._mix,
@@ -368,17 +361,27 @@ class Session:
         options = self._options
         self._save(
             SavedSearch(
-                *(self._runtime, self._machine, self._asked, options.purpose, options.allow_lossy),
-                *(self._mix, block, search, self._minutes, measured),
+                self._conditions,
+                options.purpose,
+                options.allow_lossy,
+                self._mix,
+                block,
+                search,
+                self._minutes,
+                measured,
             )
         )
 
     def _kept(self, search: Search) -> Kept:
         proof = result(search)
         settings, options = self._launch.settings, self._options
+        today, minutes = datetime.now(UTC).date().isoformat(), round(self._minutes, 1)
         kept = Kept(
-            *(self._runtime, self._machine, self._asked, options.purpose, settings.profile, NO_CHANGES),
-            *(1.0, 1.0, 1.0, datetime.now(UTC).date().isoformat(), trials(search), round(self._minutes, 1)),
+            self._conditions,
+            options.purpose,
+            settings.profile,
+            NO_CHANGES,
+            *(1.0, 1.0, 1.0, today, trials(search), minutes),
         )
         if proof is None:
             return kept
@@ -390,17 +393,23 @@ class Session:
             lower=seen.lower,
             upper=seen.upper,
             lossy=proof.candidate.lossy,
+            unchecked=proof.candidate.lossy and options.allow_lossy,
         )
 
     def _refuse_changed_files(self) -> None:
-        """Raises TuningFailed if the build or the model is no longer the one that is measured."""
+        """Raises TuningFailed if the build or a file is no longer the one that is measured."""
+        if files_key(map(astuple, attachments(self._launch))) != self._conditions.files:
+            raise TuningFailed(
+                "a draft, projector or adapter file was changed or deleted while it was being measured.",
+                remedy="Nothing was changed. Tune again.",
+            )
         try:
             is_same_model = FileIdentity.of(self._launch.model_path) == self._identity
         except OSError:
             is_same_model = False
         try:
             now = find_runtime(self._options.runtime, self._launch.environ)
-            is_same_build = runtime_id(now.command, now.capabilities) == self._runtime
+            is_same_build = runtime_id(now.command, now.capabilities) == self._conditions.runtime
         except LlamasupError:
             is_same_build = False
         if not is_same_model or not is_same_build:

@@ -20,7 +20,7 @@ from llamasup.tuning.session import SavedSearch
 __all__ = ["only_tuning", "saved_search", "store_search"]
 
 # Change it when the meaning of an entry changes.
-_REVISION = "1"
+_REVISION = "2"
 
 
 class _Stored(msgspec.Struct, frozen=True):

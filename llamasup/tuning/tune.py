@@ -82,7 +82,7 @@ async def _tune(
                 return None
             raise
     if found.kept is not None:
-        keep(model, found.kept, say)
+        keep(model, found.kept, say, allow_lossy=options.allow_lossy)
         store_search(model, None)
     return found
 
@@ -94,11 +94,13 @@ def _identity(launch: Launch) -> FileIdentity:
         raise ModelMissing(f"{launch.model_path}: {error.strerror}") from None
 
 
-def keep(model: FileIdentity, kept: Kept, say: Callable[[str], None]) -> None:
+def keep(model: FileIdentity, kept: Kept, say: Callable[[str], None], *, allow_lossy: bool = False) -> None:
     """Keep a result of the file ``model`` for the next plan. Raises FolderUnusable."""
     results = load_results(model)
-    earlier = result_for(results, runtime=kept.runtime, machine=kept.machine, asked=kept.asked)
-    if kept.changes == NO_CHANGES and earlier is not None:
+    earlier = result_for(results, kept.conditions)
+    if earlier is not None and earlier.unchecked and not allow_lossy:
+        say(f"the earlier result was taken with --allow-lossy, so it is dropped: {earlier.changes}")
+    elif kept.changes == NO_CHANGES and earlier is not None:
         # It is proven, and that this search did not find it again proves nothing.
         say(f"the earlier result stays: {earlier.changes}")
         return

@@ -33,10 +33,11 @@ from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import result
 from llamasup.tuning.store import saved_search
 from llamasup.tuning.trial import Trial
-from llamasup.tuning.tune import tune
+from llamasup.tuning.tune import keep, tune
 from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
+from tests.kept_results import kept_for
 from tests.patience import eventually
 from tests.runtimes import wrapped_runtime
 
@@ -153,6 +154,22 @@ def test_a_candidate_that_does_not_start_is_an_answer(
     found = measure(runtime, [bad, SAME], steps=1)
     assert found.search.entries[0].state == "failed"
     assert found.search.entries[1].ratios
+
+
+def test_a_taken_flag_that_crashes_later_is_left_out_and_forgotten(
+    tiny_model: Path, wrapped_server: Wrap, tmp_path: Path
+) -> None:
+    crashes = tmp_path / "crashes"  # what the build depends on can change: a library, a device
+    runtime = wrapped_server(f"if [ -e {crashes} ]; then {CRASHES}; fi")
+    launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+    keep(FileIdentity.of(tiny_model), kept_for(launch, MICRO.changes), lambda _text: None)
+    assert plan_of(tiny_model, runtime)["measured"]["taken"] == {"--ubatch-size": "256"}
+    crashes.touch()
+    with llamasup(tiny_model, "--runtime", runtime) as running:
+        assert httpx.get(f"{running.url}/health").status_code == 200
+        assert running.stop() == 0
+    assert "--ubatch-size 512 instead of 256" in running.stderr_text
+    assert plan_of(tiny_model, runtime)["measured"] is None
 
 
 def test_a_candidate_that_crashes_is_an_answer(wrapped_server: Wrap, measure: Measure) -> None:
