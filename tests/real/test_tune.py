@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 import pytest
 
@@ -26,7 +27,7 @@ from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.testing.models import tiny_encoder, tiny_reranker
-from llamasup.tuning import comparison, session
+from llamasup.tuning import comparison, session, trial
 from llamasup.tuning.candidates import Candidate, Purpose, default_profile
 from llamasup.tuning.comparison import Comparison
 from llamasup.tuning.report import SessionResult
@@ -277,6 +278,18 @@ def test_a_candidate_that_hangs_at_the_end_of_the_time_gets_no_verdict(
     assert [one.state for one in found.search.entries] == ["open", "open"]
     assert found.search.entries[0].ratios
     assert not found.search.entries[1].ratios
+
+
+@pytest.mark.one_runtime
+def test_an_answer_that_is_not_understood_is_named(
+    runtime: str, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(msgspec.Struct):
+        words: list[int]
+
+    monkeypatch.setattr(trial, "_Tokens", Other)  # so the real answer lacks what is expected
+    with pytest.raises(TuningFailed, match="/tokenize gave an answer that is not understood"):
+        measure(runtime, [SAME])
 
 
 @pytest.mark.one_runtime
