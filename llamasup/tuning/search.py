@@ -39,6 +39,7 @@ __all__ = [
     "Search",
     "Step",
     "begin",
+    "begin_proof",
     "failed",
     "hurry",
     "next_step",
@@ -121,6 +122,11 @@ Step = Screen | ProofRound | Done
 
 def begin(candidates: Sequence[Candidate]) -> Search:
     return _advanced(Search(tuple(map(Entry, candidates))))
+
+
+def begin_proof(candidate: Candidate) -> Search:
+    """Without a screening: how often a proof is wrong is measured with this."""
+    return Search((Entry(candidate),), phase="proof", proofs=(Proof(candidate),))
 
 
 def next_step(search: Search) -> Step:

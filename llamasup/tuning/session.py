@@ -30,7 +30,7 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
+from llamasup.tuning.candidates import Purpose, Setup, candidates
 from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TimeOver, TooLossy
 from llamasup.tuning.neighbours import POLL_S, Neighbours
 from llamasup.tuning.report import SessionResult
@@ -54,7 +54,7 @@ from llamasup.tuning.sequential import FEWEST
 from llamasup.tuning.trial import TrialFailed
 from llamasup.tuning.workload import STATED_MIX, Block, Lengths, Measurement, middle_of
 
-__all__ = ["Options", "Progress", "SavedSearch", "Session"]
+__all__ = ["Options", "Progress", "SavedSearch", "Session", "new_search"]
 
 # Of the time of the tuning: the block of a measurement. About 100 pairs and 20 rounds fit in the rest.
 _BLOCK_SHARE = 1 / 300
@@ -70,6 +70,11 @@ _IDLE_S = 1.0
 
 T = TypeVar("T")
 Progress = Callable[[str], None]
+
+
+def new_search(setup: Setup) -> Search:
+    """A search among all candidates of this build, machine and model."""
+    return begin(candidates(setup))
 
 
 class Options(Struct, frozen=True):
@@ -97,8 +102,8 @@ class SavedSearch(Struct, frozen=True):
 
 class Session:
     """``model`` is the file as it was before the first measurement, and ``folder`` the run folder. ``save``
-    stores the search after each step. ``propose`` chooses the candidates. ``clock``, in seconds, decides
-    when the time is over.
+    stores the search after each step. ``search_of`` makes a new search. ``clock``, in seconds, decides when
+    the time is over.
     """
 
     def __init__(
@@ -111,7 +116,7 @@ class Session:
         saved: SavedSearch | None,
         save: Callable[[SavedSearch], None],
         say: Progress,
-        propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+        search_of: Callable[[Setup], Search] = new_search,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = launch
@@ -119,7 +124,7 @@ class Session:
         self._mix = options.mix or STATED_MIX
         self._save = save
         self._say = say
-        self._propose = propose
+        self._search_of = search_of
         self._clock = clock
         self._began_s = clock()
         self._compare = Comparison(
@@ -202,7 +207,7 @@ class Session:
         target_s = min(max(share_s, _SHORTEST_BLOCK_S), _LONGEST_BLOCK_S)
         block = await self._compare.calibrated(self._mix, target_s)
         measured = await self._compare.measure_default(block)
-        return block, begin(self._propose(self._setup(default.plan))), measured
+        return block, self._search_of(self._setup(default.plan)), measured
 
     async def _searched(self, search: Search, block: Block, measured: Measurement) -> Search:
         """The search after as many steps as the time allows. Each step is saved."""

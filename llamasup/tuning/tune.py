@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from llamasup.errors import ModelMissing
 from llamasup.planning.facts import Launch
@@ -14,9 +14,10 @@ from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.process.run_folder import NO_CONTROL
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning.candidates import Candidate, Setup, candidates
+from llamasup.tuning.candidates import Setup
 from llamasup.tuning.report import SessionResult
-from llamasup.tuning.session import Options, Session
+from llamasup.tuning.search import Search
+from llamasup.tuning.session import Options, Session, new_search
 from llamasup.tuning.store import only_tuning, saved_search, store_search
 
 __all__ = ["keep", "tune"]
@@ -28,16 +29,16 @@ def tune(
     *,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None] = lambda _stop: None,
-    propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+    search_of: Callable[[Setup], Search] = new_search,
     clock: Callable[[], float] = time.monotonic,
 ) -> SessionResult | None:
     """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
-    ``propose`` chooses the candidates, and ``clock`` decides when the time is over.
+    ``search_of`` makes a new search, and ``clock`` decides when the time is over.
 
     Returns None if it was stopped. Raises TuningFailed, FolderUnusable, and what planning raises.
     """
     with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_tune(launch, options, say, on_stop, propose, clock))
+        return runner.run(_tune(launch, options, say, on_stop, search_of, clock))
 
 
 async def _tune(
@@ -45,7 +46,7 @@ async def _tune(
     options: Options,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None],
-    propose: Callable[[Setup], Sequence[Candidate]],
+    search_of: Callable[[Setup], Search],
     clock: Callable[[], float],
 ) -> SessionResult | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -61,7 +62,7 @@ async def _tune(
             saved=saved_search(model),
             save=lambda search: store_search(model, search),
             say=say,
-            propose=propose,
+            search_of=search_of,
             clock=clock,
         )
         if session.resumed:

@@ -27,11 +27,12 @@ from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.testing.models import tiny_encoder, tiny_reranker
-from llamasup.tuning import comparison, session, trial
+from llamasup.tuning import comparison, search, session, trial
 from llamasup.tuning.candidates import Candidate, Purpose, default_profile
 from llamasup.tuning.comparison import Comparison
 from llamasup.tuning.report import SessionResult
-from llamasup.tuning.search import result
+from llamasup.tuning.search import begin, begin_proof
+from llamasup.tuning.sequential import FEWEST, Verdict
 from llamasup.tuning.store import saved_search
 from llamasup.tuning.trial import Trial
 from llamasup.tuning.tune import keep, tune
@@ -103,7 +104,7 @@ def measure(tiny_model: Path) -> Measure:
         launch = prepare(str(model), settings, runtime=runtime, environ=os.environ)
         wanted = session.Options(purpose, minutes, runtime, **options)
         clock = Steps(steps, say)
-        found = tune(launch, wanted, say=clock.say, propose=lambda _setup: candidates, clock=clock)
+        found = tune(launch, wanted, say=clock.say, search_of=lambda _setup: begin(candidates), clock=clock)
         assert found is not None
         return found
 
@@ -141,10 +142,27 @@ def test_a_planted_slow_flag_is_found_and_used_and_forgotten(
     assert plan_of(tiny_model, runtime)["measured"] is None
 
 
-def test_the_same_configuration_is_not_taken(runtime: str, measure: Measure) -> None:
-    found = measure(runtime, [SAME], steps=2)
-    assert result(found.search) is None
-    assert found.kept is None or found.kept.changes == NO_CHANGES
+def test_the_same_configuration_gets_a_verdict_and_is_taken_only_if_it_won_all_rounds(
+    llama_server: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "MOST_ROUNDS", FEWEST)
+    launch = prepare(str(tiny_model), Settings(), runtime=llama_server, environ=os.environ)
+    options = session.Options("latency", 0.25, llama_server, mix=(Lengths(16, 8),))
+    found = tune(
+        launch,
+        options,
+        say=lambda _line: None,
+        search_of=lambda _setup: begin_proof(SAME),
+        clock=lambda: 0.0,
+    )
+    assert found is not None
+    (proof,) = found.search.proofs
+    assert len(proof.ratios) == FEWEST
+    won_all = min(proof.ratios) > 0  # one in 512
+    assert proof.verdict is (Verdict.BETTER if won_all else Verdict.NOT_BETTER)
+    assert found.finished
+    assert found.kept is not None
+    assert found.kept.changes == (SAME.changes if won_all else NO_CHANGES)
 
 
 @pytest.mark.one_runtime
@@ -272,7 +290,7 @@ def test_a_candidate_that_hangs_at_the_end_of_the_time_gets_no_verdict(
 
     launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
     options = session.Options("latency", 1, runtime)
-    found = tune(launch, options, say=say, propose=lambda _setup: [SAME, MICRO], clock=clock)
+    found = tune(launch, options, say=say, search_of=lambda _setup: begin([SAME, MICRO]), clock=clock)
     assert found is not None
     assert not found.finished
     assert [one.state for one in found.search.entries] == ["open", "open"]
@@ -456,4 +474,4 @@ def test_the_measurements_of_the_page_can_be_repeated(llama_server: str, tmp_pat
     subprocess.run(words, check=True, capture_output=True, timeout=4 * PATIENCE_S)  # four tunings
     written = page.read_text()
     assert "| dense, F32, 0.7 MB (demo) |" in written
-    assert "tunings with four candidates that change nothing took one" in written
+    assert "0 of 1 tunings of a candidate that changes nothing finished a proof; 0 took it." in written

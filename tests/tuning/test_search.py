@@ -18,6 +18,7 @@ from llamasup.tuning.search import (
     Screen,
     Search,
     begin,
+    begin_proof,
     failed,
     hurry,
     next_step,
@@ -114,6 +115,13 @@ def test_if_the_best_single_change_is_not_proven_the_combination_is_tried() -> N
         search = observed(search, step.candidate, [-0.1])
     assert isinstance(next_step(search), Done)
     assert result(search) is None
+
+
+def test_a_search_can_begin_with_a_proof() -> None:
+    search = begin_proof(A)
+    assert next_step(search) == ProofRound(A, 1)
+    assert taken(run(search, {"--a": 1.2})) == "--a"
+    assert isinstance(next_step(failed(search, A, "it ended")), Done)
 
 
 def test_a_proof_uses_only_its_own_measurements() -> None:
