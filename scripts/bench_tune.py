@@ -3,10 +3,11 @@
 
     python scripts/bench_tune.py [--minutes 1] [--same 20] [--docs docs/tuning.md] [--quick]
 
-Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the proof of
-a candidate that changes nothing, without a screening, so each of the tunings that takes it is wrong. *Planted*:
-the build is slow with the plan's own flag, which the tuning has to find. *Busy*: planted and same again, while
-another program keeps one core busy at random. All results of llamasup go into a temporary state folder.
+Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the proof
+of a candidate that changes nothing, without a screening, so each of the tunings that takes it is wrong.
+*Planted*: the build is slow with the plan's own flag, which the tuning has to find. *Busy*: planted and same
+again, while another program keeps one core busy at random. All results of llamasup go into a temporary state
+folder.
 """
 
 from __future__ import annotations

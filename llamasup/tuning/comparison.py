@@ -85,6 +85,7 @@ class Comparison:
         self._default: Trial | None = None
         self._tried: Trial | None = None
         self._starting: Trial | None = None
+        self._ending: Trial | None = None
         self._references: dict[tuple[Probe, ...], list[Distribution]] = {}
         self._checked: set[str] = set()
         self._proven = ""  # the candidate of the last round
@@ -106,7 +107,7 @@ class Comparison:
 
     def stop_now(self) -> None:
         """Free the CPUs at once. ``close`` is still necessary."""
-        for trial in (self._default, self._tried, self._starting):
+        for trial in (self._default, self._tried, self._starting, self._ending):
             if trial is not None:
                 trial.kill()
 
@@ -297,12 +298,14 @@ class Comparison:
         return trial
 
     async def _end_trials(self, *, default: bool = True) -> None:
-        tried, self._tried = self._tried, None
-        if tried is not None:
-            await tried.end()
-        if default and self._default is not None:
-            ending, self._default = self._default, None
-            await ending.end()
+        self._ending, self._tried = self._tried, None
+        if self._ending is not None:
+            await self._ending.end()
+        if default:
+            self._ending, self._default = self._default, None
+            if self._ending is not None:
+                await self._ending.end()
+        self._ending = None
 
     # --- the quality guard
 

@@ -144,6 +144,10 @@ class Session:
         """Whether it goes on with an unfinished search."""
         return self._saved is not None
 
+    def stop_now(self) -> None:
+        """Kill all servers, also those that are ending. The cancelled ``run`` then ends at once."""
+        self._compare.stop_now()
+
     async def run(self) -> SessionResult:
         """Raises TuningFailed, or what planning and starting the default raise."""
         try:

@@ -32,7 +32,8 @@ def tune(
     search_of: Callable[[Setup], Search] = new_search,
     clock: Callable[[], float] = time.monotonic,
 ) -> SessionResult | None:
-    """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
+    """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere and
+    at any time; a second call kills servers that have not ended.
     ``search_of`` makes a new search, and ``clock`` decides when the time is over.
 
     Returns None if it was stopped. Raises TuningFailed, FolderUnusable, and what planning raises.
@@ -71,9 +72,9 @@ async def _tune(
 
         def stop() -> None:
             nonlocal stopped
-            if not stopped:
-                stopped = True
-                loop.call_soon_threadsafe(task.cancel)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(session.stop_now if stopped else task.cancel)
+            stopped = True
 
         on_stop(stop)
         try:

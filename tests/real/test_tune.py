@@ -11,13 +11,17 @@ import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import msgspec
 import psutil
 import pytest
 
+from llamasup.cli import stop_signals
+from llamasup.cli.commands.tune import _measure
+from llamasup.cli.output.view import View
+from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.errors import TuningFailed
 from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors
 from llamasup.gguf.writer import write_gguf
@@ -41,7 +45,7 @@ from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
 from tests.kept_results import kept_for
 from tests.patience import eventually
-from tests.runtimes import wrapped_runtime
+from tests.runtimes import shell_command, wrapped_runtime
 
 pytestmark = pytest.mark.real
 
@@ -417,6 +421,46 @@ def test_ctrl_c_leaves_nothing_behind_and_the_next_call_goes_on(tiny_model: Path
     assert more.returncode == 0, more.stderr
     assert "going on" in more.stderr
     assert first.partition(":")[0] not in more.stderr.partition("\n")[2].splitlines()[0]
+
+
+def test_a_second_stop_kills_servers_that_do_not_end(
+    wrapped_server: Wrap, llama_server: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The shell ignores SIGTERM, and waits for the real server.
+    runtime = wrapped_server(f"trap '' TERM\n{shell_command(llama_server)} \"$@\" & wait $!\nexit")
+    monkeypatch.setattr(trial, "_END_S", math.inf)  # so only the second stop ends the test
+    stops: list[Callable[[], None]] = []
+    end = Trial.end
+
+    async def stopped_again(self: Trial) -> None:
+        stops[0]()
+        await end(self)
+
+    monkeypatch.setattr(Trial, "end", stopped_again)
+    new_children = NewChildren()
+    launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+    options = session.Options("latency", 1, runtime)
+    assert tune(launch, options, say=lambda _line: stops[0](), on_stop=stops.append) is None
+    assert new_children() == []
+    stops[0]()  # after the end it does nothing
+
+
+def test_after_the_measurement_a_signal_raises_again(
+    llama_server: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals = StopSignals()
+    monkeypatch.setattr(stop_signals, "STOP_SIGNALS", signals)
+    launch = prepare(str(tiny_model), Settings(), runtime=llama_server, environ=os.environ)
+
+    class SignalAtFirstLine:
+        def say(self, _level: str, _source: str, line: str) -> None:
+            if line.startswith("default: "):
+                signals._handle(signal.SIGINT, None)
+
+    view = cast("View", SignalAtFirstLine())
+    assert _measure(view, launch, session.Options("latency", 1, llama_server), None) == 130
+    with pytest.raises(Interrupted):
+        signals._handle(signal.SIGINT, None)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -187,7 +187,10 @@ def _measure(view: View, launch: Launch, options: Options, picture: Path | None)
 
         STOP_SIGNALS.deliver_to(deliver)
 
-    found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=on_stop)
+    try:
+        found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=on_stop)
+    finally:
+        STOP_SIGNALS.raise_again()
     if found is None:
         view.say(
             "info",
