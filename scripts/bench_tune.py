@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +196,10 @@ def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
     return f"{planted}: found `{proof.candidate.name}`, {seen.gain:.2f} × ({bounds})."
 
 
+def _item(text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runtime", default="auto", help="as in llamasup")
@@ -225,12 +230,14 @@ def main() -> None:
         demo.write_bytes(demo_model())
         lines = [f"{machine()}.", ""]
         lines += tuned_models(MODELS[:1] if args.quick else MODELS, folder, args)
-        lines += ["", f"- {planted_flag(demo, folder, args)}"]
-        lines += [f"- {same_configurations(demo, args, args.same)}"]
+        lines += ["", _item(planted_flag(demo, folder, args))]
+        lines += [_item(same_configurations(demo, args, args.same))]
         if args.busy_same:
             with busy_core():
-                lines += [f"- While another program keeps a core busy: {planted_flag(demo, folder, args)}"]
-                lines += [f"- The same: {same_configurations(demo, args, args.busy_same)}"]
+                lines += [
+                    _item(f"While another program keeps a core busy: {planted_flag(demo, folder, args)}")
+                ]
+                lines += [_item(f"The same: {same_configurations(demo, args, args.busy_same)}")]
     text = "\n".join(lines)
     print(text)
     if args.json:

@@ -46,6 +46,7 @@ from llamasup.tuning.search import (
     next_step,
     observed,
     proven,
+    reopened,
     result,
     trials,
     worth_proving,
@@ -159,7 +160,7 @@ class Session:
 
     async def _run(self) -> SessionResult:
         if self._saved is not None:
-            block, search, measured = self._saved.block, self._saved.search, self._saved.default
+            block, search, measured = self._saved.block, reopened(self._saved.search), self._saved.default
         else:
             try:
                 first = await self._undisturbed(self._first_measurement)

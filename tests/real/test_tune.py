@@ -228,6 +228,22 @@ def test_drafts_that_are_accepted_wrongly_are_left_out_and_right_ones_are_not(
     assert found.search.entries[1].ratios
 
 
+def test_a_draft_model_can_be_left_out(
+    llama_server: str, measure: Measure, tiny_model: Path, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))
+    none = Candidate("draft", Changes((("--spec-type", "none"),)), "for the test")
+    found = measure(llama_server, [none], steps=1, draft_model=draft)
+    assert found.search.entries[0].ratios
+    settings = Settings(draft_model=str(draft))
+    launch = prepare(str(tiny_model), settings, runtime=llama_server, environ=os.environ)
+    keep(FileIdentity.of(tiny_model), kept_for(launch, none.changes), lambda _text: None)
+    shown = plan_of(tiny_model, llama_server, "--draft-model", str(draft))
+    assert shown["measured"]["taken"] == {"--spec-type": "none"}
+    assert str(draft) not in shown["argv"]
+
+
 @pytest.mark.one_runtime
 def test_a_change_that_keeps_the_answers_is_measured(runtime: str, measure: Measure) -> None:
     same = Candidate("same", SAME.changes, "changes nothing", lossy=True)
