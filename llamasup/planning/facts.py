@@ -153,7 +153,7 @@ def prepare(
 
 
 def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
-    """The states of the files that are loaded besides the model: draft, projector, adapters."""
+    """The states of the other files that are loaded: draft, projector, adapters."""
     settings = launch.settings
     paths = [settings.draft_model, settings.mmproj, *settings.adapters]
     if launch.found is not None and launch.found.projector is not None:

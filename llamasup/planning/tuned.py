@@ -78,7 +78,7 @@ class Measured(Struct, frozen=True):
 
 
 class Conditions(Struct, frozen=True):
-    """Everything that a measurement depends on besides the model file, as digests."""
+    """Everything but the model file that a measurement depends on, as digests."""
 
     runtime: str
     machine: str
@@ -200,7 +200,7 @@ def asked_key(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 def files_key(files: Iterable[object]) -> str:
-    """``files``: the states of the files that are loaded besides the model."""
+    """``files``: the states of the draft, the projector and the adapters."""
     return _digest(repr(tuple(files)))
 
 

@@ -404,6 +404,20 @@ def test_a_model_that_is_replaced_is_not_tuned_with_what_was_measured_before(
     assert deletes or saved_search(FileIdentity.of(model)) is None
 
 
+def test_a_draft_model_that_is_replaced_ends_the_tuning(
+    llama_server: str, measure: Measure, tmp_path: Path
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(demo_model())
+
+    def replace_draft(line: str) -> None:
+        if line.startswith(SAME.name):
+            os.utime(draft, ns=(1, 1))
+
+    with pytest.raises(TuningFailed, match="a draft, projector or adapter file was changed"):
+        measure(llama_server, [SAME], draft_model=draft, say=replace_draft)
+
+
 @pytest.mark.one_runtime
 def test_without_time_for_one_comparison_nothing_is_changed(tiny_model: Path, runtime: str) -> None:
     done = run_to_end("tune", str(tiny_model), "--runtime", runtime, "--minutes", "0.0001")
