@@ -3,10 +3,11 @@
 
     python scripts/bench_tune.py [--minutes 1] [--same 20] [--docs docs/tuning.md] [--quick]
 
-Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the
-candidates change nothing, so each of the tunings that takes one is wrong. *Planted*: the build is slow with
-the plan's own flag, which the tuning has to find. *Busy*: planted and same again, while another program keeps
-one core busy at random. All results of llamasup go into a temporary state folder.
+Four parts. *Models*: each is tuned for some minutes; a result is a proven change, or none. *Same*: the proof
+of a candidate that changes nothing, without a screening, so each of the tunings that takes it is wrong.
+*Planted*: the build is slow with the plan's own flag, which the tuning has to find. *Busy*: planted and same
+again, while another program keeps one core busy at random. All results of llamasup go into a temporary state
+folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,11 +37,12 @@ from llamasup.planning.tuned import Changes  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.testing.architectures import tiny_model  # noqa: E402
 from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402
-from llamasup.tuning.candidates import Candidate, Setup, candidates  # noqa: E402
+from llamasup.tuning.candidates import Candidate, Setup  # noqa: E402
 from llamasup.tuning.picture import picture  # noqa: E402
 from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
-from llamasup.tuning.search import proven, result, trials  # noqa: E402
-from llamasup.tuning.session import Options  # noqa: E402
+from llamasup.tuning.search import Search, begin_proof, proven, result, trials  # noqa: E402
+from llamasup.tuning.sequential import FEWEST  # noqa: E402
+from llamasup.tuning.session import Options, new_search  # noqa: E402
 from llamasup.tuning.tune import tune  # noqa: E402
 from scripts.bench_plan import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
@@ -79,23 +82,20 @@ MODELS = (
     Model("encoder, F32 (BERT)", lambda path: path.write_bytes(tiny_encoder())),
 )
 
-SAME = tuple(
-    Candidate(f"same{number}", Changes((("--sse-ping-interval", str(number)),)), "changes nothing")
-    for number in (29, 30, 31, 32)
-)
+SAME = Candidate("same", Changes((("--sse-ping-interval", "30"),)), "the default of llama-server")
 
 
 def run(
     model: Path,
     runtime: str,
     minutes: float,
-    propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+    search_of: Callable[[Setup], Search] = new_search,
 ) -> SessionResult:
     """One tuning from the beginning, in a state folder of its own."""
     with tempfile.TemporaryDirectory(prefix="bench-tune-") as state:
         os.environ["XDG_STATE_HOME"] = state
         launch = prepare(str(model), Settings(), runtime=runtime, environ=os.environ)
-        found = tune(launch, Options("latency", minutes, runtime), say=_say, propose=propose)
+        found = tune(launch, Options("latency", minutes, runtime), say=_say, search_of=search_of)
         assert found is not None
         return found
 
@@ -162,17 +162,20 @@ def tuned_models(models: Sequence[Model], folder: Path, args: argparse.Namespace
 
 
 def same_configurations(model: Path, args: argparse.Namespace, count: int) -> str:
-    tunings = wins = 0
+    proofs = wins = 0
     for number in range(count):
         print(f"same, {number + 1} of {count}", file=sys.stderr)
         try:
-            found = run(model, args.runtime, args.same_minutes, lambda _setup: SAME)
+            found = run(model, args.runtime, args.same_minutes, lambda _setup: begin_proof(SAME))
         except TuningFailed as error:  # no time for one comparison
             print(error, file=sys.stderr)
             continue
-        tunings += 1
+        # With fewer rounds it can take nothing, so it would be no evidence.
+        proofs += found.finished and len(found.search.proofs[0].ratios) >= FEWEST
         wins += result(found.search) is not None
-    return f"{tunings} tunings with four candidates that change nothing took one {wins} times."
+    return (
+        f"{proofs} of {count} tunings of a candidate that changes nothing finished a proof; {wins} took it."
+    )
 
 
 def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
@@ -193,12 +196,16 @@ def planted_flag(model: Path, folder: Path, args: argparse.Namespace) -> str:
     return f"{planted}: found `{proof.candidate.name}`, {seen.gain:.2f} × ({bounds})."
 
 
+def _item(text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runtime", default="auto", help="as in llamasup")
     parser.add_argument("--minutes", type=float, default=1.0, help="for each model")
     parser.add_argument("--same", type=int, default=20, help="tunings of candidates that change nothing")
-    parser.add_argument("--same-minutes", type=float, default=0.25, help="for each of those")
+    parser.add_argument("--same-minutes", type=float, default=3.0, help="for each of those")
     parser.add_argument("--busy-same", type=int, default=5, help="the same with one busy core")
     parser.add_argument("--quick", action="store_true", help="a short run, to test the script")
     parser.add_argument(
@@ -223,12 +230,14 @@ def main() -> None:
         demo.write_bytes(demo_model())
         lines = [f"{machine()}.", ""]
         lines += tuned_models(MODELS[:1] if args.quick else MODELS, folder, args)
-        lines += ["", f"- {planted_flag(demo, folder, args)}"]
-        lines += [f"- {same_configurations(demo, args, args.same)}"]
+        lines += ["", _item(planted_flag(demo, folder, args))]
+        lines += [_item(same_configurations(demo, args, args.same))]
         if args.busy_same:
             with busy_core():
-                lines += [f"- While another program keeps a core busy: {planted_flag(demo, folder, args)}"]
-                lines += [f"- The same: {same_configurations(demo, args, args.busy_same)}"]
+                lines += [
+                    _item(f"While another program keeps a core busy: {planted_flag(demo, folder, args)}")
+                ]
+                lines += [_item(f"The same: {same_configurations(demo, args, args.busy_same)}")]
     text = "\n".join(lines)
     print(text)
     if args.json:

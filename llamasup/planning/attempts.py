@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.errors import BrokenRuntime, DoesNotFit, FolderUnusable, LlamasupError
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -25,7 +25,7 @@ from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
-from llamasup.planning.facts import Launch, with_name
+from llamasup.planning.facts import Launch, attachments, with_name
 from llamasup.planning.ladder import (
     Admission,
     admit,
@@ -33,6 +33,7 @@ from llamasup.planning.ladder import (
     is_out_of_memory,
     largest_that_fits,
     step_down,
+    without_result,
 )
 from llamasup.planning.load_history import (
     FailedPlan,
@@ -52,12 +53,25 @@ from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.reductions import reductions
 from llamasup.planning.refusal import refusal
-from llamasup.planning.tuned import Changes, Measured, asked_key, machine_key, result_for
-from llamasup.planning.tuned_store import cpu_name, load_results
+from llamasup.planning.tuned import (
+    Changes,
+    Conditions,
+    Kept,
+    KeptResults,
+    Measured,
+    asked_key,
+    defaults_key,
+    files_key,
+    machine_key,
+    remove_result,
+    result_for,
+)
+from llamasup.planning.tuned_store import cpu_name, load_results, save_results
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.platform import free_loopback_port
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write
 
 __all__ = ["Planner"]
@@ -103,7 +117,11 @@ class Planner:
         self._budget = budget
         self._trial = trial
         self._history = load(launch.model_path)
-        self._results = load_results(launch.model_path)
+        self._model_file = _identity(launch.model_path)
+        self._results = KeptResults() if self._model_file is None else load_results(self._model_file)
+        self._result: Kept | None = None  # of ``llamasup tune``, in the latest plan
+        self._result_failed = False
+        self._suspect: Kept | None = None  # its start failed, and none without it has served yet
         self._measured: Measured | None = None if trial is None else Measured(trial, "to be measured")
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
@@ -147,10 +165,12 @@ class Planner:
                 self._devices = devices_now(self._launch.runtime, self._launch.environ)
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
-            return self._candidate(self._launch.settings, machine, endpoint, bounds)
+            settings = self._launch.settings
+            return self._candidate(settings, machine, endpoint, bounds, measured=self._measured)
 
         if self._trial is None:
-            self._measured = self._kept(machine)
+            self._result = self._kept(machine)
+            self._measured = None if self._result is None else self._result.measured
             if self._measured is not None and not self._is_usable(candidate):
                 self._measured = None
         preferred = candidate(PlanLimits())
@@ -168,17 +188,26 @@ class Planner:
         reduced = reductions(preferred, found.plan, self._launch.settings)
         return replace(found, plan=replace(found.plan, reduced=reduced)) if reduced else found
 
-    def _kept(self, machine: Hardware) -> Measured | None:
-        """The kept result of ``llamasup tune`` for this start; None after a failed start."""
-        if not self._results.results or self._failures:
+    def _kept(self, machine: Hardware) -> Kept | None:
+        """The kept result of ``llamasup tune`` for this start; None after a start with it failed."""
+        if not self._results.results or self._result_failed:
             return None
-        result = result_for(
-            self._results,
-            runtime=self._runtime,
-            machine=machine_key(machine, self._devices, cpu=cpu_name()),
-            asked=asked_key(self._launch.settings, self._launch.environ),
+        return result_for(self._results, self._conditions(machine))
+
+    def conditions(self) -> Conditions:
+        """What a result of ``llamasup tune`` depends on, as it is now. Raises what ``plan`` raises."""
+        return self._conditions(self._machine())
+
+    def _conditions(self, machine: Hardware) -> Conditions:
+        launch, endpoint = self._launch, self._placeholder_endpoint()
+        plain = self._candidate(launch.settings, machine, endpoint, PlanLimits(), measured=None)
+        return Conditions(
+            self._runtime,
+            machine_key(machine, self._devices, cpu=cpu_name()),
+            asked_key(launch.settings, launch.environ),
+            files_key(map(astuple, attachments(launch))),
+            defaults_key(plain.argv, plain.env),
         )
-        return None if result is None else result.measured
 
     def _is_usable(self, candidate: Callable[[PlanLimits], LaunchPlan]) -> bool:
         """Whether the plan with the result is valid and fits in memory; else the plan without it is used."""
@@ -195,7 +224,9 @@ class Planner:
         fitting = largest_that_fits(
             admission.considered[-1],
             self._launch.settings,
-            lambda settings, bounds: self._candidate(settings, machine, endpoint, bounds),
+            lambda settings, bounds: self._candidate(
+                settings, machine, endpoint, bounds, measured=self._measured
+            ),
         )
         extra = self._launch.settings.extra
         by_config = self._budget is not None
@@ -230,6 +261,7 @@ class Planner:
     def step_down(self, made: LaunchPlan, diagnosis: Diagnosis) -> Adjustment | None:
         """The adjustment of the next plan after a start of ``made`` failed; None for no adjustment.
 
+        The next plan is made without the result of ``llamasup tune``, and is smaller if memory was lacking.
         A second call for the same start returns the same adjustment, because a failure can show both in the
         log and in the exit.
         """
@@ -237,13 +269,21 @@ class Planner:
         if last is not None and last.plan is made:
             return last.adjustment
         machine, endpoint = self._machine(), self._placeholder_endpoint()
-        self._measured = None  # the next plan is made without it
+        lacks_memory = is_out_of_memory(diagnosis)
+        if made.measured is not None:
+            self._result_failed = True
+            self._suspect = None if lacks_memory else self._result
+        self._measured = None
 
         def candidate(bounds: PlanLimits) -> LaunchPlan:
-            return self._candidate(self._launch.settings, machine, endpoint, bounds)
+            return self._candidate(self._launch.settings, machine, endpoint, bounds, measured=None)
 
         taken = 0 if last is None else last.adjustment.step
-        adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
+        if made.measured is not None and not lacks_memory:
+            plain = candidate(made.bounds)
+            adjustment: Adjustment | None = without_result(made, plain, steps_taken=taken)
+        else:
+            adjustment = step_down(made, diagnosis, candidate, steps_taken=taken)
         if adjustment is not None:
             # If another program has taken memory since the plan was made, the plan is tried again earlier.
             available_bytes = min(made.memory.available_bytes, candidate(PlanLimits()).memory.available_bytes)
@@ -267,6 +307,8 @@ class Planner:
         """
         if self._trial is not None:
             return
+        if self._suspect is not None and made.measured is None:
+            self._drop_result(self._suspect)
         sizes = read_sizes(log)
         if times is not None:
             times = replace(times, runtime=self._runtime, key=made.key)
@@ -295,6 +337,13 @@ class Planner:
         self._failures = ()
         save(self._launch.model_path, self._history)
 
+    def _drop_result(self, result: Kept) -> None:
+        """Delete a result: the start with it failed, and the one without it did not."""
+        self._suspect = None
+        assert self._model_file is not None
+        with contextlib.suppress(FolderUnusable):  # then this process only does not use it
+            save_results(self._model_file, remove_result(load_results(self._model_file), result))
+
     def _with_failed_plans(self, history: LoadHistory) -> LoadHistory:
         """Add the failures before the serving plan: one record for memory, one for kernels."""
         if not self._failures:
@@ -319,6 +368,8 @@ class Planner:
     def _is_evidence(self, failed: _Failed, *, out_of_memory: bool) -> bool:
         if out_of_memory:
             return is_out_of_memory(failed.diagnosis)
+        if failed.plan.measured is not None:
+            return False  # the measured flags were left out first
         served = has_served(self._history, self._runtime, failed.plan.key, _today())
         return blames_kv_cache(failed.diagnosis) and not served and not is_out_of_memory(failed.diagnosis)
 
@@ -335,7 +386,13 @@ class Planner:
         return machine if self._budget is None else self._budget().of_host(machine)
 
     def _candidate(
-        self, settings: Settings, machine: Hardware, endpoint: _Endpoint, bounds: PlanLimits
+        self,
+        settings: Settings,
+        machine: Hardware,
+        endpoint: _Endpoint,
+        bounds: PlanLimits,
+        *,
+        measured: Measured | None,
     ) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
         devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
@@ -360,7 +417,7 @@ class Planner:
             history=self._history,
             shared=self._budget is not None,
             slot_home=self._slot_home,
-            measured=self._measured,
+            measured=measured,
         )
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
@@ -392,6 +449,13 @@ class Planner:
     @property
     def _on_socket(self) -> bool:
         return child_address_kind(self._launch.runtime.capabilities, platform=sys.platform) == "unix"
+
+
+def _identity(path: Path) -> FileIdentity | None:
+    try:
+        return FileIdentity.of(path)
+    except OSError:  # it was removed; the start reports it
+        return None
 
 
 def _today() -> str:

@@ -80,7 +80,8 @@ def decide_drafter(
     extra_args: ExtraArgs,
     draft: ModelFacts | None,
 ) -> Drafter | None:
-    """The draft of the model, if any. ``draft`` are the facts of the file that the user set.
+    """The draft of the model, if any. ``draft`` are the facts of the file that the user set. With
+    ``--spec-type none``, llamasup's own ``--draft-model`` is left out, because it would only take memory.
 
     Raises UsageInvalid for a file that cannot draft, DraftMismatch for a draft of another model.
     """
@@ -90,6 +91,8 @@ def decide_drafter(
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
         return None if settings.profile == "plain" else _mtp_layers(capabilities, model, serves, extra_args)
+    if passed is None and extra_args.value("--spec-type") == "none":
+        return None
     if draft is None:
         return Drafter(path, None, _available(capabilities, "draft-simple"), extra_args=passed is not None)
     if draft.model_class not in (ModelClass.DECODER, ModelClass.DRAFT):

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from zlib import crc32
@@ -27,12 +27,14 @@ from llamasup.planning.drafting import extra_draft_path
 from llamasup.planning.projectors import Candidate, Pairing, chosen_by_user, pair_projector
 from llamasup.settings.model import Settings
 from llamasup.settings.names import names_of
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write, cache_folder, models_folder
 from llamasup.system.storage.paths import expanded
 
 __all__ = [
     "DEMO",
     "Launch",
+    "attachments",
     "demo_file",
     "find_model",
     "prepare",
@@ -148,6 +150,23 @@ def prepare(
         if search_folder and not chosen_by_user(extra_args)
         else None,
     )
+
+
+def attachments(launch: Launch) -> tuple[FileIdentity, ...]:
+    """The states of the other files that are loaded: draft, projector, adapters."""
+    settings = launch.settings
+    paths = [settings.draft_model, settings.mmproj, *settings.adapters]
+    if launch.found is not None and launch.found.projector is not None:
+        paths.append(launch.found.projector.path)
+    # A scale may follow the path of an adapter.
+    for part in (part for word in settings.extra for part in word.split(",")):
+        end = part.lower().rfind(".gguf")
+        paths.append(part[: end + len(".gguf")] if end >= 0 else None)
+    found = []
+    for path in filter(None, paths):
+        with suppress(OSError, ValueError):  # the start reports it
+            found.append(FileIdentity.of(path))
+    return tuple(found)
 
 
 def sibling_projector(path: Path, model: ModelFacts) -> Pairing | None:

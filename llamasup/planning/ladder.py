@@ -30,6 +30,7 @@ __all__ = [
     "is_out_of_memory",
     "largest_that_fits",
     "step_down",
+    "without_result",
 ]
 
 MAX_STEPS = 3
@@ -147,6 +148,20 @@ def step_down(
         return None
     changed = changes(plan, candidate(bounds))
     return Adjustment(steps_taken + 1, MAX_STEPS, changed, bounds) if changed else None
+
+
+def without_result(plan: LaunchPlan, plain: LaunchPlan, *, steps_taken: int) -> Adjustment:
+    """After a start of ``plan`` failed, which contains a result of ``llamasup tune``: the plan without it."""
+    assert plan.measured is not None
+    changed = plan.measured.changes
+    flags = (Change(flag, value or "on", _value(plain, flag)) for flag, value in changed.flags)
+    variables = (Change(name, value, plain.env.get(name, "none")) for name, value in changed.env)
+    return Adjustment(steps_taken + 1, MAX_STEPS, (*flags, *variables), plan.bounds)
+
+
+def _value(plan: LaunchPlan, flag: str) -> str:
+    values = (each.value or "on" for each in plan.reasons if each.flag == flag and each.passed)
+    return next(values, "none")
 
 
 def _halved(

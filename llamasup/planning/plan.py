@@ -207,6 +207,8 @@ def plan(
             memory_bytes=memory.draft_bytes,
             on_device=on_device,
         )
+    elif settings.draft_model is not None:
+        line.leave_out("--spec-draft-model", "--spec-type none uses no draft model")
     give_projector(line, serves, settings, found)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:

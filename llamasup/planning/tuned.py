@@ -1,14 +1,14 @@
 """The kept results of ``llamasup tune``: the changes of a plan that were measured as better, and by how much.
 
-A result applies only to what was measured: the same file, build, machine and profile, and the same settings
-of the user that decide how the model computes. With any other setting the proof does not hold, so the plan is
-made as if there were no result. :mod:`llamasup.planning.tuned_store` keeps the results of one model file.
+A result applies only to what was measured: the same files, build and machine, the same settings of the user
+that decide how the model computes, and the same default plan. With anything else the proof does not hold, so
+the plan is made as if there were no result. :mod:`llamasup.planning.tuned_store` keeps the results.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from hashlib import sha256
 
@@ -22,18 +22,23 @@ from llamasup.system.hardware.facts import Hardware
 __all__ = [
     "NO_CHANGES",
     "Changes",
+    "Conditions",
     "Kept",
     "KeptResults",
     "Measured",
     "add_result",
     "asked_key",
+    "defaults_key",
     "environment_of_threads",
+    "files_key",
     "is_plausible",
     "machine_key",
+    "remove_result",
     "result_for",
+    "why_not",
 ]
 
-# Users have a few profiles and settings of one model.
+# Users have a few profiles, settings and builds of one model.
 _MAX_RESULTS = 16
 # A change of a variable that no candidate has comes from a damaged or foreign file.
 _VARIABLES = frozenset({"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
@@ -72,15 +77,24 @@ class Measured(Struct, frozen=True):
     why: str
 
 
+class Conditions(Struct, frozen=True):
+    """Everything but the model file that a measurement depends on, as digests."""
+
+    runtime: str
+    machine: str
+    asked: str  # the user's own settings
+    files: str  # draft, projector, adapters
+    defaults: str  # the plan without the result
+
+
 class Kept(Struct, frozen=True):
     """The result of one tuning. ``changes`` is empty if nothing was better than the plan.
 
     ``gain`` with its bounds (95 %) is a ratio: 1.2 is 20 % better. ``date``: an ISO date.
+    ``lossy``: it can alter answers. ``unchecked``: by how much was not measured.
     """
 
-    runtime: str
-    machine: str
-    asked: str
+    conditions: Conditions
     purpose: str
     profile: Profile | None
     changes: Changes
@@ -91,11 +105,18 @@ class Kept(Struct, frozen=True):
     trials: int
     minutes: float
     lossy: bool = False
+    unchecked: bool = False
 
     @property
     def measured(self) -> Measured:
         bounds = f"{self.gain:.2f} ×, 95 % {self.lower:.2f} to {self.upper:.2f}"
-        return Measured(self.changes, f"measured here on {self.date}: {bounds}")
+        return Measured(self.changes, f"measured here on {self.date}: {bounds}{self._about_answers}")
+
+    @property
+    def _about_answers(self) -> str:
+        if self.unchecked:
+            return "; its answers were not compared with those of the default (--allow-lossy)"
+        return "; its answers may differ slightly from those of the default" if self.lossy else ""
 
 
 class KeptResults(msgspec.Struct, frozen=True):
@@ -105,17 +126,38 @@ class KeptResults(msgspec.Struct, frozen=True):
 
 
 def add_result(kept: KeptResults, result: Kept) -> KeptResults:
-    """Add ``result``. It replaces the one of the same settings, also that of another build or machine."""
-    others = (one for one in kept.results if one.asked != result.asked or one.purpose != result.purpose)
+    """Add ``result``. It replaces one for the same purpose under the same conditions."""
+    of_result = (result.conditions, result.purpose)
+    others = (one for one in kept.results if (one.conditions, one.purpose) != of_result)
     return KeptResults((*others, result)[-_MAX_RESULTS:])
 
 
-def result_for(kept: KeptResults, *, runtime: str, machine: str, asked: str) -> Kept | None:
-    """The result for this build, machine and settings, if it has changes."""
+def remove_result(kept: KeptResults, result: Kept) -> KeptResults:
+    return KeptResults(tuple(one for one in kept.results if one != result))
+
+
+def result_for(kept: KeptResults, conditions: Conditions) -> Kept | None:
+    """The result under these conditions, if it has changes."""
     for result in reversed(kept.results):
-        if (result.runtime, result.machine, result.asked) == (runtime, machine, asked):
+        if result.conditions == conditions:
             return result if result.changes != NO_CHANGES and is_plausible(result) else None
     return None
+
+
+def why_not(result: Kept, now: Conditions) -> str:
+    """Why ``result`` does not apply under the conditions of now; empty if it does."""
+    measured = result.conditions
+    for is_same, why in (
+        (measured.runtime == now.runtime, "it was measured with another build of llama-server"),
+        (measured.machine == now.machine, "it was measured on another machine, or with other CPUs"),
+        (measured.asked == now.asked, "it was measured with other settings"),
+        (measured.files == now.files, "a draft, projector or adapter file has changed"),
+        (measured.defaults == now.defaults, "the plan without it has changed since"),
+        (result.changes == NO_CHANGES or is_plausible(result), "it is damaged"),
+    ):
+        if not is_same:
+            return why
+    return ""
 
 
 def is_plausible(result: Kept) -> bool:
@@ -138,7 +180,16 @@ def is_plausible(result: Kept) -> bool:
 # much memory is reserved, and the plan with the result is still compared with the free memory.
 _ASKED = (
     *("profile", "parallel", "gpu_layers", "threads", "kv_type", "flash_attn", "draft_model", "mmproj"),
-    *("adapters", "extra"),
+    *("adapters", "extra", "nice"),
+)
+# Flags and variables of the default plan that decide its speed. Sizes that follow the free memory are none.
+_OF_DEFAULT = frozenset(
+    {
+        *("--threads", "--threads-batch", "--prio", "--poll", "--numa", "--batch-size", "--ubatch-size"),
+        *("--flash-attn", "--cache-type-k", "--cache-type-v", "--parallel", "--kv-unified"),
+        *("--no-kv-unified", "--no-repack", "--ctx-checkpoints", "--spec-type", "--spec-draft-n-max"),
+        "--draft-max",
+    }
 )
 
 
@@ -146,6 +197,18 @@ def asked_key(settings: Settings, environ: Mapping[str, str]) -> str:
     """The user's own settings that a measurement depends on."""
     asked = [getattr(settings, name) for name in _ASKED]
     return _digest(repr((asked, environment_of_threads(environ))))
+
+
+def files_key(files: Iterable[object]) -> str:
+    """``files``: the states of the draft, the projector and the adapters."""
+    return _digest(repr(tuple(files)))
+
+
+def defaults_key(argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """What of the plan without a result decides its speed."""
+    flags = [words for words in zip(argv, (*argv, "")[1:], strict=True) if words[0] in _OF_DEFAULT]
+    variables = sorted(item for item in env.items() if item[0] in _VARIABLES)
+    return _digest(repr((flags, variables)))
 
 
 def environment_of_threads(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

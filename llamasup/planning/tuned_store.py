@@ -14,21 +14,28 @@ from llamasup.system.storage.folders import private_folder, state_folder
 __all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
 
 # Change it when the meaning of an entry changes.
-_REVISION = "1"
+_REVISION = "2"
 # The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
 _CPUINFO_BYTES = 4096
 
 
-def load_results(model_path: Path) -> KeptResults:
-    """The results of this file; empty if there are none, or if they cannot be read."""
-    with contextlib.suppress(OSError, FolderUnusable):
-        return _store().get(FileIdentity.of(model_path)) or KeptResults()
+def load_results(model: FileIdentity) -> KeptResults:
+    """The results of this state of the file; empty if there are none, or if they cannot be read."""
+    with contextlib.suppress(FolderUnusable):
+        return _store().get(model) or KeptResults()
     return KeptResults()
 
 
-def save_results(model_path: Path, results: KeptResults) -> None:
-    """Save the results for the next plan. Raises OSError or FolderUnusable."""
-    _store().put(FileIdentity.of(model_path), results)
+def save_results(model: FileIdentity, results: KeptResults) -> None:
+    """Save the results of the file as it was when it was measured. Raises FolderUnusable."""
+    folder = tuning_folder()
+    try:
+        _store().write(model, results)
+    except OSError as error:
+        raise FolderUnusable(
+            f"{folder}: the results of tuning cannot be saved: {error.strerror}",
+            remedy="Free space there, or make the folder writable, and repeat the command.",
+        ) from None
 
 
 def tuning_folder() -> Path:

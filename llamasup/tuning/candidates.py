@@ -21,7 +21,7 @@ from llamasup.planning.tuned import Changes, environment_of_threads
 from llamasup.settings.model import Profile, Settings
 from llamasup.system.hardware.facts import Hardware
 
-__all__ = ["Candidate", "Purpose", "Setup", "candidates", "default_profile", "purpose_of"]
+__all__ = ["Candidate", "Purpose", "Setup", "candidates", "contradict", "default_profile", "purpose_of"]
 
 Purpose = Literal["latency", "throughput", "memory"]
 
@@ -66,6 +66,8 @@ class Setup(Struct, frozen=True):
         return known and setting is None and not any(self.by_user.has(flag) for flag in flags)
 
 
+_UNPACKED = ("f16", "bf16", "f32")
+
 # What each purpose tries first: the planner's own expectation of the gain.
 _ORDER: Mapping[Purpose, tuple[str, ...]] = {
     "latency": (
@@ -76,7 +78,7 @@ _ORDER: Mapping[Purpose, tuple[str, ...]] = {
         *("slots", "threads", "placement", "experts", "split", "micro-batch", "unified", "spin", "draft"),
         *("batch-threads", "flash", "kv", "batch", "repack", "load", "numa", "poll"),
     ),
-    "memory": ("kv", "micro-batch", "repack", "cache", "flash", "slots", "draft", "load", "unified"),
+    "memory": ("kv", "micro-batch", "repack", "cache", "flash", "slots", "draft", "unified"),
 }
 
 
@@ -85,6 +87,20 @@ def candidates(setup: Setup) -> tuple[Candidate, ...]:
     order = _ORDER[setup.purpose]
     found = [one for propose in _PROPOSALS for one in propose(setup) if one.group in order]
     return tuple(sorted(found, key=lambda one: order.index(one.group)))
+
+
+def contradict(one: Changes, other: Changes) -> bool:
+    """Whether one of them makes the other impossible, or useless."""
+    flags = dict(one.flags) | dict(other.flags)
+    v_type = flags.get("--cache-type-v") or "f16"
+    batch, micro = flags.get("--batch-size"), flags.get("--ubatch-size")
+    on_device = {"--cpu-moe", "--n-cpu-moe", "--split-mode"}
+    return (
+        (flags.get("--flash-attn") == "off" and v_type not in _UNPACKED)
+        or (batch is not None and micro is not None and int(micro) > int(batch))
+        or (flags.get("--gpu-layers") == "0" and not on_device.isdisjoint(flags))
+        or (flags.get("--parallel") == "1" and not {"--kv-unified", "--no-kv-unified"}.isdisjoint(flags))
+    )
 
 
 def purpose_of(asked: Purpose | None, profile: Profile | None) -> Purpose:
@@ -108,6 +124,9 @@ def _threads(setup: Setup) -> Iterator[Candidate]:
     machine = setup.hardware
     now, batch = setup.number("--threads"), setup.number("--threads-batch")
     cores, cpus = machine.physical_cores, machine.cpus_allowed
+    if machine.cpu_quota is not None:  # at a barrier, all threads wait for one that the quota has stopped
+        most = max(1, int(machine.cpu_quota))
+        cores, cpus = min(cores, most), min(cpus, most)
     if setup.may_change("--threads"):
         counts = {cores - 1: "one core stays free for llama-server's own work and other programs"}
         counts[cores // 2] = "generation is limited by the memory, which half of the cores may use up"
@@ -170,7 +189,7 @@ def _flash(setup: Setup) -> Iterator[Candidate]:
         return
     if not setup.may_change("--flash-attn", setting=setup.settings.flash_attn):
         return
-    packed = setup.plan.kv_type.rpartition("/")[2] not in ("f16", "bf16", "f32")
+    packed = setup.plan.kv_type.rpartition("/")[2] not in _UNPACKED
     now = setup.plan.flash_attn
     if now != "off" and not packed:
         why = "attention without the fused kernel can be faster on a CPU"
@@ -267,7 +286,7 @@ def _drafts(setup: Setup) -> Iterator[Candidate]:
     if none is None or not setup.may_change("--spec-type"):
         return
     listed = (none.argument or "") + " ".join(none.allowed)
-    if spec_type is not None and not has_model and "none" in listed:
+    if (spec_type is not None or has_model) and "none" in listed:
         yield _flag("draft", "--spec-type", "none", "drafts that are rejected cost more than they save")
     if spec_type is None and not has_model and "ngram-simple" in listed:
         why = "repeated text is drafted from the context, without a draft model"

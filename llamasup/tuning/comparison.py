@@ -9,9 +9,11 @@ threads), which pairs within one process would not average out.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.planning.attempts import Planner
@@ -19,9 +21,9 @@ from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, Purpose
-from llamasup.tuning.quality import BOUND, LENGTHS, Distribution, divergence
+from llamasup.tuning.quality import BOUND, Distribution, Probe, divergence, probes
 from llamasup.tuning.search import HOPELESS
-from llamasup.tuning.trial import Trial, TrialFailed, spawn_trial
+from llamasup.tuning.trial import Trial, TrialFailed, TrialTimedOut, spawn_trial
 from llamasup.tuning.workload import (
     Block,
     Lengths,
@@ -32,10 +34,14 @@ from llamasup.tuning.workload import (
     middle_of,
 )
 
-__all__ = ["PAIRS_IN_ROUND", "Comparison", "TooLossy"]
+__all__ = ["PAIRS_IN_ROUND", "Comparison", "TimeOver", "TooLossy"]
+
+T = TypeVar("T")
 
 _FIRST_START_S = 600.0
 _LEAST_WAIT_S = 30.0
+# After the end of the time, what is running may take this long.
+_GRACE_S = 20.0
 # Of the lengths of the mix: where the calibration begins, and how it goes on.
 _FIRST_SCALE, _GROWTH, _LARGEST_SCALE = 0.05, 3.0, 16.0
 _CALIBRATIONS = 3
@@ -46,10 +52,25 @@ class TooLossy(TrialFailed):
     """The candidate works, but alters answers too much."""
 
 
-class Comparison:
-    """``folder`` is the run folder. ``starts_s``: the times of all starts."""
+class TimeOver(Exception):
+    """The time of the tuning ended before a server answered. It says nothing about the server."""
 
-    def __init__(self, launch: Launch, folder: Path, purpose: Purpose, *, allow_lossy: bool) -> None:
+
+class Comparison:
+    """``folder`` is the run folder. ``left_s`` returns the time that is left for all measurements.
+
+    ``starts_s``: the times of all starts. ``default_times``: those of the default's blocks.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: Path,
+        purpose: Purpose,
+        left_s: Callable[[], float],
+        *,
+        allow_lossy: bool,
+    ) -> None:
         self.starts_s: list[float] = []
         self.default_times: list[float] = []
         self.measured: list[tuple[Measurement, Measurement]] = []
@@ -57,12 +78,15 @@ class Comparison:
         self._launch = launch
         self._folder = folder
         self._purpose = purpose
+        self._left_s = left_s
         self._allow_lossy = allow_lossy
         self._number = 0
+        self._alternates = False
         self._default: Trial | None = None
         self._tried: Trial | None = None
         self._starting: Trial | None = None
-        self._reference: list[Distribution] | None = None
+        self._ending: Trial | None = None
+        self._references: dict[tuple[Probe, ...], list[Distribution]] = {}
         self._checked: set[str] = set()
         self._proven = ""  # the candidate of the last round
 
@@ -71,13 +95,19 @@ class Comparison:
         """The usual time of a start; 0 before the first one, which may read the model from the disk."""
         return median(self.starts_s or (0.0,))
 
+    def screening_s(self, pairs: int, block_s: float) -> float:
+        """How long a screening takes, if a block takes ``block_s``."""
+        if self._alternates:
+            return pairs * (2 * self.start_s + 4 * block_s)
+        return self.start_s + (2 * pairs + 1) * block_s
+
     async def close(self) -> None:
         """End all servers."""
         await self._end_trials()
 
     def stop_now(self) -> None:
         """Free the CPUs at once. ``close`` is still necessary."""
-        for trial in (self._default, self._tried, self._starting):
+        for trial in (self._default, self._tried, self._starting, self._ending):
             if trial is not None:
                 trial.kill()
 
@@ -109,16 +139,17 @@ class Comparison:
     # --- comparisons
 
     async def screen(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
-        default = await self.start_default()
+        await self.start_default()
         await self._prepare_quality(candidate)
         plan, fits = self._plan(candidate.changes)
+        self._alternates = not fits
         if not fits:
             return await self._alternate(candidate, pairs, block)
         default = await self.start_default()
-        self._tried = trial = await self._start(plan)
         try:
+            self._tried = trial = await self._start(plan)
             await self._check_quality(candidate, trial)
-            await trial.measure(block, self._limit_s())  # as the default has been
+            await self._measure(trial, block)  # as the default has been
             ratios: list[float] = []
             while len(ratios) < pairs and (not ratios or median(ratios) >= HOPELESS):
                 ratios.append(await self._pair(default, trial, block))
@@ -131,7 +162,10 @@ class Comparison:
         await self._end_trials()
         if not self._plan(candidate.changes)[1]:
             raise TrialFailed("it does not fit in memory")
-        return [await self._one_after_the_other(candidate, block, 1) for _ in range(pairs)]
+        try:
+            return [await self._one_after_the_other(candidate, block, 1) for _ in range(pairs)]
+        finally:
+            await self._end_trials()
 
     async def round(self, candidate: Candidate, block: Block) -> float:
         """One round of a proof, from fresh processes: the median of its pairs."""
@@ -142,20 +176,26 @@ class Comparison:
         await self._end_trials()
         plans = [self._plan(changes)[0] for changes in (NO_CHANGES, candidate.changes)]
         free = plans[0].memory.free
-        if sum(plan.memory.host_bytes for plan in plans) < free.host_bytes and not free.names:
-            if secrets.randbits(1):
-                default = self._default = await self._started_default(plans[0])
-                trial = self._tried = await self._start(plans[1])
-            else:
-                trial = self._tried = await self._start(plans[1])
-                default = self._default = await self._started_default(plans[0])
-            await self._check_quality(candidate, trial)
-            await self._pair(default, trial, block)  # the first requests touch memory first
-            ratio = median([await self._pair(default, trial, block) for _ in range(PAIRS_IN_ROUND)])
+        try:
+            if sum(plan.memory.host_bytes for plan in plans) < free.host_bytes and not free.names:
+                return await self._next_to_each_other(candidate, plans, block)
+            return await self._one_after_the_other(candidate, block, PAIRS_IN_ROUND)
+        finally:
+            await self._end_trials()
+
+    async def _next_to_each_other(
+        self, candidate: Candidate, plans: Sequence[LaunchPlan], block: Block
+    ) -> float:
+        """The median of the pairs of two new processes."""
+        if secrets.randbits(1):
+            default = self._default = await self._started_default(plans[0])
+            trial = self._tried = await self._start(plans[1])
         else:
-            ratio = await self._one_after_the_other(candidate, block, PAIRS_IN_ROUND)
-        await self._end_trials()
-        return ratio
+            trial = self._tried = await self._start(plans[1])
+            default = self._default = await self._started_default(plans[0])
+        await self._check_quality(candidate, trial)
+        await self._both(default, trial, block)  # the first requests touch memory first
+        return median([await self._pair(default, trial, block) for _ in range(PAIRS_IN_ROUND)])
 
     async def _one_after_the_other(self, candidate: Candidate, block: Block, count: int) -> float:
         """A pair in which each of the two is started, measured ``count`` times, and ended."""
@@ -176,30 +216,30 @@ class Comparison:
         else:
             trial = self._tried = await self._start(self._plan(candidate.changes)[0])
             await self._check_quality(candidate, trial)
-            measured = [await trial.measure(block, self._limit_s()) for _ in range(count + 1)]
+            measured = [await self._measure(trial, block) for _ in range(count + 1)]
         await self._end_trials()
         middle = middle_of(measured[1:])
         assert middle is not None
         return middle
 
     async def _pair(self, default: Trial, trial: Trial, block: Block) -> float:
+        measured = await self._both(default, trial, block)
+        self._note(*measured)
+        return log_ratio(self._purpose, *measured)
+
+    async def _both(self, default: Trial, trial: Trial, block: Block) -> tuple[Measurement, Measurement]:
         """One block on each of the two, in an order drawn at random."""
-        limit_s = self._limit_s()
         if secrets.randbits(1):
             of_default = await self._next_to(default, block)
-            of_trial = await trial.measure(block, limit_s)
-        else:
-            of_trial = await trial.measure(block, limit_s)
-            of_default = await self._next_to(default, block)
-        self._note(of_default, of_trial)
-        return log_ratio(self._purpose, of_default, of_trial)
+            return of_default, await self._measure(trial, block)
+        of_trial = await self._measure(trial, block)
+        return await self._next_to(default, block), of_trial
 
     async def _next_to(self, default: Trial, block: Block) -> Measurement:
         """The default while a candidate runs: if it ends now, the candidate is to blame."""
         try:
-            return await default.measure(block, self._limit_s())
+            return await self._measure(default, block)
         except TrialFailed as error:
-            await self._end_trials()
             raise TrialFailed(f"the default failed while both ran: {error}") from None
 
     def _note(self, default: Measurement, tuned: Measurement) -> None:
@@ -208,7 +248,7 @@ class Comparison:
 
     async def _of_default(self, default: Trial, block: Block) -> Measurement:
         try:
-            return await default.measure(block, self._limit_s())
+            return await self._measure(default, block)
         except TrialFailed as error:
             raise TuningFailed(
                 f"the server with the default plan failed: {error}",
@@ -248,7 +288,7 @@ class Comparison:
         longest_s = max(self.starts_s, default=_FIRST_START_S)
         self._starting = trial = spawn_trial(plan, self._folder)
         try:
-            await trial.become_ready(max(_LEAST_WAIT_S, 10 * longest_s))
+            await self._within(trial.become_ready, max(_LEAST_WAIT_S, 10 * longest_s))
         except BaseException:
             await trial.end()
             raise
@@ -258,33 +298,48 @@ class Comparison:
         return trial
 
     async def _end_trials(self, *, default: bool = True) -> None:
-        tried, self._tried = self._tried, None
-        if tried is not None:
-            await tried.end()
-        if default and self._default is not None:
-            ending, self._default = self._default, None
-            await ending.end()
+        self._ending, self._tried = self._tried, None
+        if self._ending is not None:
+            await self._ending.end()
+        if default:
+            self._ending, self._default = self._default, None
+            if self._ending is not None:
+                await self._ending.end()
+        self._ending = None
 
     # --- the quality guard
 
     async def _prepare_quality(self, candidate: Candidate) -> None:
-        """Ask the reference: the default, with an f16 KV cache. Called while no candidate runs."""
-        if not self._must_check(candidate) or self._reference is not None:
+        """Ask the reference for what ``_check_quality`` compares. Called while no candidate runs."""
+        if not self._must_check(candidate):
             return
-        default = await self.start_default()
-        if default.plan.kv_type != "f16":
-            await self._end_trials()
-            f16 = Changes((("--cache-type-k", "f16"), ("--cache-type-v", "f16")))
-            self._tried = default = await self._start(self._plan(f16)[0])
-        self._reference = await default.distributions(_lengths(default.plan), _FIRST_START_S)
-        await self._end_trials(default=False)
+        asked = _probes(self._plan(candidate.changes)[0])
+        if asked in self._references:
+            return
+        reference = await self.start_default()
+        try:
+            if changes := self._reference_changes(reference.plan):
+                await self._end_trials()
+                self._tried = reference = await self._start(self._plan(Changes(changes))[0])
+            self._references[asked] = await self._distributions(reference, asked)
+        finally:
+            await self._end_trials(default=False)
+
+    def _reference_changes(self, plan: LaunchPlan) -> tuple[tuple[str, str], ...]:
+        """What makes the default the reference: an f16 KV cache, and no drafts."""
+        changes: tuple[tuple[str, str], ...] = ()
+        if plan.kv_type != "f16":
+            changes += (("--cache-type-k", "f16"), ("--cache-type-v", "f16"))
+        if _drafts(plan) and self._launch.runtime.capabilities.knows("--spec-type"):
+            changes += (("--spec-type", "none"),)
+        return changes
 
     async def _check_quality(self, candidate: Candidate, trial: Trial) -> None:
         """Raises TrialFailed for a candidate whose answers differ too much."""
         if not self._must_check(candidate):
             return
-        assert self._reference is not None
-        seen = divergence(self._reference, await trial.distributions(_lengths(trial.plan), _FIRST_START_S))
+        asked = _probes(trial.plan)
+        seen = divergence(self._references[asked], await self._distributions(trial, asked))
         if seen is None:
             raise TooLossy("this build does not list probabilities, so its answers cannot be compared")
         if seen > BOUND:
@@ -296,11 +351,35 @@ class Comparison:
     def _must_check(self, candidate: Candidate) -> bool:
         return candidate.lossy and not self._allow_lossy and candidate.name not in self._checked
 
-    def _limit_s(self) -> float:
-        """A candidate that takes longer for a block counts as hanging."""
+    # --- limits
+
+    async def _measure(self, trial: Trial, block: Block) -> Measurement:
+        """One block. A server that takes much longer than the default counts as hanging."""
         slowest_s = max(self.default_times, default=0.0)
-        return max(_LEAST_WAIT_S, 20 * slowest_s) if slowest_s else _FIRST_START_S
+        limit_s = max(_LEAST_WAIT_S, 20 * slowest_s) if slowest_s else _FIRST_START_S
+        return await self._within(partial(trial.measure, block), limit_s)
+
+    async def _distributions(self, trial: Trial, asked: Sequence[Probe]) -> list[Distribution]:
+        return await self._within(partial(trial.distributions, asked), _FIRST_START_S)
+
+    async def _within(self, work: Callable[[float], Awaitable[T]], limit_s: float) -> T:
+        """The result of ``work``, which gets its limit. Raises TimeOver if the tuning ends before it."""
+        left_s = max(0.0, self._left_s()) + _GRACE_S
+        try:
+            return await work(min(limit_s, left_s))
+        except TrialTimedOut:
+            if left_s < limit_s:
+                raise TimeOver from None
+            raise
 
 
-def _lengths(plan: LaunchPlan) -> list[int]:
-    return [min(length, plan.ctx_size_of_slot - 16) for length in LENGTHS]
+def _probes(plan: LaunchPlan) -> tuple[Probe, ...]:
+    return probes(plan.ctx_size_of_slot, drafts=_drafts(plan))
+
+
+def _drafts(plan: LaunchPlan) -> bool:
+    """Whether a server of this plan drafts tokens."""
+    words = plan.argv
+    if "--spec-type" in words[:-1]:
+        return words[words.index("--spec-type") + 1] != "none"
+    return any(flag in words for flag in ("--spec-draft-model", "--model-draft", "-md"))

@@ -1,25 +1,74 @@
-"""The text of the prompts of a measurement. Written for it, so it is under the licence of llamasup."""
+"""The text of the prompts of a measurement: sentences that a seed puts together, none of them twice (pure).
+
+Written text would have to be repeated for a long prompt, and drafts from the context would find each
+repetition. The words are those of a plain story, written for it and under the licence of llamasup.
+"""
 
 from __future__ import annotations
 
-__all__ = ["PROSE"]
+from collections.abc import Iterator
+from hashlib import shake_256
 
-PROSE = """
-The harbour was quiet when the last boat came in. Two men tied it to the pier, and a third carried the
-nets to the shed behind the market. Rain had fallen all day, and the stones shone under the lamps. There
-was little talk. In the shed, an old woman counted the baskets, wrote the numbers into a book, and asked
-about the weather at sea. They said that the wind had turned to the north, and that the water was colder
-than in other years. She nodded, because she had expected as much. The price of fish would rise, she
-said, and the people in the town would complain, as they did each winter. Then she closed the book and
-sent them home. On the way up the hill, the youngest of the three stopped at the school and looked
-through a window. A lamp still burned there. The teacher sat at her desk with a pile of papers, and read
-one after the other with a pencil in her hand. He wanted to knock, but his hands smelled of fish and tar,
-so he went on. At home he made tea, lit the stove, and took a letter from the drawer. It was from his
-brother, who worked on the railway in the south, where the orchards begin. The brother wrote about
-bridges: how each beam is measured twice, how rivets are heated until they glow, and how an engineer
-walks the whole length of the track before the first train may cross. In the evening the workers sit near
-the river, and one of them plays the accordion. He read the letter again and thought about measuring
-things twice. In the morning the wind was still from the north. He went down to the harbour before
-sunrise, checked each rope, and wrote the depth of the water on a board, as the old woman had asked him
-to do.
-""".strip().replace("\n", " ")
+__all__ = ["prose"]
+
+# By the letters of the shapes: people, things, places, kinds, deeds, manners, times, relations of places.
+_TEXT = {
+    "P": (
+        "fisherman teacher engineer brother neighbour captain doctor painter farmer driver clerk sailor "
+        "printer baker carpenter widow student mayor nurse miner gardener cook tailor singer weaver guest "
+        "child grandmother uncle stranger officer shepherd smith merchant pilot librarian"
+    ),
+    "T": (
+        "letter rope lamp basket table window bridge boat engine ladder coat map clock stone wagon mirror "
+        "kettle book pencil wheel hammer curtain bottle candle violin ticket picture key stove barrel net "
+        "blanket door bell shovel drawer bench chair parcel flag compass saddle cup rail"
+    ),
+    "L": (
+        "harbour market school station orchard river hill tower garden kitchen workshop mill church "
+        "forest island valley square cellar library quarry meadow lighthouse pier tavern village canal "
+        "bakery courtyard attic field"
+    ),
+    "K": (
+        "old quiet narrow heavy bright wooden broken careful northern early distant empty patient cold "
+        "young tired green simple famous hidden gentle crooked silver dusty lonely cheerful stubborn grey "
+        "warm small wide honest rusty clever pale"
+    ),
+    "D": (
+        "carried measured painted followed repaired noticed borrowed counted watched described remembered "
+        "sold found hid opened cleaned lifted bought praised drew forgot examined moved finished pulled "
+        "closed returned admired ordered collected turned weighed"
+    ),
+    "N": (
+        "slowly again twice carefully silently later gladly often badly suddenly together alone proudly "
+        "quickly calmly sometimes"
+    ),
+    "M": (
+        "morning evening winter summer afternoon night autumn spring storm harvest holiday week month noon"
+    ),
+    "W": ("near behind above beyond around inside before under across from towards past"),
+}
+_WORDS = {letter: text.split() for letter, text in _TEXT.items()}
+_SHAPES = (
+    "the K P D the K T W the L",
+    "in the K M the P of the L D a T and D the K T",
+    "a P from the L D N the T that the K P had D",
+    "W the K L the P D each T N",
+    "the T of the P was K but the L seemed K",
+    "after the M the K P D the T W a K L",
+    "when the P D the K T the P of the L D N",
+    "each guest of the K L D the T that a P D W the L",
+)
+_SHORTEST_SENTENCE = 10
+
+
+def prose(seed: int, words: int) -> str:
+    """Text of at least ``words`` words, another one for each seed."""
+    sentences = -(-words // _SHORTEST_SENTENCE)
+    choices = iter(shake_256(b"%d" % seed).digest(sentences * 40))
+    return " ".join(_sentence(choices) for _ in range(sentences))
+
+
+def _sentence(choices: Iterator[int]) -> str:
+    shape = _SHAPES[next(choices) % len(_SHAPES)].split()
+    words = [_WORDS[word][next(choices) % len(_WORDS[word])] if word in _WORDS else word for word in shape]
+    return f"{' '.join(words).capitalize()}."

@@ -19,7 +19,8 @@ __all__ = ["SessionResult", "kept_as_json", "kept_line", "report_as_json", "repo
 
 
 class SessionResult(Struct, frozen=True):
-    """The end of one call. ``kept`` is None if the search is not finished.
+    """The end of one call. ``kept`` is None if the search is not finished. ``stopped``: why it is not, if the
+    time is not over.
 
     ``drift``: the default's last times over its first ones, if they differ by more than 10 %.
     """
@@ -31,6 +32,7 @@ class SessionResult(Struct, frozen=True):
     tuned: Measurement | None
     minutes: float
     drift: float | None
+    stopped: str = ""
 
 
 def report_as_json(
@@ -69,7 +71,8 @@ def kept_as_json(kept: Kept) -> dict[str, Any]:
         "minutes": kept.minutes,
         "date": kept.date,
         "lossy": kept.lossy,
-        "runtime": kept.runtime,
+        "unchecked": kept.unchecked,
+        "runtime": kept.conditions.runtime,
     }
 
 
@@ -82,9 +85,8 @@ def report_lines(found: SessionResult) -> list[str]:
     elif found.finished:
         lines.append("Nothing was proven better than the default plan, so nothing is changed.")
     else:
-        lines.append(
-            "The time is over before a verdict, so nothing is changed. The next call goes on from here."
-        )
+        why = found.stopped or "The time is over"
+        lines.append(f"{why} before a verdict, so nothing is changed. The next call goes on from here.")
     lines.append(f"Measured: {count} pairs in {minutes:.1f} min.")
     if found.drift is not None:
         lines.append(
@@ -96,11 +98,10 @@ def report_lines(found: SessionResult) -> list[str]:
 
 
 def kept_line(kept: Kept) -> str:
-    """``--ubatch-size 256: measured here on 2026-11-26: …``."""
+    """``--ubatch-size 256: at least 1.11 ×, measured here on 2026-11-26: …``."""
     if kept.changes == NO_CHANGES:
         return f"nothing was better ({kept.trials} pairs, {kept.date})"
-    lossy = "; its answers may differ slightly from those of the default" if kept.lossy else ""
-    return f"{kept.changes}: {kept.measured.why}{lossy}"
+    return f"{kept.changes}: at least {kept.lower:.2f} ×, {kept.measured.why}"
 
 
 def _entries(search: Search) -> Sequence[Entry]:

@@ -2,8 +2,8 @@
 
 1. *Screening.* Each candidate is compared with the default in a few pairs. Successive halving: candidates
    that are not better leave, of the others at most half (never fewer than five) get twice as many pairs.
-2. *Combination.* The best candidates of different groups are joined, and compared with the default as a
-   whole.
+2. *Combination.* The best candidates of different groups are joined, without those that contradict a better
+   one, and compared with the default as a whole. If it fails, the weakest part is left out.
 3. *Proof.* The combination, or the best single candidate, is compared with the default again, from fresh
    processes and with new measurements only, until the sequential test decides. So the choice among many
    candidates cannot inflate the gain. If this proof fails, the other of the two gets one, and no more.
@@ -23,7 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.planning.tuned import NO_CHANGES, Changes
-from llamasup.tuning.candidates import Candidate
+from llamasup.tuning.candidates import Candidate, contradict
 from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 
 __all__ = [
@@ -39,11 +39,13 @@ __all__ = [
     "Search",
     "Step",
     "begin",
+    "begin_proof",
     "failed",
     "hurry",
     "next_step",
     "observed",
     "proven",
+    "reopened",
     "result",
     "trials",
     "worth_proving",
@@ -57,6 +59,8 @@ HOPELESS = -0.7
 """In the log: at half of the speed, the screening of a candidate ends, which would take long for nothing."""
 MOST_ROUNDS = 40
 COMBINATION = "combination"
+_MOST_PROOFS = 2  # the error rate of a tuning is that of a proof, as many times
+_NO_TIME = "no time to try it"
 
 EntryState = Literal["open", "out", "failed", "lossy"]
 
@@ -123,6 +127,11 @@ def begin(candidates: Sequence[Candidate]) -> Search:
     return _advanced(Search(tuple(map(Entry, candidates))))
 
 
+def begin_proof(candidate: Candidate) -> Search:
+    """Without a screening: how often a proof is wrong is measured with this."""
+    return Search((Entry(candidate),), phase="proof", proofs=(Proof(candidate),))
+
+
 def next_step(search: Search) -> Step:
     """What to measure next."""
     match search.phase:
@@ -151,7 +160,10 @@ def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "
     if search.phase == "proof":
         proof = replace(_current(search), verdict=Verdict.NOT_BETTER, why=why)
         return _replaced(search, proof)
-    return _advanced(_with_entry(search, candidate, lambda entry: replace(entry, state=state, why=why)))
+    search = _with_entry(search, candidate, lambda entry: replace(entry, state=state, why=why))
+    if search.phase == "combine" and len(parts := _parts(search)) > 2:
+        return replace(search, combined=Entry(_joined(parts[:-1])))
+    return _advanced(search)
 
 
 def worth_proving(search: Search) -> bool:
@@ -163,13 +175,28 @@ def hurry(search: Search) -> Search:
     """End the screening now, because the rest of the time is needed for the proof."""
     if search.phase == "screen":
         entries = tuple(
-            one if one.ratios or one.state != "open" else replace(one, state="out", why="no time to try it")
+            one if one.ratios or one.state != "open" else replace(one, state="out", why=_NO_TIME)
             for one in search.entries
         )
         return _chosen(replace(search, entries=entries), combines=False)
     if search.phase == "combine":
         return _to_proof(search)
     return search
+
+
+def reopened(search: Search) -> Search:
+    """The search in a later call: candidates for which there was no time are tried, if a proof is left.
+
+    A proof that has begun goes on, if its candidate is still chosen then.
+    """
+    begun = tuple(one for one in search.proofs if one.ratios)
+    untried = [one for one in search.entries if one.why == _NO_TIME]
+    if search.phase == "done" or not untried or len(begun) == _MOST_PROOFS:
+        return search
+    entries = tuple(
+        replace(one, state="open", why="") if one.why == _NO_TIME else one for one in search.entries
+    )
+    return Search(entries, proofs=begun)
 
 
 def result(search: Search) -> Proof | None:
@@ -258,30 +285,53 @@ def _chosen(search: Search, *, combines: bool) -> Search:
     winners = sorted(best.values(), key=lambda one: one.gain, reverse=True)
     if not winners:
         return replace(search, phase="done")
-    if len(winners) == 1:
-        return replace(search, phase="proof", proofs=(Proof(winners[0].candidate),))
-    changes = sum((one.candidate.changes for one in winners), NO_CHANGES)
-    joined = Candidate(
-        COMBINATION,
-        changes,
-        "the best changes together",
-        lossy=any(one.candidate.lossy for one in winners),
-    )
-    search = replace(search, phase="combine", combined=Entry(joined))
+    joined: list[Entry] = []
+    for one in winners:
+        if not any(contradict(one.candidate.changes, other.candidate.changes) for other in joined):
+            joined.append(one)
+    if len(joined) == 1:
+        return _proving(search, [joined[0].candidate])
+    search = replace(search, phase="combine", combined=Entry(_joined(joined)))
     return search if combines else _to_proof(search)
+
+
+def _joined(parts: Sequence[Entry]) -> Candidate:
+    changes = sum((one.candidate.changes for one in parts), NO_CHANGES)
+    lossy = any(one.candidate.lossy for one in parts)
+    return Candidate(COMBINATION, changes, "the best changes together", lossy)
+
+
+def _parts(search: Search) -> list[Entry]:
+    """The parts of the combination, the best first."""
+    assert search.combined is not None
+    whole = search.combined.candidate.changes
+    parts = [one for one in _open(search) if _is_part(one.candidate.changes, whole)]
+    return sorted(parts, key=lambda one: one.gain, reverse=True)
 
 
 def _to_proof(search: Search) -> Search:
     """Prove the better of the combination and its best part first."""
     assert search.combined is not None
-    combined = search.combined
-    of_parts = [one for one in _open(search) if _is_part(one.candidate.changes, combined.candidate.changes)]
-    single = max(of_parts, key=lambda one: one.gain)
+    combined, single = search.combined, _parts(search)[0]
     order = [single.candidate]
     if combined.state == "open":
         is_better = not combined.ratios or combined.gain >= single.gain
         order.insert(0 if is_better else 1, combined.candidate)
-    return replace(search, phase="proof", proofs=tuple(map(Proof, order)))
+    return _proving(search, order)
+
+
+def _proving(search: Search, chosen: Sequence[Candidate]) -> Search:
+    """Prove the chosen ones in this order, after the proofs that have begun, and not too many in all."""
+    begun = [
+        one
+        if one.verdict is Verdict.NOT_BETTER or one.candidate in chosen
+        else replace(one, verdict=Verdict.NOT_BETTER, why="others were better")
+        for one in search.proofs
+    ]
+    new = [Proof(one) for one in chosen if all(one != proof.candidate for proof in begun)]
+    proofs = (*begun, *new)[:_MOST_PROOFS]
+    is_over = all(one.verdict is Verdict.NOT_BETTER for one in proofs)
+    return replace(search, phase="done" if is_over else "proof", proofs=proofs)
 
 
 def _is_part(part: Changes, whole: Changes) -> bool:

@@ -18,20 +18,20 @@ from statistics import median
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.inspect import find_runtime
-from llamasup.planning.facts import Launch
+from llamasup.planning.attempts import Planner
+from llamasup.planning.facts import Launch, attachments
 from llamasup.planning.load_history import runtime_id
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Kept, asked_key, machine_key
-from llamasup.planning.tuned_store import cpu_name
+from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.storage.fact_cache import FileIdentity
-from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates
-from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TooLossy
+from llamasup.tuning.candidates import Purpose, Setup, candidates
+from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TimeOver, TooLossy
 from llamasup.tuning.neighbours import POLL_S, Neighbours
 from llamasup.tuning.report import SessionResult
 from llamasup.tuning.search import (
@@ -46,6 +46,7 @@ from llamasup.tuning.search import (
     next_step,
     observed,
     proven,
+    reopened,
     result,
     trials,
     worth_proving,
@@ -54,7 +55,7 @@ from llamasup.tuning.sequential import FEWEST
 from llamasup.tuning.trial import TrialFailed
 from llamasup.tuning.workload import STATED_MIX, Block, Lengths, Measurement, middle_of
 
-__all__ = ["Options", "Progress", "SavedSearch", "Session"]
+__all__ = ["Options", "Progress", "SavedSearch", "Session", "new_search"]
 
 # Of the time of the tuning: the block of a measurement. About 100 pairs and 20 rounds fit in the rest.
 _BLOCK_SHARE = 1 / 300
@@ -72,6 +73,11 @@ T = TypeVar("T")
 Progress = Callable[[str], None]
 
 
+def new_search(setup: Setup) -> Search:
+    """A search among all candidates of this build, machine and model."""
+    return begin(candidates(setup))
+
+
 class Options(Struct, frozen=True):
     """``runtime``: as ``--runtime``. ``mix``: the lengths of requests; empty: the stated mix."""
 
@@ -85,9 +91,7 @@ class Options(Struct, frozen=True):
 class SavedSearch(Struct, frozen=True):
     """An unfinished search, with all that a later call needs to go on with it."""
 
-    runtime: str
-    machine: str
-    asked: str
+    conditions: Conditions
     purpose: Purpose
     allow_lossy: bool
     mix: tuple[Lengths, ...]
@@ -98,20 +102,22 @@ class SavedSearch(Struct, frozen=True):
 
 
 class Session:
-    """``folder`` is the run folder. ``save`` stores the search after each step, None when it is over.
-    ``propose`` chooses the candidates. ``clock``, in seconds, decides when the time is over.
+    """``model`` is the file as it was before the first measurement, and ``folder`` the run folder. ``save``
+    stores the search after each step. ``search_of`` makes a new search. ``clock``, in seconds, decides when
+    the time is over.
     """
 
     def __init__(
         self,
         launch: Launch,
         options: Options,
+        model: FileIdentity,
         folder: Path,
         *,
         saved: SavedSearch | None,
-        save: Callable[[SavedSearch | None], None],
+        save: Callable[[SavedSearch], None],
         say: Progress,
-        propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+        search_of: Callable[[Setup], Search] = new_search,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._launch = launch
@@ -119,18 +125,18 @@ class Session:
         self._mix = options.mix or STATED_MIX
         self._save = save
         self._say = say
-        self._propose = propose
+        self._search_of = search_of
         self._clock = clock
         self._began_s = clock()
-        self._compare = Comparison(launch, folder, options.purpose, allow_lossy=options.allow_lossy)
+        self._compare = Comparison(
+            launch, folder, options.purpose, lambda: self._left_s, allow_lossy=options.allow_lossy
+        )
         self._neighbours = Neighbours(folder)
         self._gave_way = False
         self._round_s = 0.0
-        self._identity = FileIdentity.of(launch.model_path)
-        self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
-        devices = launch.runtime.capabilities.devices
-        self._machine = machine_key(hardware(), devices, cpu=cpu_name())
-        self._asked = asked_key(launch.settings, launch.environ)
+        self._stopped = ""  # why it ended early, if the time was not over
+        self._identity = model
+        self._conditions = Planner(launch, folder, trial=NO_CHANGES).conditions()
         self._saved = saved if saved is not None and self._fits(saved) else None
         self._earlier_minutes = 0.0 if self._saved is None else self._saved.minutes
 
@@ -138,6 +144,10 @@ class Session:
     def resumed(self) -> bool:
         """Whether it goes on with an unfinished search."""
         return self._saved is not None
+
+    def stop_now(self) -> None:
+        """Kill all servers, also those that are ending. The cancelled ``run`` then ends at once."""
+        self._compare.stop_now()
 
     async def run(self) -> SessionResult:
         """Raises TuningFailed, or what planning and starting the default raise."""
@@ -150,15 +160,23 @@ class Session:
 
     async def _run(self) -> SessionResult:
         if self._saved is not None:
-            block, search, measured = self._saved.block, self._saved.search, self._saved.default
+            block, search, measured = self._saved.block, reopened(self._saved.search), self._saved.default
         else:
-            first = await self._undisturbed(self._first_measurement)
+            try:
+                first = await self._undisturbed(self._first_measurement)
+            except TimeOver:
+                raise TuningFailed(
+                    f"{self._options.minutes:g} min are too short for one comparison: the server with the "
+                    "default plan did not answer in this time.",
+                    remedy="Give more time with --minutes. Nothing was changed.",
+                ) from None
             if first is None:
                 raise TuningFailed(
                     f"Other llama-servers worked for the whole {self._options.minutes:g} min.",
                     remedy="Tune when they are idle, or give more time with --minutes. Nothing was changed.",
                 )
             block, search, measured = first
+        self._compare.default_times.append(measured.seconds)
         self._say(
             f"default: {measured.first_token_s * 1e3:.1f} ms to the first token, "
             f"{measured.tokens_per_s:.1f} tokens/s with {block.clients} at a time, "
@@ -166,6 +184,8 @@ class Session:
         )
         search = await self._searched(search, block, measured)
         finished = isinstance(next_step(search), Done)
+        if trials(search) == 0 and not finished and self._stopped:
+            raise TuningFailed(f"{self._stopped}.", remedy="Nothing was changed. Tune again.")
         if trials(search) == 0 and not finished:
             raise TuningFailed(
                 f"{self._options.minutes:g} min are too short for one comparison: a start takes "
@@ -174,7 +194,6 @@ class Session:
             )
         if finished:
             self._refuse_changed_files()
-            self._save(None)
         pairs = self._compare.measured
         return SessionResult(
             search,
@@ -184,6 +203,7 @@ class Session:
             middle_of([other for _, other in pairs]),
             self._minutes,
             self._drift(),
+            self._stopped,
         )
 
     async def _first_measurement(self) -> tuple[Block, Search, Measurement]:
@@ -192,12 +212,12 @@ class Session:
         target_s = min(max(share_s, _SHORTEST_BLOCK_S), _LONGEST_BLOCK_S)
         block = await self._compare.calibrated(self._mix, target_s)
         measured = await self._compare.measure_default(block)
-        return block, begin(self._propose(self._setup(default.plan))), measured
+        return block, self._search_of(self._setup(default.plan)), measured
 
     async def _searched(self, search: Search, block: Block, measured: Measurement) -> Search:
         """The search after as many steps as the time allows. Each step is saved."""
         discarded = 0
-        while discarded <= _MOST_DISCARDED:
+        while True:
             step = next_step(search)
             if isinstance(step, Screen) and worth_proving(search) and self._must_prove_now(step, measured):
                 search = hurry(search)
@@ -212,12 +232,17 @@ class Session:
                 ratios = await self._undisturbed(partial(self._carry_out, step, block))
             except TrialFailed as error:
                 failure = error
+            except TimeOver:
+                break
             if ratios is None:
                 break
             if _suspended_s() - before_s > _SUSPENDED_S:
                 self._say("the machine was suspended: this measurement is thrown away")
                 discarded += 1
-                continue
+                if discarded < _MOST_DISCARDED:
+                    continue
+                self._stopped = f"The machine was suspended during {discarded} measurements"
+                break
             if failure is not None:
                 state: EntryState = "lossy" if isinstance(failure, TooLossy) else "failed"
                 search = failed(search, step.candidate, str(failure), state)
@@ -321,7 +346,7 @@ class Session:
     def _step_s(self, step: Screen | ProofRound, measured: Measurement) -> float:
         if isinstance(step, ProofRound):
             return self._round_estimate_s(measured)
-        return self._compare.start_s + 2 * step.pairs * measured.seconds
+        return self._compare.screening_s(step.pairs, measured.seconds)
 
     def _drift(self) -> float | None:
         times = self._compare.default_times
@@ -336,9 +361,7 @@ class Session:
     def _fits(self, saved: SavedSearch) -> bool:
         return saved == replace(
             saved,
-            runtime=self._runtime,
-            machine=self._machine,
-            asked=self._asked,
+            conditions=self._conditions,
             purpose=self._options.purpose,
             allow_lossy=self._options.allow_lossy,
             mix=self._mix,
@@ -348,17 +371,27 @@ class Session:
         options = self._options
         self._save(
             SavedSearch(
-                *(self._runtime, self._machine, self._asked, options.purpose, options.allow_lossy),
-                *(self._mix, block, search, self._minutes, measured),
+                self._conditions,
+                options.purpose,
+                options.allow_lossy,
+                self._mix,
+                block,
+                search,
+                self._minutes,
+                measured,
             )
         )
 
     def _kept(self, search: Search) -> Kept:
         proof = result(search)
         settings, options = self._launch.settings, self._options
+        today, minutes = datetime.now(UTC).date().isoformat(), round(self._minutes, 1)
         kept = Kept(
-            *(self._runtime, self._machine, self._asked, options.purpose, settings.profile, NO_CHANGES),
-            *(1.0, 1.0, 1.0, datetime.now(UTC).date().isoformat(), trials(search), round(self._minutes, 1)),
+            self._conditions,
+            options.purpose,
+            settings.profile,
+            NO_CHANGES,
+            *(1.0, 1.0, 1.0, today, trials(search), minutes),
         )
         if proof is None:
             return kept
@@ -370,19 +403,29 @@ class Session:
             lower=seen.lower,
             upper=seen.upper,
             lossy=proof.candidate.lossy,
+            unchecked=proof.candidate.lossy and options.allow_lossy,
         )
 
     def _refuse_changed_files(self) -> None:
-        """Raises TuningFailed if the build or the model is no longer the one that is measured."""
-        try:
-            same_model = FileIdentity.of(self._launch.model_path) == self._identity
-            now = find_runtime(self._options.runtime, self._launch.environ)
-        except (OSError, LlamasupError):
-            same_model, now = False, None
-        if now is None or runtime_id(now.command, now.capabilities) != self._runtime or not same_model:
-            what = "the model file" if not same_model and now is not None else "llama-server"
+        """Raises TuningFailed if the build or a file is no longer the one that is measured."""
+        if files_key(map(astuple, attachments(self._launch))) != self._conditions.files:
             raise TuningFailed(
-                f"{what} was changed or replaced while it was being measured.",
+                "a draft, projector or adapter file was changed or deleted while it was being measured.",
+                remedy="Nothing was changed. Tune again.",
+            )
+        try:
+            is_same_model = FileIdentity.of(self._launch.model_path) == self._identity
+        except OSError:
+            is_same_model = False
+        try:
+            now = find_runtime(self._options.runtime, self._launch.environ)
+            is_same_build = runtime_id(now.command, now.capabilities) == self._conditions.runtime
+        except LlamasupError:
+            is_same_build = False
+        if not is_same_model or not is_same_build:
+            what = "llama-server" if is_same_model else "the model file"
+            raise TuningFailed(
+                f"{what} was changed, replaced or deleted while it was being measured.",
                 remedy="Nothing was changed. Tune again.",
             )
 

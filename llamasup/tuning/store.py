@@ -20,7 +20,7 @@ from llamasup.tuning.session import SavedSearch
 __all__ = ["only_tuning", "saved_search", "store_search"]
 
 # Change it when the meaning of an entry changes.
-_REVISION = "1"
+_REVISION = "2"
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -29,18 +29,18 @@ class _Stored(msgspec.Struct, frozen=True):
     search: SavedSearch | None
 
 
-def saved_search(model_path: Path) -> SavedSearch | None:
-    """The unfinished search of this file; None without one, or if it cannot be read."""
-    with contextlib.suppress(OSError, FolderUnusable):
-        stored = _store().get(FileIdentity.of(model_path))
+def saved_search(model: FileIdentity) -> SavedSearch | None:
+    """The unfinished search of this state of the file; None without one, or if it cannot be read."""
+    with contextlib.suppress(FolderUnusable):
+        stored = _store().get(model)
         return None if stored is None else stored.search
     return None
 
 
-def store_search(model_path: Path, search: SavedSearch | None) -> None:
+def store_search(model: FileIdentity, search: SavedSearch | None) -> None:
     """Save it for the next call. The tuning goes on if the disk is full."""
-    with contextlib.suppress(OSError, FolderUnusable):
-        _store().put(FileIdentity.of(model_path), _Stored(search))
+    with contextlib.suppress(FolderUnusable):
+        _store().put(model, _Stored(search))
 
 
 @contextmanager

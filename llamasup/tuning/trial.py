@@ -26,11 +26,11 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.system.hardware.usage import load_usage, oom_kills
 from llamasup.system.process.output_pump import LogPump
 from llamasup.system.process.spawn import Child, spawn
-from llamasup.tuning.prose import PROSE
-from llamasup.tuning.quality import Distribution, probe_body, read_distributions
+from llamasup.tuning.prose import prose
+from llamasup.tuning.quality import Distribution, Probe, probe_body, read_distributions
 from llamasup.tuning.workload import Answered, Block, Lengths, Measurement, as_measured, prompt_tokens
 
-__all__ = ["Trial", "TrialFailed", "spawn_trial"]
+__all__ = ["Trial", "TrialFailed", "TrialTimedOut", "spawn_trial"]
 
 T = TypeVar("T")
 
@@ -44,6 +44,18 @@ _LAST_EVENT = b'"stop":true'
 
 class TrialFailed(Exception):
     """The server of a configuration did not start, or ended, or did not answer. The text says why."""
+
+
+class TrialTimedOut(TrialFailed):
+    """The server did not answer within the limit."""
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[int]
+
+
+class _Text(msgspec.Struct):
+    content: str
 
 
 class Trial:
@@ -65,7 +77,7 @@ class Trial:
         self._headers = [("Content-Type", "application/json")]
         if plan.api_key is not None:
             self._headers.append(("Authorization", f"Bearer {plan.api_key}"))
-        self._text: list[int] = []
+        self._texts: dict[int, list[int]] = {}
         self._documents: dict[int, str] = {}
         self._ready = asyncio.Event()
 
@@ -83,8 +95,6 @@ class Trial:
                 problem = response_problem(request, *await prober.send(request))
             if problem is not None:
                 raise TrialFailed(problem)
-            answer = await self._post("/tokenize", {"content": PROSE})
-            self._text = list(answer["tokens"]) or list(range(64))
 
         await self._guarded(probe(), timeout_s)
         self.start_s = time.monotonic() - began_s
@@ -98,8 +108,7 @@ class Trial:
                 return await self._ask(number, lengths)
 
         async def all_clients() -> tuple[list[Answered], float]:
-            if self.plan.model_class is ModelClass.RERANKER:
-                await self._write_documents(block)
+            await self._write_prompts(block)
             began_s = time.monotonic()
             try:
                 async with asyncio.TaskGroup() as group:
@@ -113,15 +122,14 @@ class Trial:
         memory_bytes = 0 if usage is None else usage.anonymous_bytes + usage.file_bytes
         return as_measured(answers, seconds, memory_bytes)
 
-    async def distributions(self, lengths: Sequence[int], timeout_s: float) -> list[Distribution]:
-        """The probabilities of the tokens after fixed prompts of these lengths. Raises TrialFailed."""
+    async def distributions(self, probes: Sequence[Probe], timeout_s: float) -> list[Distribution]:
+        """The probabilities of the tokens after fixed prompts. Raises TrialFailed."""
 
         async def ask_all() -> list[Distribution]:
             found: list[Distribution] = []
-            for number, length in enumerate(lengths):
-                answer = await self._post(
-                    "/completion", probe_body(prompt_tokens(self._text, number, length))
-                )
+            for number, probe in enumerate(probes):
+                prompt = await self._prompt(number, probe.length) * probe.repeats
+                answer = await self._post("/completion", probe_body(prompt, probe.answer), dict[str, Any])
                 found.append(read_distributions(answer))
             return found
 
@@ -157,11 +165,12 @@ class Trial:
         match self.plan.model_class:
             case ModelClass.ENCODER:
                 path = "/embedding"
-                body = {"content": prompt_tokens(self._text, number, lengths.prompt)}
+                body = {"content": await self._prompt(number, lengths.prompt)}
             case ModelClass.RERANKER:
                 path, body = "/v1/rerank", {"query": "harbour", "documents": [self._documents[number]]}
             case _:
-                path, body = "/completion", self._completion(number, lengths)
+                prompt = await self._prompt(number, lengths.prompt)
+                path, body = "/completion", _completion(prompt, number, lengths)
         began_s = time.monotonic()
         first_s: float | None = None
         received = bytearray()
@@ -180,31 +189,35 @@ class Trial:
         total_s = time.monotonic() - began_s
         return Answered(first_s or total_s, total_s, lengths.answer)
 
-    async def _write_documents(self, block: Block) -> None:
-        """A reranker takes texts. Half of the tokens are left for the query, and for cutting words apart."""
+    async def _write_prompts(self, block: Block) -> None:
+        """Ask for the prompts before the clock runs.
+
+        A reranker takes texts. Half of the tokens are left for the query, and for cutting words apart.
+        """
         for number, lengths in enumerate(block.requests):
-            if number not in self._documents:
-                tokens = prompt_tokens(self._text, number, max(1, lengths.prompt // 2))
-                self._documents[number] = (await self._post("/detokenize", {"tokens": tokens}))["content"]
+            tokens = await self._prompt(number, lengths.prompt)
+            if self.plan.model_class is ModelClass.RERANKER and number not in self._documents:
+                body = {"tokens": tokens[: max(1, lengths.prompt // 2)]}
+                self._documents[number] = (await self._post("/detokenize", body, _Text)).content
 
-    def _completion(self, number: int, lengths: Lengths) -> Mapping[str, Any]:
-        return {
-            "prompt": prompt_tokens(self._text, number, lengths.prompt),
-            "n_predict": lengths.answer,
-            "ignore_eos": True,
-            "cache_prompt": False,
-            "stream": True,
-            "seed": _SEED + number,
-        }
+    async def _prompt(self, number: int, length: int) -> list[int]:
+        """The prompt ``number`` of this many tokens."""
+        if len(self._texts.get(number, ())) < length:
+            content = prose(number, length)  # a word has at least one token
+            self._texts[number] = (await self._post("/tokenize", {"content": content}, _Tokens)).tokens
+        return prompt_tokens(self._texts[number], length)
 
-    async def _post(self, path: str, body: Mapping[str, object]) -> Any:
+    async def _post(self, path: str, body: Mapping[str, object], answer_type: type[T]) -> T:
         content = msgspec.json.encode(body)
         response = await self._pool.request(
             "POST", self.plan.address.url + path, headers=self._headers, content=content
         )
         if response.status != 200:
             raise TrialFailed(f"{path} answered {response.status}")
-        return msgspec.json.decode(response.content)
+        try:
+            return msgspec.json.decode(response.content, type=answer_type)
+        except msgspec.DecodeError as error:
+            raise TrialFailed(f"{path} gave an answer that is not understood: {error}") from None
 
     # --- failures
 
@@ -214,7 +227,7 @@ class Trial:
         async def settled() -> T | TrialFailed:
             try:
                 return await work
-            except (TrialFailed, NoAnswer, *_BROKEN, msgspec.DecodeError) as error:
+            except (TrialFailed, NoAnswer, *_BROKEN) as error:
                 return TrialFailed(str(error) or type(error).__name__)
 
         async with asyncio.TaskGroup() as group:
@@ -228,7 +241,9 @@ class Trial:
             working.cancel()
             ending.cancel()
         if working.cancelled():
-            raise TrialFailed(self._why_ended() if has_ended else f"no answer within {timeout_s:.0f} s")
+            if has_ended:
+                raise TrialFailed(self._why_ended())
+            raise TrialTimedOut(f"no answer within {timeout_s:.0f} s")
         result = working.result()
         if isinstance(result, TrialFailed):
             raise TrialFailed(self._why_ended()) if has_ended else result
@@ -253,6 +268,17 @@ def spawn_trial(plan: LaunchPlan, folder: Path) -> Trial:
 def _remove_socket(plan: LaunchPlan) -> None:
     if isinstance(plan.address, UnixAddress):
         Path(plan.address.path).unlink(missing_ok=True)
+
+
+def _completion(prompt: list[int], number: int, lengths: Lengths) -> Mapping[str, Any]:
+    return {
+        "prompt": prompt,
+        "n_predict": lengths.answer,
+        "ignore_eos": True,
+        "cache_prompt": False,
+        "stream": True,
+        "seed": _SEED + number,
+    }
 
 
 def _quiet(argv: Sequence[str]) -> list[str]:

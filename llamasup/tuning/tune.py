@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from llamasup.errors import FolderUnusable
+from llamasup.errors import ModelMissing
 from llamasup.planning.facts import Launch
 from llamasup.planning.tuned import NO_CHANGES, Kept, add_result, result_for
 from llamasup.planning.tuned_store import load_results, save_results
 from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.platform import loop_factory
 from llamasup.system.process.run_folder import NO_CONTROL
-from llamasup.tuning.candidates import Candidate, Setup, candidates
+from llamasup.system.storage.fact_cache import FileIdentity
+from llamasup.tuning.candidates import Setup
 from llamasup.tuning.report import SessionResult
-from llamasup.tuning.session import Options, Session
+from llamasup.tuning.search import Search
+from llamasup.tuning.session import Options, Session, new_search
 from llamasup.tuning.store import only_tuning, saved_search, store_search
 
-__all__ = ["tune"]
+__all__ = ["keep", "tune"]
 
 
 def tune(
@@ -27,16 +29,17 @@ def tune(
     *,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None] = lambda _stop: None,
-    propose: Callable[[Setup], Sequence[Candidate]] = candidates,
+    search_of: Callable[[Setup], Search] = new_search,
     clock: Callable[[], float] = time.monotonic,
 ) -> SessionResult | None:
-    """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere.
-    ``propose`` chooses the candidates, and ``clock`` decides when the time is over.
+    """Measure, and keep what is proven. ``on_stop`` gets a function that stops it, callable from anywhere and
+    at any time; a second call kills servers that have not ended.
+    ``search_of`` makes a new search, and ``clock`` decides when the time is over.
 
-    Returns None if it was stopped. Raises TuningFailed, and what planning raises.
+    Returns None if it was stopped. Raises TuningFailed, FolderUnusable, and what planning raises.
     """
     with only_tuning(launch.model_path), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_tune(launch, options, say, on_stop, propose, clock))
+        return runner.run(_tune(launch, options, say, on_stop, search_of, clock))
 
 
 async def _tune(
@@ -44,21 +47,23 @@ async def _tune(
     options: Options,
     say: Callable[[str], None],
     on_stop: Callable[[Callable[[], None]], None],
-    propose: Callable[[Setup], Sequence[Candidate]],
+    search_of: Callable[[Setup], Search],
     clock: Callable[[], float],
 ) -> SessionResult | None:
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
+    model = _identity(launch)
     with guarded_run_folder() as (folder, _guardian):
         (folder / NO_CONTROL).touch()
         session = Session(
             launch,
             options,
+            model,
             folder,
-            saved=saved_search(launch.model_path),
-            save=lambda search: store_search(launch.model_path, search),
+            saved=saved_search(model),
+            save=lambda search: store_search(model, search),
             say=say,
-            propose=propose,
+            search_of=search_of,
             clock=clock,
         )
         if session.resumed:
@@ -67,9 +72,9 @@ async def _tune(
 
         def stop() -> None:
             nonlocal stopped
-            if not stopped:
-                stopped = True
-                loop.call_soon_threadsafe(task.cancel)
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(session.stop_now if stopped else task.cancel)
+            stopped = True
 
         on_stop(stop)
         try:
@@ -79,18 +84,26 @@ async def _tune(
                 return None
             raise
     if found.kept is not None:
-        _keep(launch, found.kept, say)
+        keep(model, found.kept, say, allow_lossy=options.allow_lossy)
+        store_search(model, None)
     return found
 
 
-def _keep(launch: Launch, kept: Kept, say: Callable[[str], None]) -> None:
-    results = load_results(launch.model_path)
-    earlier = result_for(results, runtime=kept.runtime, machine=kept.machine, asked=kept.asked)
-    if kept.changes == NO_CHANGES and earlier is not None:
+def _identity(launch: Launch) -> FileIdentity:
+    try:
+        return FileIdentity.of(launch.model_path)
+    except OSError as error:
+        raise ModelMissing(f"{launch.model_path}: {error.strerror}") from None
+
+
+def keep(model: FileIdentity, kept: Kept, say: Callable[[str], None], *, allow_lossy: bool = False) -> None:
+    """Keep a result of the file ``model`` for the next plan. Raises FolderUnusable."""
+    results = load_results(model)
+    earlier = result_for(results, kept.conditions)
+    if earlier is not None and earlier.unchecked and not allow_lossy:
+        say(f"the earlier result was taken with --allow-lossy, so it is dropped: {earlier.changes}")
+    elif kept.changes == NO_CHANGES and earlier is not None:
         # It is proven, and that this search did not find it again proves nothing.
         say(f"the earlier result stays: {earlier.changes}")
         return
-    try:
-        save_results(launch.model_path, add_result(results, kept))
-    except (OSError, FolderUnusable) as error:
-        say(f"the result could not be kept: {error}")
+    save_results(model, add_result(results, kept))

@@ -1,8 +1,8 @@
 """The requests of a measurement, and its score: what "better" means for each purpose.
 
 The lengths come from an access log, or from a stated mix. Only lengths are read there: a log has no prompts.
-The prompts are pieces of one text. Each begins at another word, so no prompt is found in a cache. Sampling is
-llama-server's default with a fixed seed: greedy answers repeat themselves, which would flatter drafts.
+Each prompt is a text of its own, so none is found in a cache, and no text repeats itself. Sampling is
+llama-server's default with a fixed seed: greedy answers repeat themselves. Both would flatter drafts.
 """
 
 from __future__ import annotations
@@ -175,10 +175,10 @@ def _within(one: Lengths, ctx_size: int) -> Lengths:
 # --- prompts -------------------------------------------------------------------------------------
 
 
-def prompt_tokens(text: Sequence[int], number: int, length: int) -> list[int]:
-    """The prompt ``number`` of this many tokens: a piece of the tokenized ``text``, repeated if necessary."""
-    start = number * 37 % len(text)
-    return [text[(start + index) % len(text)] for index in range(length)]
+def prompt_tokens(text: Sequence[int], length: int) -> list[int]:
+    """The first tokens of a tokenized ``text``, which is repeated if a tokenizer makes too few of it."""
+    tokens = list(text) or [0]
+    return (tokens * -(-length // len(tokens)))[:length]
 
 
 def as_json(measured: Measurement) -> Mapping[str, float]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from llamasup.planning.tuned import Changes, Kept, KeptResults
+from llamasup.errors import FolderUnusable
+from llamasup.planning.facts import prepare
+from llamasup.planning.tuned import NO_CHANGES, Changes, Conditions, Kept, KeptResults
 from llamasup.planning.tuned_store import load_results, save_results, tuning_folder
+from llamasup.settings.model import Settings
+from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.store import only_tuning
+from llamasup.tuning.tune import keep
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
+from tests.kept_results import kept_for
 
+MEASURED_ON = Conditions("build", "machine", "asked", "files", "defaults")
 KEPT = Kept(
-    *("build", "machine", "asked", "latency", None, Changes((("--threads", "1"),))),
-    *(1.18, 1.11, 1.24, "2026-11-26", 50, 3.0),
+    MEASURED_ON, "latency", None, Changes((("--threads", "1"),)), 1.18, 1.11, 1.24, "2026-11-26", 50, 3.0
 )
 
 
@@ -63,28 +71,89 @@ def test_without_results_show_says_so(tiny_model: Path) -> None:
     assert json.loads(run_to_end("tune", str(tiny_model), "--show", "--json").stdout)["results"] == []
 
 
-def test_results_are_shown_and_forgotten(tiny_model: Path) -> None:
-    save_results(tiny_model, KeptResults((KEPT,)))
-    shown = run_to_end("tune", str(tiny_model), "--show").stdout
-    assert shown == f"latency (profile none): --threads 1: {KEPT.measured.why}\n"
+def test_results_are_shown_and_forgotten(tiny_model: Path, fake_server: Callable[..., str]) -> None:
+    runtime = fake_server()
+    launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+    used = kept_for(launch, Changes((("--threads", "1"),)))
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT, used)))
+    words = ("tune", str(tiny_model), "--show", "--runtime", runtime)
+    line = f"latency (profile none): --threads 1: at least 1.11 ×, {KEPT.measured.why}"
+    assert run_to_end(*words).stdout.splitlines() == [
+        f"{line}; not used now: it was measured with another build of llama-server",
+        line,
+    ]
+    listed = json.loads(run_to_end(*words, "--json").stdout)["results"]
+    assert [one["used"] for one in listed] == [False, True]
+    assert "another build" in listed[0]["why_not"]
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
+    without = run_to_end("tune", str(tiny_model), "--show", "--runtime", "/nonexistent").stdout
+    assert "not used now: " in without
     done = run_to_end("tune", str(tiny_model), "--forget")
-    assert "Forgot 1 results" in done.stderr
-    assert load_results(tiny_model).results == ()
+    assert "Forgot 1 result of " in done.stderr
+    assert load_results(FileIdentity.of(tiny_model)).results == ()
+
+
+@pytest.fixture
+def blocked(tiny_model: Path) -> Path:
+    """A folder of results in which those of the tiny model cannot be replaced."""
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
+    (file,) = tuning_folder().glob("tuned-*")
+    file.unlink()
+    (file / "in the way").mkdir(parents=True)
+    return file.parent
+
+
+def test_results_that_cannot_be_deleted_are_not_forgotten(tiny_model: Path, blocked: Path) -> None:
+    done = run_to_end("tune", str(tiny_model), "--forget")
+    assert done.returncode == FolderUnusable.exit_code
+    assert f"{blocked}: the results of tuning cannot be saved" in done.stderr
+    assert "Forgot" not in done.stderr
+
+
+def test_a_result_that_cannot_be_saved_is_an_error(tiny_model: Path, blocked: Path) -> None:
+    with pytest.raises(FolderUnusable, match="cannot be saved"):
+        keep(FileIdentity.of(tiny_model), KEPT, lambda _text: None)
 
 
 def test_results_of_a_changed_file_are_gone(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"one")
-    save_results(path, KeptResults((KEPT,)))
-    assert load_results(path).results == (KEPT,)
+    save_results(FileIdentity.of(path), KeptResults((KEPT,)))
+    assert load_results(FileIdentity.of(path)).results == (KEPT,)
     path.write_bytes(b"another")
-    assert load_results(path).results == ()
-    path.unlink()
-    assert load_results(path).results == ()
+    assert load_results(FileIdentity.of(path)).results == ()
+
+
+def test_a_result_with_a_draft_does_not_apply_to_a_changed_draft(
+    tiny_model: Path, fake_server: Callable[..., str], tmp_path: Path
+) -> None:
+    draft, runtime = tmp_path / "draft.gguf", fake_server()
+    draft.write_bytes(tiny_model.read_bytes())
+    words = ("plan", str(tiny_model), "--runtime", runtime, "--draft-model", str(draft), "--json")
+    of_draft = Settings(draft_model=str(draft))
+    launch = prepare(str(tiny_model), of_draft, runtime=runtime, environ=os.environ)
+    keep(FileIdentity.of(tiny_model), kept_for(launch, KEPT.changes), lambda _text: None)
+    assert json.loads(run_to_end(*words).stdout)["measured"] is not None
+    os.utime(draft, ns=(1, 1))  # trained again, at the same path
+    assert json.loads(run_to_end(*words).stdout)["measured"] is None
+
+
+def test_an_unchecked_result_does_not_survive_a_tuning_without_allow_lossy(tiny_model: Path) -> None:
+    said: list[str] = []
+    identity, nothing = FileIdentity.of(tiny_model), replace(KEPT, changes=NO_CHANGES)
+    keep(identity, replace(KEPT, lossy=True), said.append)
+    keep(identity, nothing, said.append)
+    assert load_results(identity).results[0].changes == KEPT.changes
+    keep(identity, replace(KEPT, lossy=True, unchecked=True), said.append, allow_lossy=True)
+    keep(identity, nothing, said.append, allow_lossy=True)
+    assert load_results(identity).results[0].changes == KEPT.changes
+    keep(identity, nothing, said.append)
+    assert load_results(identity).results == (nothing,)
+    assert "dropped" in said[-1]
 
 
 def test_a_damaged_result_changes_no_plan(tiny_model: Path, fake_server: Callable[..., str]) -> None:
-    save_results(tiny_model, KeptResults((KEPT,)))
+    save_results(FileIdentity.of(tiny_model), KeptResults((KEPT,)))
     for file in tuning_folder().glob("tuned-*"):
         file.write_bytes(file.read_bytes()[:-9])
     done = run_to_end("plan", str(tiny_model), "--runtime", fake_server(), "--json")

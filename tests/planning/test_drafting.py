@@ -16,6 +16,7 @@ from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.drafting import Drafter, shape_with_drafts
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
+from llamasup.planning.tuned import Changes, Measured
 from llamasup.testing import speculative
 from tests.planning.plans import (
     GIB,
@@ -33,6 +34,7 @@ from tests.planning.plans import (
 )
 
 DRAFT = "/models/draft.gguf"
+NO_DRAFTS = Measured(Changes((("--spec-type", "none"),)), "measured")
 BPE = Vocabulary(
     model="gpt2", pre="qwen2", size=151_936, bos=1, eos=2, add_bos=False, digests=((151_936, 7),)
 )
@@ -64,6 +66,18 @@ def test_a_draft_model_is_passed_with_the_type_without_which_it_is_not_used() ->
     assert value(made, "--spec-draft-model") == DRAFT
     assert value(made, "--spec-type") == "draft-simple"
     assert value(made, "--spec-draft-n-max") == "8"
+
+
+def test_without_drafts_the_draft_model_is_not_loaded() -> None:
+    for made in (drafted(extra=("--spec-type", "none")), drafted(measured=NO_DRAFTS)):
+        assert value(made, "--spec-draft-model") is None
+        assert value(made, "--spec-draft-n-max") is None
+        assert made.argv.count("--spec-type") == 1
+        assert value(made, "--spec-type") == "none"
+        assert made.memory.draft_bytes == 0
+        assert reason(made, "--spec-draft-model") == "left out: --spec-type none uses no draft model"
+    by_user = drafted(draft_model=None, extra=("-md", DRAFT, "--spec-type", "none"))
+    assert by_user.memory.draft_bytes > 0  # llama-server loads it
 
 
 def test_a_build_of_2025_has_a_draft_context_of_its_own() -> None:

@@ -7,43 +7,63 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from llamasup.http.address import TcpAddress
 from llamasup.planning.plan_json import plan_as_json
 from llamasup.planning.tuned import (
     NO_CHANGES,
     Changes,
+    Conditions,
     Kept,
     KeptResults,
     Measured,
     add_result,
     asked_key,
+    defaults_key,
+    files_key,
     is_plausible,
     machine_key,
+    remove_result,
     result_for,
+    why_not,
 )
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
-from tests.planning.plans import GPU, machine, planned, reason, value
+from tests.planning.plans import GIB, GPU, machine, planned, reason, value
 
 CHANGES = Changes((("--threads", "3"), ("--no-repack", None)), (("GOMP_SPINCOUNT", "300"),))
-KEPT = Kept(
-    *("build", "machine", "asked", "latency", None, CHANGES),
-    *(1.18, 1.11, 1.24, "2026-11-26", 50, 3.0),
-)
+MEASURED_ON = Conditions("build", "machine", "asked", "files", "defaults")
+KEPT = Kept(MEASURED_ON, "latency", None, CHANGES, 1.18, 1.11, 1.24, "2026-11-26", 50, 3.0)
 WHY = "measured here on 2026-11-26: 1.18 ×, 95 % 1.11 to 1.24"
 
 
-def found(*results: Kept, **changes: Any) -> Kept | None:
-    asked = {"runtime": "build", "machine": "machine", "asked": "asked"} | changes
-    return result_for(KeptResults(results), **asked)
+PARTS = ("runtime", "machine", "asked", "files", "defaults")
+
+
+def found(*results: Kept, **changes: str) -> Kept | None:
+    return result_for(KeptResults(results), replace(KEPT.conditions, **changes))
 
 
 # --- when it applies -----------------------------------------------------------------------------
 
 
-def test_a_result_applies_to_its_build_machine_and_settings() -> None:
+def test_a_result_applies_only_under_its_conditions() -> None:
     assert found(KEPT) is KEPT
-    for name in ("runtime", "machine", "asked"):
+    assert why_not(KEPT, KEPT.conditions) == ""
+    reasons = set()
+    for name in PARTS:
         assert found(KEPT, **{name: "other"}) is None
+        reasons.add(why_not(KEPT, replace(KEPT.conditions, **{name: "other"})))
+    assert len(reasons - {""}) == len(PARTS)
+    assert why_not(replace(KEPT, lower=0.5), KEPT.conditions) == "it is damaged"
+    assert why_not(replace(KEPT, changes=NO_CHANGES, lower=1.0), KEPT.conditions) == ""
+
+
+def test_a_result_of_another_build_or_machine_stays() -> None:
+    for name in PARTS:
+        other = replace(KEPT, conditions=replace(KEPT.conditions, **{name: "other"}), changes=NO_CHANGES)
+        results = add_result(KeptResults((KEPT,)), other)
+        assert result_for(results, KEPT.conditions) is KEPT
+        assert remove_result(results, other).results == (KEPT,)
 
 
 def test_the_newest_result_counts() -> None:
@@ -59,9 +79,9 @@ def test_that_nothing_was_better_changes_nothing() -> None:
 def test_results_of_other_settings_are_kept_up_to_a_limit() -> None:
     kept = KeptResults()
     for number in range(20):
-        kept = add_result(kept, replace(KEPT, asked=str(number)))
+        kept = add_result(kept, replace(KEPT, conditions=replace(KEPT.conditions, asked=str(number))))
     assert len(kept.results) == 16
-    assert kept.results[-1].asked == "19"
+    assert kept.results[-1].conditions.asked == "19"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +108,33 @@ def test_settings_that_decide_the_computing_are_part_of_the_key() -> None:
     assert asked_key(Settings(threads=2), {}) != base
     assert asked_key(Settings(extra=("--no-mmap",)), {}) != base
     assert asked_key(Settings(profile="latency"), {}) != base
+    assert asked_key(Settings(nice=19), {}) != base
     assert asked_key(Settings(), {"OMP_NUM_THREADS": "2"}) != base
+
+
+def test_the_default_plan_is_known_by_its_flags_that_decide_speed() -> None:
+    def key(**changes: Any) -> str:
+        made = planned(**changes)
+        return defaults_key(made.argv, made.env)
+
+    assert key(address=TcpAddress("127.0.0.1", 9)) == key()
+    assert key(hardware=machine(memory_available_bytes=20 * GIB)) == key()
+    assert key(threads=2) != key()
+    assert key(profile="throughput") != key()
+    assert defaults_key((), {"GOMP_SPINCOUNT": "3"}) != defaults_key((), {})
+    assert defaults_key(("--no-repack",), {}) != defaults_key((), {})
+
+
+def test_files_are_known_by_their_states() -> None:
+    assert files_key([("a", 1)]) == files_key(iter([("a", 1)])) != files_key([("a", 2)])
+
+
+def test_the_reason_says_whether_answers_can_differ() -> None:
+    assert KEPT.measured.why == WHY
+    assert replace(KEPT, lossy=True).measured.why == (
+        f"{WHY}; its answers may differ slightly from those of the default"
+    )
+    assert "--allow-lossy" in replace(KEPT, lossy=True, unchecked=True).measured.why
 
 
 def test_the_machine_is_known_by_its_processors_and_devices() -> None:

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import Launch, prepare
-from llamasup.planning.load_history import LoadHistory, runtime_id
+from llamasup.planning.load_history import LoadHistory
 from llamasup.planning.load_history_store import load
 from llamasup.planning.plan import LaunchPlan
-from llamasup.planning.tuned import NO_CHANGES, Changes, Kept, KeptResults, asked_key, machine_key
-from llamasup.planning.tuned_store import cpu_name, save_results
+from llamasup.planning.tuned import NO_CHANGES, Changes, KeptResults
+from llamasup.planning.tuned_store import load_results, save_results
 from llamasup.settings.model import Settings
+from llamasup.system.storage.fact_cache import FileIdentity
+from tests.kept_results import kept_for
 from tests.planning.plans import machine, value
-from tests.planning.test_attempts import HOST_FULL, Machine, needed_bytes
+from tests.planning.test_attempts import HOST_FULL, NO_MODEL, SEGFAULT, Machine, needed_bytes
 
 
 @pytest.fixture
@@ -29,20 +32,7 @@ def launch(host: Machine, settings: Settings | None = None) -> Launch:
 
 
 def keep(host: Machine, changes: Changes) -> None:
-    of = launch(host)
-    save_results(
-        host.model,
-        KeptResults(
-            (
-                Kept(
-                    runtime_id(of.runtime.command, of.runtime.capabilities),
-                    machine_key(machine(), (), cpu=cpu_name()),
-                    asked_key(Settings(), {}),
-                    *("latency", None, changes, 1.2, 1.1, 1.3, "2026-11-26", 50, 3.0),
-                ),
-            )
-        ),
-    )
+    save_results(FileIdentity.of(host.model), KeptResults((kept_for(launch(host), changes),)))
 
 
 def planned(host: Machine, settings: Settings | None = None) -> LaunchPlan:
@@ -100,6 +90,50 @@ def test_after_a_failed_start_the_result_is_left_out(host: Machine) -> None:
     assert made.measured is not None
     assert planner.step_down(made, HOST_FULL) is not None
     assert planner.plan(2).measured is None
+
+
+SWITCH = Changes((("--threads", "3"), ("--no-repack", None)), (("GOMP_SPINCOUNT", "300"),))
+
+
+@pytest.mark.parametrize("diagnosis", [SEGFAULT, NO_MODEL])
+def test_a_crash_with_the_result_restarts_at_once_without_it(host: Machine, diagnosis: Diagnosis) -> None:
+    plain = planned(host)
+    keep(host, SWITCH)
+    planner = Planner(launch(host), host.folder)
+    made = planner.plan(1)
+    step = planner.step_down(made, diagnosis)
+    assert step is not None
+    assert str(step).startswith(f"--threads {value(plain, '--threads')} instead of 3, --no-repack ")
+    assert step == planner.step_down(made, diagnosis)
+    after = planner.plan(2)
+    assert after.measured is None
+    assert (after.kv_type, after.parallel, after.flash_attn) == (
+        plain.kv_type,
+        plain.parallel,
+        plain.flash_attn,
+    )
+    planner.served(after, [], resident_bytes=1 << 20, generated=True)
+    assert planner.plan(3).measured is None  # also after it served
+    assert planned(host).measured is None  # and in the next process
+    assert load(host.model).failed_plans == ()  # it is no evidence against the KV cache
+
+
+def test_a_result_stays_until_a_start_without_it_has_served(host: Machine) -> None:
+    keep(host, THREE)
+    planner = Planner(launch(host), host.folder)
+    planner.step_down(planner.plan(1), NO_MODEL)
+    assert planner.step_down(planner.plan(2), NO_MODEL) is None  # so the flags are not to blame
+    assert planned(host).measured is not None
+
+
+def test_a_start_without_memory_does_not_delete_the_result(host: Machine) -> None:
+    keep(host, THREE)
+    planner = Planner(launch(host), host.folder)
+    planner.step_down(planner.plan(1), HOST_FULL)
+    after = planner.plan(2)
+    planner.served(after, [], resident_bytes=1 << 20, generated=True)
+    assert planner.plan(3).measured is None
+    assert load_results(FileIdentity.of(host.model)).results
 
 
 def test_a_trial_uses_its_changes_in_place_of_the_result(host: Machine) -> None:

@@ -9,10 +9,19 @@ import pytest
 from llamasup.gguf.facts import Experts, ModelFacts
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.planning.tuned import Changes
 from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
-from llamasup.tuning.candidates import Candidate, Purpose, Setup, candidates, default_profile, purpose_of
+from llamasup.tuning.candidates import (
+    Candidate,
+    Purpose,
+    Setup,
+    candidates,
+    contradict,
+    default_profile,
+    purpose_of,
+)
 from tests.planning.plans import (
     BUILDS,
     GIB,
@@ -78,6 +87,37 @@ def test_threads_of_a_machine_with_two_threads_for_each_core() -> None:
         *("--threads 7", "--threads 4", "--threads 1"),
     ]
     assert "--threads-batch 16" in found
+
+
+def test_a_quota_of_the_cpus_limits_the_threads() -> None:
+    found = names(hardware=machine(physical_cores=8, cpus_allowed=16, cpu_quota=4.5))
+    counts = [int(name.split()[1]) for name in found if name.startswith("--threads")]
+    assert counts
+    assert max(counts) <= 4
+
+
+def pair(one: str, other: str) -> bool:
+    words = [text.split() for text in (one, other)]
+    first, second = (
+        Changes(tuple(zip(each[::2], [*each[1::2], *([None] * (len(each) % 2))], strict=True)))
+        for each in words
+    )
+    assert contradict(first, second) == contradict(second, first)
+    return contradict(first, second)
+
+
+def test_changes_that_exclude_each_other_are_known() -> None:
+    q8_0 = "--cache-type-k q8_0 --cache-type-v q8_0"
+    assert pair("--flash-attn off", q8_0)
+    assert not pair("--flash-attn on", q8_0)
+    assert not pair("--flash-attn off", "--cache-type-k f16 --cache-type-v f16")
+    assert pair("--batch-size 512", "--ubatch-size 1024")
+    assert not pair("--batch-size 512", "--ubatch-size 256")
+    assert pair("--gpu-layers 0", "--cpu-moe")
+    assert pair("--gpu-layers 0", "--split-mode row")
+    assert not pair("--gpu-layers 20", "--cpu-moe")
+    assert pair("--parallel 1", "--no-kv-unified")
+    assert not pair("--threads 1", "--no-repack")
 
 
 def test_on_two_cores_one_thread_is_tried() -> None:
@@ -203,7 +243,8 @@ def test_draft_lengths_are_tried_with_a_draft_model() -> None:
     assert [one.name for one in found if "n-max" in one.name] == [
         f"--spec-draft-n-max {length}" for length in (2, 3, 4, 6, 12, 16)
     ]
-    assert all(one.lossy for one in found)
+    assert [(one.name, one.lossy) for one in found if "none" in one.name] == [("--spec-type none", False)]
+    assert all(one.lossy for one in found if "n-max" in one.name)
 
 
 def test_a_model_that_drafts_for_itself_may_stop_to() -> None:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.tuned import NO_CHANGES, Changes, Kept
+from llamasup.planning.tuned import NO_CHANGES, Changes, Conditions, Kept
 from llamasup.tuning.candidates import Candidate
 from llamasup.tuning.picture import picture
 from llamasup.tuning.report import SessionResult, kept_as_json, kept_line, report_as_json, report_lines
@@ -20,10 +20,8 @@ ONE = Candidate("threads", Changes((("--threads", "1"),)), "waits less")
 TWO = Candidate("spin", Changes(env=(("GOMP_SPINCOUNT", "300"),)), "sleeps sooner")
 BAD = Candidate("load", Changes((("--no-mmap", None),)), "larger <pages>")
 SPEED = Measurement(1.0, 0.1, 20.0, 1 << 20)
-KEPT = Kept(
-    *("build", "machine", "asked", "latency", None, ONE.changes),
-    *(1.18, 1.11, 1.24, "2026-11-26", 50, 3.0),
-)
+MEASURED_ON = Conditions("build", "machine", "asked", "files", "defaults")
+KEPT = Kept(MEASURED_ON, "latency", None, ONE.changes, 1.18, 1.11, 1.24, "2026-11-26", 50, 3.0)
 
 
 def search(*, ends: bool = True) -> Search:
@@ -63,9 +61,14 @@ def test_the_json_of_no_gain_has_no_numbers(kept: Kept | None) -> None:
 
 def test_the_text_names_the_change_with_its_bounds() -> None:
     lines = report_lines(result_of(search()))
-    assert lines[0] == "Taken: --threads 1: measured here on 2026-11-26: 1.18 ×, 95 % 1.11 to 1.24"
+    why = "measured here on 2026-11-26: 1.18 ×, 95 % 1.11 to 1.24"
+    assert lines[0] == f"Taken: --threads 1: at least 1.11 ×, {why}"
     assert "Nothing" in report_lines(result_of(search(), kept=replace(KEPT, changes=NO_CHANGES)))[0]
-    assert "goes on" in report_lines(result_of(search(), kept=None, finished=False))[0]
+    unfinished = result_of(search(), kept=None, finished=False)
+    assert report_lines(unfinished)[0].startswith("The time is over before a verdict")
+    stopped = replace(unfinished, stopped="The machine was suspended during 20 measurements")
+    assert report_lines(stopped)[0].startswith("The machine was suspended during 20 measurements before")
+    assert "goes on" in report_lines(stopped)[0]
 
 
 def test_a_drift_is_reported() -> None:

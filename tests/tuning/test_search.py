@@ -18,11 +18,13 @@ from llamasup.tuning.search import (
     Screen,
     Search,
     begin,
+    begin_proof,
     failed,
     hurry,
     next_step,
     observed,
     proven,
+    reopened,
     result,
     trials,
     worth_proving,
@@ -116,6 +118,13 @@ def test_if_the_best_single_change_is_not_proven_the_combination_is_tried() -> N
     assert result(search) is None
 
 
+def test_a_search_can_begin_with_a_proof() -> None:
+    search = begin_proof(A)
+    assert next_step(search) == ProofRound(A, 1)
+    assert taken(run(search, {"--a": 1.2})) == "--a"
+    assert isinstance(next_step(failed(search, A, "it ended")), Done)
+
+
 def test_a_proof_uses_only_its_own_measurements() -> None:
     search = steps_until_proof(begin([A]))
     assert next_step(search) == ProofRound(A, 1)
@@ -175,6 +184,28 @@ def test_a_combination_that_crashes_leaves_its_best_part() -> None:
     assert [proof.candidate for proof in search.proofs] == [A]
 
 
+def test_changes_that_contradict_each_other_are_not_joined() -> None:
+    off = Candidate("flash", Changes((("--flash-attn", "off"),)), "for the test", lossy=True)
+    packed = Candidate("kv", Changes((("--cache-type-v", "q8_0"),)), "for the test", lossy=True)
+    gains = {"--flash-attn": 1.1, "--cache-type-v": 1.3, "--a": 1.2}
+    assert taken(run(begin([off, packed, A]), gains)) == "--cache-type-v q8_0 --a"
+    assert taken(run(begin([off, packed]), gains)) == "--cache-type-v q8_0"
+
+
+def test_a_combination_that_crashes_is_tried_without_its_weakest_part() -> None:
+    search = begin([A, B, C])
+    gains = {A.name: 0.2, B.name: 0.1, C.name: 0.3}
+    while isinstance(step := next_step(search), Screen) and step.candidate.group != COMBINATION:
+        search = observed(search, step.candidate, [gains[step.candidate.name]] * step.pairs)
+    assert step.candidate.name == "--c --a --b"  # type: ignore[union-attr]
+    search = failed(search, step.candidate, "it ended")  # type: ignore[union-attr]
+    step = next_step(search)
+    assert isinstance(step, Screen)
+    assert (step.candidate.name, step.pairs) == ("--c --a", 6)
+    search = failed(search, step.candidate, "it ended")
+    assert [proof.candidate for proof in search.proofs] == [C]
+
+
 def test_a_crash_in_the_only_proof_ends_the_search() -> None:
     search = failed(steps_until_proof(begin([A])), A, "it ended")
     assert isinstance(next_step(search), Done)
@@ -222,6 +253,48 @@ def test_in_a_hurry_what_was_not_tried_is_out() -> None:
     search = hurry(observed(begin([A, B]), A, [0.1, 0.1, 0.1]))
     assert next_step(search) == ProofRound(A, 1)
     assert search.entries[1].why == "no time to try it"
+
+
+def test_a_later_call_tries_what_had_no_time() -> None:
+    search = hurry(observed(begin([A, B]), A, [0.1, 0.1, 0.1]))
+    search = reopened(observed(search, A, [0.1, 0.2]))
+    assert next_step(search) == Screen(B, 3)
+    # The proof that has begun goes on, if its candidate is still the best.
+    on = observed(search, B, [-0.1] * 3)
+    assert next_step(on) == ProofRound(A, 3)
+    assert on.proofs[0].ratios == (0.1, 0.2)
+
+
+def test_a_begun_proof_that_others_replace_counts_as_one_of_two() -> None:
+    search = reopened(observed(hurry(observed(begin([A, B]), A, [0.1] * 3)), A, [0.1]))
+    while isinstance(step := next_step(search), Screen):
+        gain = {A.name: -0.1, B.name: 0.3}.get(step.candidate.name, 0.0)
+        search = observed(search, step.candidate, [gain] * step.pairs)
+    # The combination is worse than B alone.
+    assert [(one.candidate.name, one.why) for one in search.proofs] == [
+        ("--a", "others were better"),
+        ("--b", ""),
+    ]
+    assert taken(run(search, {"--b": 1.3})) == "--b"
+
+
+def test_a_search_with_two_begun_proofs_or_without_untried_candidates_just_goes_on() -> None:
+    search = observed(begin([A, B, C]), A, [0.1] * 3)
+    search = hurry(observed(search, B, [0.2] * 3))  # C is not tried
+    for _ in range(FEWEST):
+        search = observed(search, search.proofs[0].candidate, [-0.1])
+    assert reopened(search).phase == "screen"
+    search = observed(search, search.proofs[1].candidate, [0.1])
+    assert reopened(search) is search
+    assert reopened(begin([A])) == begin([A])
+
+
+def test_if_the_only_proof_left_was_lost_before_the_search_is_done() -> None:
+    search = observed(begin([A, B, C]), A, [0.1] * 3)
+    search = hurry(search)
+    lost = failed(search, A, "it ended")
+    assert lost.phase == "done"
+    assert reopened(lost) is lost
 
 
 def test_in_a_hurry_better_changes_are_joined_unmeasured() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from random import Random
+from statistics import fmean, median
 
 import pytest
 
@@ -96,6 +97,31 @@ def test_the_bounds_contain_the_gain_at_all_times_together() -> None:
                 missed += 1
                 break
     assert missed / 1000 <= 2 * ALPHA
+
+
+def shown(gain: float, runs: int) -> list[tuple[bool, float]]:
+    """Of the proofs of this gain that take it: whether the bounds are wrong, and the gain that they show."""
+    taken = []
+    for seed in range(runs):
+        random, ratios = Random(seed), list[float]()
+        while len(ratios) < 40 and not (len(ratios) >= FEWEST and median(ratios) <= 0):
+            ratios.append(math.log(gain) + random.gauss(0, 0.1))
+            if (found := judge(ratios)) is not Verdict.UNDECIDED:
+                seen = bounds(ratios)
+                if found is Verdict.BETTER:
+                    taken.append((not seen.lower <= gain <= seen.upper, seen.gain))
+                break
+    return taken
+
+
+def test_a_small_gain_that_is_taken_is_shown_too_large_and_a_worthwhile_one_is_not() -> None:
+    small = shown(1.005, 4000)
+    assert len(small) / 4000 <= ALPHA
+    assert fmean(wrong for wrong, _ in small) > 0.4
+    assert fmean(gain for _, gain in small) > 1.05
+    larger = shown(1.1, 1000)
+    assert fmean(wrong for wrong, _ in larger) < 0.01
+    assert fmean(gain for _, gain in larger) < 1.12
 
 
 def test_the_wealth_is_a_martingale_under_a_fair_coin() -> None:

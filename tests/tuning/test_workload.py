@@ -9,7 +9,7 @@ import pytest
 
 from llamasup.observability.access_record import access_line
 from llamasup.observability.counters import RequestRecord
-from llamasup.tuning.prose import PROSE
+from llamasup.tuning.prose import prose
 from llamasup.tuning.workload import (
     STATED_MIX,
     Answered,
@@ -117,16 +117,29 @@ def test_throughput_is_measured_with_more_clients_than_slots() -> None:
     assert clients_for("latency", 4) == 1
 
 
-def test_the_text_of_the_prompts_is_one_line_of_words() -> None:
-    assert len(PROSE.split()) > 300
-    assert "\n" not in PROSE
+LONGEST = 32_768
 
 
-def test_prompts_begin_at_different_words() -> None:
-    text = list(range(100))
-    assert prompt_tokens(text, 0, 3) == [0, 1, 2]
-    assert prompt_tokens(text, 1, 3) == [37, 38, 39]
-    assert len(prompt_tokens(text, 2, 250)) == 250
+@pytest.mark.parametrize("seed", [0, 1, 63])
+def test_nothing_in_the_text_of_the_longest_prompt_comes_twice(seed: int) -> None:
+    words = prose(seed, LONGEST).lower().replace(".", "").split()
+    assert len(words) >= LONGEST
+    pieces = [tuple(words[at : at + 12]) for at in range(len(words) - 11)]
+    assert len(set(pieces)) == len(pieces)
+    sentences = prose(seed, LONGEST).split(". ")
+    assert len(set(sentences)) == len(sentences) > 2000
+
+
+def test_each_request_has_a_text_of_its_own_which_is_always_the_same() -> None:
+    assert prose(1, 100) == prose(1, 100) != prose(2, 100)
+    assert prose(1, 5000).startswith(prose(1, 100))
+    assert len(prose(0, 3).split()) >= 3
+
+
+def test_a_prompt_is_the_beginning_of_its_text() -> None:
+    assert prompt_tokens([1, 2, 3, 4], 3) == [1, 2, 3]
+    assert prompt_tokens([1, 2], 5) == [1, 2, 1, 2, 1]  # of a tokenizer that makes few tokens
+    assert prompt_tokens([], 2) == [0, 0]
 
 
 # --- scores --------------------------------------------------------------------------------------

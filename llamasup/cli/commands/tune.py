@@ -17,10 +17,11 @@ from llamasup.cli.options.model import WithExtra
 from llamasup.cli.output.error_report import guarded
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, while_waiting
-from llamasup.errors import OutputFailed, UsageInvalid
+from llamasup.errors import LlamasupError, OutputFailed, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.planning.facts import Launch
+    from llamasup.planning.tuned import Kept
     from llamasup.tuning.report import SessionResult
     from llamasup.tuning.session import Options
     from llamasup.tuning.workload import Lengths
@@ -77,7 +78,10 @@ def tune(
         if show and forget:
             raise UsageInvalid("--show and --forget exclude each other.", remedy="Leave one of them out.")
         if show or forget:
-            _show_or_forget(view, model, forget=forget, as_json=json)
+            if forget:
+                _forget(view, model, as_json=json)
+            else:
+                _show(view, model, settings, runtime, as_json=json)
             return 0
         options = _options(settings.profile, purpose, minutes, runtime, allow_lossy, access_log)
         with while_waiting(view, "reading the options of the runtime"):
@@ -183,7 +187,10 @@ def _measure(view: View, launch: Launch, options: Options, picture: Path | None)
 
         STOP_SIGNALS.deliver_to(deliver)
 
-    found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=on_stop)
+    try:
+        found = measure(launch, options, say=lambda text: view.say("info", "tune", text), on_stop=on_stop)
+    finally:
+        STOP_SIGNALS.raise_again()
     if found is None:
         view.say(
             "info",
@@ -203,26 +210,61 @@ def _write(path: Path, text: str) -> None:
         raise OutputFailed(f"--picture {path}: {error.strerror}.") from None
 
 
-def _show_or_forget(view: View, model: str, *, forget: bool, as_json: bool) -> None:
+def _forget(view: View, model: str, *, as_json: bool) -> None:
     from llamasup.planning.facts import read_given
     from llamasup.planning.tuned import KeptResults
     from llamasup.planning.tuned_store import load_results, save_results
-    from llamasup.tuning.report import kept_as_json, kept_line
+    from llamasup.system.storage.fact_cache import FileIdentity
     from llamasup.tuning.store import only_tuning, store_search
 
     path, _ = read_given(model)
-    results = load_results(path).results
-    if forget:
-        with only_tuning(path):
-            save_results(path, KeptResults())
-            store_search(path, None)
-        view.say("info", "tune", f"Forgot {len(results)} results of {path.name}.")
-        results = ()
+    identity = FileIdentity.of(path)
+    with only_tuning(path):
+        count = len(load_results(identity).results)
+        save_results(identity, KeptResults())
+        store_search(identity, None)
+    counted = "1 result" if count == 1 else f"{count} results"
+    view.say("info", "tune", f"Forgot {counted} of {path.name}.")
     if as_json:
-        write_json({"model": str(path), "results": [kept_as_json(one) for one in results]})
-    elif results:
-        write_result(
-            "\n".join(f"{one.purpose} (profile {one.profile or 'none'}): {kept_line(one)}" for one in results)
-        )
-    elif not forget:
+        write_json({"model": str(path), "results": []})
+
+
+def _show(view: View, model: str, settings: Any, runtime: str | None, *, as_json: bool) -> None:
+    """The kept results, and for each whether the plan uses it now."""
+    from llamasup.planning.facts import read_given
+    from llamasup.planning.tuned_store import load_results
+    from llamasup.system.storage.fact_cache import FileIdentity
+    from llamasup.tuning.report import kept_as_json, kept_line
+
+    path, _ = read_given(model)
+    results = load_results(FileIdentity.of(path)).results
+    shown = [(one, _why_not_used(one, model, settings, runtime)) for one in results]
+    if as_json:
+        listed = [{**kept_as_json(one), "used": not why, "why_not": why or None} for one, why in shown]
+        write_json({"model": str(path), "results": listed})
+    elif shown:
+        lines = [
+            f"{one.purpose} (profile {one.profile or 'none'}): {kept_line(one)}"
+            + (f"; not used now: {why}" if why else "")
+            for one, why in shown
+        ]
+        write_result("\n".join(lines))
+    else:
         view.say("info", "tune", f"There is no kept result for {path.name}.")
+
+
+def _why_not_used(kept: Kept, model: str, settings: Any, runtime: str | None) -> str:
+    """Why the plan with the profile of this result does not use it; empty if it does."""
+    import msgspec
+
+    from llamasup.planning.attempts import Planner
+    from llamasup.planning.facts import prepare
+    from llamasup.planning.tuned import NO_CHANGES, why_not
+
+    of_profile = msgspec.structs.replace(settings, profile=kept.profile)
+    try:
+        launch = prepare(model, of_profile, runtime=runtime, environ=os.environ)
+        now = Planner(launch, Path("/"), trial=NO_CHANGES).conditions()
+    except LlamasupError as error:
+        return error.message
+    return why_not(kept, now)

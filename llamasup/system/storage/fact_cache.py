@@ -1,7 +1,7 @@
 """A disk cache of facts that are slow to read from a file, valid until the file changes.
 
-An entry belongs to the file's path, size and modification time. The cache never raises: an entry that is
-missing, stale, corrupt or unreadable reads as ``None``, and an entry that cannot be written is dropped.
+An entry belongs to the file's path, size and modification time. An entry that is missing, stale, corrupt or
+unreadable reads as ``None``. An entry that cannot be written is dropped, or raises: ``put`` or ``write``.
 """
 
 from __future__ import annotations
@@ -109,20 +109,24 @@ class FactCache(Generic[Value]):
             return None
 
     def put(self, identity: FileIdentity, value: Value) -> None:
-        """Store the fact. It replaces a fact about an earlier state of the file."""
+        """Store the fact, if it can be written. It replaces a fact about an earlier state of the file."""
+        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
+            self.write(identity, value)
+
+    def write(self, identity: FileIdentity, value: Value) -> None:
+        """As ``put``, for what cannot be read again from the file. Raises OSError."""
         if self._folder is None:
             return
-        with contextlib.suppress(OSError, ValueError, msgspec.MsgspecError):
-            entry = _Entry(
-                self._revision,
-                _printable(identity.path),
-                identity.size_bytes,
-                identity.mtime_ns,
-                msgspec.Raw(msgspec.json.encode(value)),
-            )
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(self._entry_path(self._folder, identity), msgspec.json.encode(entry))
-            self._prune(self._folder)
+        entry = _Entry(
+            self._revision,
+            _printable(identity.path),
+            identity.size_bytes,
+            identity.mtime_ns,
+            msgspec.Raw(msgspec.json.encode(value)),
+        )
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic_write(self._entry_path(self._folder, identity), msgspec.json.encode(entry))
+        self._prune(self._folder)
 
     def _entry_path(self, folder: Path, identity: FileIdentity) -> Path:
         digest = hashlib.sha256(os.fsencode(identity.path)).hexdigest()

@@ -1,0 +1,17 @@
+"""A result of ``llamasup tune`` that applies here and now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llamasup.planning.attempts import Planner
+from llamasup.planning.facts import Launch
+from llamasup.planning.tuned import NO_CHANGES, Changes, Kept
+
+__all__ = ["kept_for"]
+
+
+def kept_for(launch: Launch, changes: Changes) -> Kept:
+    conditions = Planner(launch, Path("/"), trial=NO_CHANGES).conditions()
+    profile = launch.settings.profile
+    return Kept(conditions, "latency", profile, changes, 1.18, 1.11, 1.24, "2026-11-26", 50, 3.0)
