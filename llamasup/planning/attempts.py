@@ -20,11 +20,13 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, FolderUnusable, LlamasupE
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
+from llamasup.planning.draft_acceptance import DraftCounts, add_counts
 from llamasup.planning.facts import Launch, attachments, with_name
 from llamasup.planning.ladder import (
     Admission,
@@ -335,6 +337,14 @@ class Planner:
         self._history = self._with_failed_plans(self._history)
         # The failures are recorded now, and later starts have their own MAX_STEPS.
         self._failures = ()
+        save(self._launch.model_path, self._history)
+
+    def drafted(self, made: LaunchPlan, drafted: Drafted) -> None:
+        """Record how many drafted tokens were accepted. Blocks on the disk."""
+        if self._trial is not None or made.draft is None:
+            return
+        counts = DraftCounts(self._runtime, made.draft, drafted.proposed, drafted.accepted)
+        self._history = replace(self._history, drafts=add_counts(self._history.drafts, counts))
         save(self._launch.model_path, self._history)
 
     def _drop_result(self, result: Kept) -> None:

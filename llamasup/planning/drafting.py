@@ -16,6 +16,7 @@ from llamasup.errors import DraftMismatch, UsageInvalid
 from llamasup.gguf.facts import ModelClass, ModelFacts, Vocabulary
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
+from llamasup.planning.draft_acceptance import DraftCounts, acceptance
 from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
 from llamasup.settings.model import Settings
 
@@ -160,14 +161,19 @@ def give_drafter(
     *,
     memory_bytes: int,
     on_device: bool,
+    counts: DraftCounts | None,
 ) -> None:
-    """Add the flags of a draft with this context and memory. Raises UsageInvalid."""
+    """Add the flags of a draft with this context and memory. ``counts``: of earlier requests. Raises
+    UsageInvalid.
+    """
+    seen = "" if counts is None else f"; {acceptance(counts.proposed, counts.accepted)}"
     if drafter.path is not None:
         _give_path(line, capabilities, drafter)
     if capabilities.knows("--spec-type"):
-        _give_type(line, drafter)
+        _give_type(line, drafter, seen)
     else:
-        line.give("--draft-max", *_DRAFT_TOKENS["draft-simple"])
+        ahead, why = _DRAFT_TOKENS["draft-simple"]
+        line.give("--draft-max", ahead, why + seen)
         line.give("--ctx-size-draft", shape.ctx_total, "the draft model gets the same context as the model")
     if drafter.path is not None and capabilities.devices:
         _give_layers(line, capabilities, on_device=on_device)
@@ -328,7 +334,7 @@ def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) 
         line.give(_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
 
 
-def _give_type(line: CommandLine, drafter: Drafter) -> None:
+def _give_type(line: CommandLine, drafter: Drafter, seen: str) -> None:
     spec_type = drafter.spec_type
     if spec_type is None:
         line.leave_out("--spec-type", "llama-server detects the type of this draft from its file")
@@ -342,7 +348,7 @@ def _give_type(line: CommandLine, drafter: Drafter) -> None:
         line.give("--spec-type", spec_type, "the type of this draft head", essential=True)
     ahead = _DRAFT_TOKENS.get(spec_type or "draft-dflash")
     if ahead is not None:
-        line.give("--spec-draft-n-max", *ahead)
+        line.give("--spec-draft-n-max", ahead[0], ahead[1] + seen)
 
 
 def _give_layers(line: CommandLine, capabilities: Capabilities, *, on_device: bool) -> None:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.llama_server.plan_limits import MIN_CTX_SIZE, PlanLimits
+from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.load_times import LoadTimes, is_possible
 from llamasup.planning.memory.estimate import ESTIMATED, Correction, MemoryEstimate
 
@@ -102,6 +103,7 @@ class LoadHistory(
     failed_plans: tuple[FailedPlan, ...] = ()
     served: tuple[Served, ...] = ()
     times: tuple[LoadTimes, ...] = ()
+    drafts: tuple[DraftCounts, ...] = ()
 
 
 def validate(history: LoadHistory) -> LoadHistory:
@@ -111,6 +113,7 @@ def validate(history: LoadHistory) -> LoadHistory:
         tuple(failed for failed in history.failed_plans if _can_be_planned(failed.bounds)),
         history.served,
         tuple(times for times in history.times if is_possible(times)),
+        tuple(counts for counts in history.drafts if 0 <= counts.accepted <= counts.proposed > 0),
     )
 
 

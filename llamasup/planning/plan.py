@@ -23,6 +23,7 @@ from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_fo
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
+from llamasup.planning.draft_acceptance import DraftCounts, counts_for
 from llamasup.planning.drafting import give_drafter
 from llamasup.planning.kv_type import give_kv_cache
 from llamasup.planning.load_history import LoadHistory, runtime_id
@@ -85,6 +86,8 @@ class LaunchPlan(Struct, frozen=True):
     slots: KeptSlots | None  # None: the contents of the slots are lost when the server ends
     nice: int | None = None  # None: that of llamasup
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
+    draft: str | None = None  # as in ``DraftCounts``; None: without drafts
+    draft_counts: DraftCounts | None = None  # of earlier processes with this draft
     measured: Measured | None = None  # the changes by ``llamasup tune`` that the plan contains
 
     @property
@@ -198,6 +201,8 @@ def plan(
         line.give("--ctx-checkpoints", 0, "this profile saves the memory of context checkpoints")
     if no_repack is not None:
         line.give("--no-repack", None, no_repack)
+    draft_name = None if drafter is None else drafter.path or drafter.spec_type
+    counts = None if draft_name is None else counts_for(history.drafts, runtime, draft_name)
     if drafter is not None:
         give_drafter(
             line,
@@ -206,6 +211,7 @@ def plan(
             sizes.draft_shape,
             memory_bytes=memory.draft_bytes,
             on_device=on_device,
+            counts=counts,
         )
     elif settings.draft_model is not None:
         line.leave_out("--spec-draft-model", "--spec-type none uses no draft model")
@@ -264,6 +270,8 @@ def plan(
         checked=settings.check_memory and not prefers.server_defaults,
         adjustable=sizes.adjustable,
         nice=settings.nice,
+        draft=draft_name,
+        draft_counts=counts,
         measured=measured,
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None

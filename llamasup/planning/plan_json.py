@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llamasup.errors import DoesNotFit
+from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import Measured
@@ -40,11 +41,16 @@ def plan_as_json(
         "memory": _memory_as_json(plan.memory),
         "profile": profile,
         "measured": None if plan.measured is None else _measured_as_json(plan.measured),
+        "drafts": _counts_as_json(plan.draft_counts),
         "slots": plan.parallel,
         "ctx_size": plan.ctx_size,  # of one request, as in the status
         "alternatives": [_alternative_as_json(alternative) for alternative in alternatives],
         "remedy": None if refused is None else refused.remedy,
     }
+
+
+def _counts_as_json(counts: DraftCounts | None) -> dict[str, int] | None:
+    return None if counts is None else {"proposed": counts.proposed, "accepted": counts.accepted}
 
 
 def _measured_as_json(measured: Measured) -> dict[str, Any]:

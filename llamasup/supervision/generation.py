@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.llama_server.draft_log import DRAFTED, Drafted, read_drafted
 from llamasup.llama_server.start_log import (
     RELEVANT,
     Ready,
@@ -27,6 +28,7 @@ from llamasup.llama_server.start_log import (
     Warned,
     read_line,
 )
+from llamasup.planning.draft_acceptance import acceptance, is_low
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.unavailable import Unavailable, generation_ended
 from llamasup.supervision import states
@@ -107,6 +109,8 @@ class Generation:
         self.warm_up_s = 0.0
         """The time of the first token."""
         self.load = LoadWatch(context.planner.load_facts(plan), child.pid, asyncio.get_running_loop().time)
+        self.drafted = Drafted(0, 0)
+        """The sum of all requests."""
         self._group = group
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
@@ -181,6 +185,22 @@ class Generation:
             case _:
                 pass
 
+    def watch_drafts(self) -> None:
+        """Read no more of the log than the counts of drafts: from now on, clients can write into it."""
+        self.pump.watch(DRAFTED, self._count_drafts)
+
+    def _count_drafts(self, line: str) -> None:
+        drafted = read_drafted(line)
+        if drafted is None:
+            return
+        was_low = is_low(self.drafted.proposed, self.drafted.accepted)
+        self.drafted += drafted
+        if is_low(self.drafted.proposed, self.drafted.accepted) and not was_low:
+            said = acceptance(self.drafted.proposed, self.drafted.accepted)
+            self.warn(
+                f"{said.capitalize()}.", "Leave the draft out, or use one that was made for this model."
+            )
+
     def _adjusted(self, diagnosis: Diagnosis) -> Diagnosis:
         """Add what the next start changes, if a smaller plan may help (S5)."""
         return replace(diagnosis, adjustment=self.context.planner.step_down(self.plan, diagnosis))
@@ -196,6 +216,8 @@ class Generation:
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
         self._cancel_tasks()
         await self.clean_up()
+        if self.drafted.proposed:
+            await asyncio.to_thread(self.context.planner.drafted, self.plan, self.drafted)
         diagnosis = diagnose(
             exit_,
             self.pump.tail(),

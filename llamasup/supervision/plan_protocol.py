@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 from llamasup.gguf.facts import ModelClass
 from llamasup.http.address import Address
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.plan_limits import Adjustment, Reduction
 from llamasup.llama_server.slots.policy import KeptSlots
 from llamasup.planning.load_times import LoadFacts, LoadTimes
@@ -88,6 +89,10 @@ class PlanMaker(Protocol[P]):
         times: LoadTimes | None = None,
     ) -> None:
         """Runs in a thread. ``times``: of its load, without its runtime and key."""
+        ...
+
+    def drafted(self, made: P, drafted: Drafted) -> None:
+        """Runs in a thread, at the end of the child."""
         ...
 
 

@@ -71,7 +71,7 @@ async def probe(generation: Generation) -> None:
 
     async with generation.prober() as prober:
         await prober.until_healthy(generation.log_ready, on_loading)
-    generation.pump.unwatch()
+    generation.watch_drafts()
     generation.post(states.Healthy(generation.number))
 
 

@@ -13,7 +13,9 @@ from llamasup.gguf.facts_from_header import read_header
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
+from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.drafting import Drafter, shape_with_drafts
+from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import Changes, Measured
@@ -66,6 +68,20 @@ def test_a_draft_model_is_passed_with_the_type_without_which_it_is_not_used() ->
     assert value(made, "--spec-draft-model") == DRAFT
     assert value(made, "--spec-type") == "draft-simple"
     assert value(made, "--spec-draft-n-max") == "8"
+
+
+@pytest.mark.parametrize(("build", "flag"), [(NEW, "--spec-draft-n-max"), (MIDDLE, "--draft-max")])
+def test_acceptance_of_earlier_requests_is_shown_and_warned_of(build: str, flag: str) -> None:
+    runtime = runtime_id(("/opt/llama/llama-server",), capabilities(build))
+    low = DraftCounts(runtime, DRAFT, 2000, 100)
+    history = LoadHistory(drafts=(DraftCounts("other", DRAFT, 2000, 1900), low))
+    made = drafted(build, history=history)
+    assert made.draft_counts == low
+    assert reason(made, flag).endswith(
+        "; only 5% of 2,000 tokens that the draft proposed were accepted, "
+        "so drafts hardly pay: llamasup tune measures it"
+    )
+    assert "accepted" not in reason(drafted(build), flag)
 
 
 def test_without_drafts_the_draft_model_is_not_loaded() -> None:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from llamasup.llama_server.plan_limits import PlanLimits
+from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.load_history import (
     FailedPlan,
     LoadHistory,
@@ -325,3 +326,9 @@ def test_impossible_measurement_is_dropped(changes: dict[str, Any]) -> None:
 )
 def test_impossible_bounds_are_dropped(bounds: PlanLimits) -> None:
     assert validate(LoadHistory((), (replace(OOM, bounds=bounds), OOM))) == LoadHistory((), (OOM,))
+
+
+def test_impossible_draft_counts_are_dropped() -> None:
+    possible = DraftCounts("runtime", "draft", 10, 10)
+    drafts = (replace(possible, accepted=11), replace(possible, accepted=-1), possible)
+    assert validate(LoadHistory(drafts=drafts)) == LoadHistory(drafts=(possible,))

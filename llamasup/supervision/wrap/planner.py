@@ -19,6 +19,7 @@ from llamasup.gguf.facts import ModelClass
 from llamasup.gguf.files import read_model
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.help_text import (
     Capabilities,
     looks_like_llama_server,
@@ -192,6 +193,9 @@ class WrappedPlanner:
     ) -> None:
         """Keep only the times: there is nothing to plan."""
         self._times = times or self._times
+
+    def drafted(self, made: WrappedPlan, drafted: Drafted) -> None:
+        """Keeps nothing: there is nothing to plan."""
 
 
 def prober_for(wrapping: Wrapping, plan: ChildPlan) -> Prober:
