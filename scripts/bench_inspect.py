@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llamasup.doctor.inspection import fits_here
-from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.files import read_model
 from llamasup.gguf.writer import TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from llamasup.models.folder import list_models
 from llamasup.system.hardware.probe import hardware
+from llamasup.testing.tiny import tiny_keys, tiny_tensors
 
 VOCABULARY = 150_000
 PROMISED_MS = {
@@ -110,13 +110,13 @@ def _timed(action: Callable[[], object]) -> float:
 
 def _write_vocabulary(path: Path) -> None:
     words = [f"w{number:06x}" for number in range(VOCABULARY)]
-    keys = demo_keys(words) | {"tokenizer.ggml.merges": [f"a{number} b" for number in range(VOCABULARY)]}
-    path.write_bytes(write_gguf(keys, demo_tensors(words)))
+    keys = tiny_keys(words) | {"tokenizer.ggml.merges": [f"a{number} b" for number in range(VOCABULARY)]}
+    path.write_bytes(write_gguf(keys, tiny_tensors(words)))
 
 
 def _write_folder(folder: Path, count: int) -> None:
     folder.mkdir()
-    content = write_gguf(demo_keys(), demo_tensors())
+    content = write_gguf(tiny_keys(), tiny_tensors())
     for number in range(count):
         (folder / f"model-{number:04d}.gguf").write_bytes(content)
 
@@ -125,7 +125,7 @@ def _write_real(folder: Path, count: int) -> None:
     """Headers of the size that models of 8 billion parameters have; the weights are holes in the files."""
     folder.mkdir()
     words = [f"w{number:06x}" for number in range(VOCABULARY)]
-    keys = demo_keys(words) | {"llama.block_count": 32}
+    keys = tiny_keys(words) | {"llama.block_count": 32}
     matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     norms = ("attn_norm", "ffn_norm")
     plans = [TensorPlan(f"blk.{layer}.{name}.weight", (64, 64)) for layer in range(32) for name in matrices]

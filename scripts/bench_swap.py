@@ -28,7 +28,7 @@ from typing import Any
 
 from pages import write_between
 
-from llamasup.gguf.demo import demo_model
+from llamasup.testing.tiny import tiny_decoder
 
 MAX_LOST_MS = 50.0
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
@@ -83,7 +83,7 @@ def _options() -> argparse.Namespace:
 
 def _rounds(folder: Path, runtime: str | None, runs: int) -> Iterator[dict[str, float]]:
     for name in ("one", "other"):
-        (folder / f"{name}.gguf").write_bytes(demo_model())
+        (folder / f"{name}.gguf").write_bytes(tiny_decoder())
     config = folder / "config.yaml"
     config.write_text("listen: 127.0.0.1:0\nmodels_dir: .\nmax_loaded: 1\n")
     with _serving(config, runtime) as (pid, url):

@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.errors import LlamasupError, TuningFailed  # noqa: E402
-from llamasup.gguf.demo import demo_model  # noqa: E402
 from llamasup.llama_server.inspect import find_runtime  # noqa: E402
 from llamasup.planning.facts import prepare  # noqa: E402
 from llamasup.planning.tuned import Changes  # noqa: E402
 from llamasup.settings.model import Settings  # noqa: E402
 from llamasup.testing.architectures import tiny_model  # noqa: E402
 from llamasup.testing.models import tiny_encoder, write_large_decoder  # noqa: E402
+from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from llamasup.tuning.candidates import Candidate, Setup  # noqa: E402
 from llamasup.tuning.picture import picture  # noqa: E402
 from llamasup.tuning.report import SessionResult, report_as_json  # noqa: E402
@@ -71,7 +71,7 @@ def _tiny(name: str) -> Callable[[Path], object]:
 
 
 MODELS = (
-    Model("dense, F32, 0.7 MB (demo)", lambda path: path.write_bytes(demo_model())),
+    Model("dense, F32, 0.7 MB", lambda path: path.write_bytes(tiny_decoder())),
     Model("dense, Q8_0, 50 MB", lambda path: write_large_decoder(path, 50_000_000)),
     Model("dense, Q4_0, 50 MB", lambda path: write_large_decoder(path, 50_000_000, quantization="Q4_0")),
     Model("dense, Q8_0, 200 MB", lambda path: write_large_decoder(path, 200_000_000)),
@@ -227,7 +227,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-tune-") as name:
         folder = Path(name)
         demo = folder / "demo.gguf"
-        demo.write_bytes(demo_model())
+        demo.write_bytes(tiny_decoder())
         lines = [f"{machine()}.", ""]
         lines += tuned_models(MODELS[:1] if args.quick else MODELS, folder, args)
         lines += ["", _item(planted_flag(demo, folder, args))]

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import NEW_INTERPRETER, command, llamasup  # noqa: E402
@@ -55,7 +55,7 @@ def of_runtime(runtime: str | None, home: Path, args: argparse.Namespace) -> tup
         (home / variable).mkdir(mode=0o700)
         os.environ[variable] = str(home / variable)
     tiny = home / "tiny.gguf"
-    tiny.write_bytes(demo_model())
+    tiny.write_bytes(tiny_decoder())
     chosen = ("--runtime", runtime) if runtime else ()
     found = json.loads(subprocess.check_output(command("plan", str(tiny), "--json", *chosen)))["runtime"]
     options = (*chosen, "--api-key-file", str(write_keys(home / "keys")), "--parallel", "4")

@@ -28,7 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.bare_server import seconds_to_ready  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
@@ -69,7 +69,7 @@ def main() -> int:
             runtime_folder = home / f"r{number}"
             runtime_folder.mkdir()
             tiny = runtime_folder / "tiny.gguf"
-            tiny.write_bytes(demo_model())
+            tiny.write_bytes(tiny_decoder())
             testbed, name = prepared(runtime, runtime_folder, tiny)
             sections.append(f"### {name}\n")
             sections += of_runtime(testbed, args, verdict)

@@ -22,12 +22,12 @@ with atheris.instrument_imports(include=["llamasup"]):
     from llamasup.doctor.inspection import fits_here, model_as_json
     from llamasup.errors import ModelInvalid
     from llamasup.gguf import architectures
-    from llamasup.gguf.demo import demo_keys, demo_tensors
     from llamasup.gguf.facts_from_header import ModelFacts, facts_of, read_container, split_of
     from llamasup.gguf.header import Container, NeedMore
     from llamasup.gguf.writer import U16, KeyValue, TensorPlan, write_gguf, write_gguf_header
     from llamasup.system.hardware.facts import Hardware
     from llamasup.testing import models
+    from llamasup.testing.tiny import tiny_keys, tiny_tensors
 
 # A file of this size has room for whatever a header of some KB states, so that facts are reached as well.
 _LARGE_FILE_BYTES = 1 << 34
@@ -125,8 +125,8 @@ def seeds() -> Iterator[bytes]:
         models.big_endian_decoder,
     ):
         yield make()[:_MAX_SEED_BYTES] + b"\xff"
-    keys: dict[str, KeyValue] = {**demo_keys(["a"]), "split.no": U16(0), "split.count": U16(2)}
-    yield write_gguf_header(keys, [plan for plan, _ in demo_tensors(["a"])]) + b"\xff"
+    keys: dict[str, KeyValue] = {**tiny_keys(["a"]), "split.no": U16(0), "split.count": U16(2)}
+    yield write_gguf_header(keys, [plan for plan, _ in tiny_tensors(["a"])]) + b"\xff"
     for architecture in sorted(architectures.KNOWN):
         yield write_gguf(
             _keys_of(architecture), [(TensorPlan("blk.0.ffn_up_exps.weight", (32,)), bytes(128))]

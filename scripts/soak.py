@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
@@ -40,7 +40,7 @@ def main() -> int:
         home = Path(folder)
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         tiny = home / "tiny.gguf"
-        tiny.write_bytes(demo_model())
+        tiny.write_bytes(tiny_decoder())
         words = command("plan", str(tiny), "--json", *(["--runtime", args.runtime] if args.runtime else []))
         found = json.loads(subprocess.check_output(words))["runtime"]
         runtime = "embedded" if found["kind"] == "embedded" else found["path"]

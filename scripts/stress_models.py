@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from llamasup.gguf.demo import demo_model  # noqa: E402
+from llamasup.testing.tiny import tiny_decoder  # noqa: E402
 from scripts.faults import machine  # noqa: E402
 from scripts.pages import write_between  # noqa: E402
 from tests.e2e.driver import command  # noqa: E402
@@ -61,7 +61,7 @@ def of_runtime(runtime: str, minutes: float, seed: int) -> tuple[str, Report]:
     with tempfile.TemporaryDirectory(prefix="stress-", dir="/tmp") as folder:  # short: sockets lie below it
         os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
         tiny = Path(folder, "tiny.gguf")
-        tiny.write_bytes(demo_model())
+        tiny.write_bytes(tiny_decoder())
         words = command("plan", str(tiny), "--json", "--runtime", runtime)
         found = json.loads(subprocess.check_output(words))["runtime"]
         is_embedded = found["kind"] == "embedded"

@@ -22,7 +22,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
-from llamasup.gguf.demo import demo_model
+from llamasup.testing.tiny import tiny_decoder
 from tests.children import NewChildren, end_all
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -129,7 +129,7 @@ def _is_left_out(item: pytest.Item) -> bool:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model as a file: 0.7 MB of random weights that a real llama-server serves."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    path.write_bytes(demo_model())
+    path.write_bytes(tiny_decoder())
     return path
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from zlib import crc32
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -44,9 +43,6 @@ __all__ = [
     "with_name",
 ]
 
-
-# Of ``demo_model()``, which takes 6 ms of each start.
-_DEMO_CRC32 = 0x34F7C753
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
 
@@ -247,10 +243,11 @@ def demo_file() -> Path:
     """The demo model, written once into the cache folder."""
     path = cache_folder() / "demo.gguf"
     try:
-        if not path.exists() or crc32(path.read_bytes()) != _DEMO_CRC32:
-            from llamasup.gguf.demo import demo_model
+        from llamasup.gguf.demo import demo_model
 
-            atomic_write(path, demo_model())
+        content = demo_model()
+        if not path.exists() or path.read_bytes() != content:
+            atomic_write(path, content)
     except OSError as error:
         raise FolderUnusable(
             f"{path}: the demo model cannot be written: {error.strerror}",

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from llamasup.gguf.demo import demo_keys, random_weights
 from llamasup.gguf.writer import KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
 from llamasup.testing.attention_models import ATTENTION
 from llamasup.testing.layers import Model, Widths
 from llamasup.testing.recurrent_models import RECURRENT
+from llamasup.testing.tiny import random_weights, tiny_keys
 
 __all__ = ["ARCHITECTURES", "Widths", "tiny_model", "write_hollow"]
 
@@ -59,7 +59,7 @@ def _contents(name: str, widths: Widths) -> tuple[dict[str, KeyValue], list[Tens
         "general.name": f"llamasup {name}",
         "general.file_type": 0,
         **{f"{architecture}.{key}": value for key, value in keys.items()},
-        **{key: value for key, value in demo_keys(words).items() if key.startswith("tokenizer.")},
+        **{key: value for key, value in tiny_keys(words).items() if key.startswith("tokenizer.")},
     }
     return named, [TensorPlan(tensor, shape) for tensor, shape in tensors.items()]
 

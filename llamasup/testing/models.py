@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors, random_weights
 from llamasup.gguf.writer import I32, U16, KeyValue, TensorPlan, tensor_bytes, write_gguf, write_gguf_header
+from llamasup.testing.tiny import random_weights, tiny_decoder, tiny_keys, tiny_tensors
 
 __all__ = [
     "big_endian_decoder",
@@ -36,33 +36,28 @@ _FEED_FORWARD = 128
 _CONTEXT = 512
 
 
-def tiny_decoder() -> bytes:
-    """The demo model: chats, streams, can be its own draft."""
-    return demo_model()
-
-
 def other_vocabulary() -> bytes:
     """A decoder like the tiny one with other and fewer words: no draft for it."""
     words = [f"other{index}" for index in range(100)]
-    keys = demo_keys(words) | {"general.name": "other vocabulary"}
-    return write_gguf(keys, demo_tensors(words, seed="other vocabulary"))
+    keys = tiny_keys(words) | {"general.name": "other vocabulary"}
+    return write_gguf(keys, tiny_tensors(words, seed="other vocabulary"))
 
 
 def truncated_decoder(share: float = 0.5) -> bytes:
     """The first part of the tiny decoder, as an interrupted download leaves it."""
-    whole = demo_model()
+    whole = tiny_decoder()
     return whole[: int(len(whole) * share)]
 
 
 def big_endian_decoder() -> bytes:
     """The tiny decoder for a big-endian host; a little-endian llama-server refuses it."""
-    turned = [(plan, _swapped(weights)) for plan, weights in demo_tensors()]
-    return write_gguf(demo_keys(), turned, big_endian=True)
+    turned = [(plan, _swapped(weights)) for plan, weights in tiny_tensors()]
+    return write_gguf(tiny_keys(), turned, big_endian=True)
 
 
 def vocabulary_only() -> bytes:
     """The tiny decoder's keys and tokenizer, no tensors."""
-    return write_gguf(demo_keys(), [])
+    return write_gguf(tiny_keys(), [])
 
 
 def tiny_encoder(pooling_type: int = 1, architecture: str = "bert") -> bytes:
@@ -123,11 +118,11 @@ def tiny_projector() -> bytes:
 
 def write_split_decoder(folder: Path, name: str = "tiny", parts: int = 3) -> list[Path]:
     """The tiny decoder in several files, as llama-gguf-split writes them; the first has the keys."""
-    tensors = demo_tensors()
+    tensors = tiny_tensors()
     paths = []
     for index in range(parts):
         own = tensors[index * len(tensors) // parts : (index + 1) * len(tensors) // parts]
-        keys: dict[str, KeyValue] = dict(demo_keys()) if index == 0 else {}
+        keys: dict[str, KeyValue] = dict(tiny_keys()) if index == 0 else {}
         keys["split.no"] = U16(index)
         keys["split.count"] = U16(parts)
         keys["split.tensors.count"] = I32(len(tensors))
@@ -153,7 +148,7 @@ def write_large_decoder(
     """
     heads, feed_forward = width // head, width * 11 // 4
     kv_width = head * head_count_kv
-    keys = demo_keys(context_length=context_length)
+    keys = tiny_keys(context_length=context_length)
     vocab_size = keys["llama.vocab_size"]
     if not isinstance(vocab_size, int):
         raise TypeError(f"llama.vocab_size is {vocab_size!r}")

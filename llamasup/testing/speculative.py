@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.gguf.demo import WORDS, demo_keys, demo_tensors, random_weights
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
+from llamasup.testing.tiny import WORDS, random_weights, tiny_keys, tiny_tensors
 
 __all__ = ["changed_decoder", "draft_head", "mtp_head", "self_drafting_decoder"]
 
@@ -37,11 +37,11 @@ def changed_decoder(
     """
     own = WORDS if first_word is None else (first_word, *WORDS[1:])
     words = [*own[: len(own) + min(more_words, 0)], *(f"more{index}" for index in range(more_words))]
-    keys = demo_keys(words)
+    keys = tiny_keys(words)
     for name in without:
         del keys[f"tokenizer.ggml.{name}"]
     keys |= {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
-    return write_gguf(keys, demo_tensors(words))
+    return write_gguf(keys, tiny_tensors(words))
 
 
 def self_drafting_decoder() -> bytes:
@@ -76,7 +76,7 @@ def draft_head(architecture: str = "eagle3") -> bytes:
 
 def _qwen_keys() -> dict[str, KeyValue]:
     """The demo model's tokenizer under another architecture."""
-    demo = demo_keys()
+    demo = tiny_keys()
     keys = {key: value for key, value in demo.items() if not key.startswith("llama.")}
     return keys | {
         "general.architecture": _A,
@@ -106,7 +106,7 @@ def _qwen_keys() -> dict[str, KeyValue]:
 def _outside() -> _Tensors:
     """Embeddings and output of the demo model: it speaks in words only."""
     names = {"token_embd.weight", "output_norm.weight", "output.weight"}
-    return [(plan, weights) for plan, weights in demo_tensors() if plan.name in names]
+    return [(plan, weights) for plan, weights in tiny_tensors() if plan.name in names]
 
 
 def _linear_attention(index: int) -> _Tensors:

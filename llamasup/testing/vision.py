@@ -12,8 +12,8 @@ import struct
 import zlib
 from collections.abc import Callable
 
-from llamasup.gguf.demo import random_weights
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
+from llamasup.testing.tiny import random_weights
 
 __all__ = ["IMAGE_TOKENS", "picture", "picture_url", "vision_projector"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import struct
 
-from llamasup.gguf.demo import WORDS, demo_keys, demo_tensors
 from llamasup.gguf.writer import KeyValue, write_gguf
+from llamasup.testing.tiny import WORDS, tiny_keys, tiny_tensors
 
 __all__ = ["tool_caller"]
 
@@ -48,7 +48,7 @@ _TEMPLATE = r"""
 def tool_caller() -> bytes:
     """A GGUF file."""
     words = [*WORDS, "call"]
-    keys: dict[str, KeyValue] = dict(demo_keys(words))
+    keys: dict[str, KeyValue] = dict(tiny_keys(words))
     tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
     assert isinstance(tokens, list)
     assert isinstance(types, list)
@@ -59,7 +59,7 @@ def tool_caller() -> bytes:
         "tokenizer.chat_template": _TEMPLATE,
     }
     tensors = []
-    for plan, weights in demo_tensors(words):
+    for plan, weights in tiny_tensors(words):
         numbers = list(struct.unpack(f"<{len(weights) // 4}f", weights))
         if plan.name == "token_embd.weight":
             numbers[::_WIDTH] = [8.0] * len(tokens)  # one direction that every state has in common …

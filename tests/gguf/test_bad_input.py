@@ -17,11 +17,11 @@ from llamasup.doctor.inspection import fits_here, model_as_json
 from llamasup.errors import ModelInvalid
 from llamasup.gguf import architectures
 from llamasup.gguf import facts_from_header as gguf
-from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.facts_from_header import ModelFacts, NeedMore, read_header
 from llamasup.gguf.not_gguf import describe
 from llamasup.gguf.writer import I32, KeyValue, TensorPlan, write_gguf
 from llamasup.system.hardware.facts import Hardware
+from llamasup.testing.tiny import tiny_keys, tiny_tensors
 
 U8, U32, STRING, ARRAY = 0, 4, 8, 9
 
@@ -70,13 +70,13 @@ def refusal(content: bytes, file_bytes: int | None = None) -> str:
 def demo(words: int = 4, **changes: Any) -> bytes:
     """A small valid model with some keys changed; None removes one."""
     names = [f"word{index}" for index in range(words)]
-    keys: dict[str, KeyValue] = demo_keys(names)
+    keys: dict[str, KeyValue] = tiny_keys(names)
     for name, value in changes.items():
         key_name = name.replace("__", ".")
         keys.pop(key_name, None)
         if value is not None:
             keys[key_name] = value
-    return write_gguf(keys, demo_tensors(names))
+    return write_gguf(keys, tiny_tensors(names))
 
 
 # --- lengths and counts --------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_no_noise_after_the_magic_leads_to_anything_but_an_error(noise: bytes, m
 
 
 def test_a_tensor_without_dimensions_has_one_element() -> None:
-    keys = demo_keys(["a"])
+    keys = tiny_keys(["a"])
     facts = read_header(*whole(write_gguf(keys, [(TensorPlan("one", (1,)), bytes(4))])))
     assert isinstance(facts, ModelFacts)
     assert facts.parameters == 1

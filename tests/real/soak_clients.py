@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from llamasup.gguf.demo import WORDS
 from llamasup.proxy import Limits
+from llamasup.testing.tiny import WORDS
 from tests.real.soak_wire import Answer, Outcome, Wire, complete_text, outcome_of
 
 __all__ = ["IDLE", "KINDS", "MAX_IDLE_S", "Client", "Kind", "Result"]

@@ -17,9 +17,9 @@ import httpx
 
 import llamasup
 from llamasup.config import Config
-from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
 from llamasup.settings.model import ModelEntry
+from llamasup.testing.tiny import tiny_keys, tiny_tensors
 
 __all__ = ["MODELS", "PROMPTS", "VERSIONS", "Answers", "Prompt", "Version", "record_answers", "settings_of"]
 
@@ -45,8 +45,8 @@ class Version:
         return tuple(f"{self}{first}{second}" for first in _LETTERS for second in _LETTERS)
 
     def content(self) -> bytes:
-        keys = demo_keys(self.words) | {"general.name": str(self)}
-        return write_gguf(keys, demo_tensors(self.words, seed=str(self)))
+        keys = tiny_keys(self.words) | {"general.name": str(self)}
+        return write_gguf(keys, tiny_tensors(self.words, seed=str(self)))
 
     def __str__(self) -> str:
         return f"{self.model}v{self.number}"

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.gguf.demo import demo_model
 from llamasup.testing import models
+from llamasup.testing.tiny import tiny_decoder
 from tests.real.test_configs import serve
 
 pytestmark = pytest.mark.real
@@ -26,7 +26,7 @@ def test_adapter_beside_its_model_serves_requests_that_name_it(tmp_path: Path, r
         ("by-config", {"lora": models.tiny_lora()}),
     ):
         (tmp_path / "models" / folder).mkdir(parents=True)
-        (tmp_path / "models" / folder / f"{folder}.gguf").write_bytes(demo_model())
+        (tmp_path / "models" / folder / f"{folder}.gguf").write_bytes(tiny_decoder())
         for name, content in adapters.items():
             (tmp_path / "models" / folder / f"{folder}-{name}.gguf").write_bytes(content)
     config = tmp_path / "llamasup.yaml"

@@ -12,11 +12,11 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.gguf.demo import demo_model
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
 from llamasup.settings.units import Size
 from llamasup.testing.models import truncated_decoder
+from llamasup.testing.tiny import tiny_decoder
 from tests.api.in_loop import in_loop
 from tests.patience import PATIENCE_S
 
@@ -30,7 +30,7 @@ REQUESTS = 20
 @pytest.fixture
 def other_model(tmp_path: Path) -> Path:
     path = tmp_path / "other.gguf"
-    path.write_bytes(demo_model())
+    path.write_bytes(tiny_decoder())
     return path
 
 

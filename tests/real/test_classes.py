@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from llamasup.gguf.demo import demo_keys, demo_tensors
 from llamasup.gguf.writer import write_gguf
 from llamasup.testing import models, speculative, vision
 from llamasup.testing.architectures import tiny_model as tiny_of
+from llamasup.testing.tiny import tiny_keys, tiny_tensors
 from tests.e2e.driver import Llamasup, llamasup, run_to_end
 
 pytestmark = pytest.mark.real
@@ -26,7 +26,7 @@ WIDTH = 64
 
 def embedding_decoder() -> bytes:
     """A decoder that gives the embedding of the last token, as Qwen3-Embedding does."""
-    return write_gguf(demo_keys() | {"llama.pooling_type": LAST}, demo_tensors())
+    return write_gguf(tiny_keys() | {"llama.pooling_type": LAST}, tiny_tensors())
 
 
 ENCODERS: dict[str, Callable[[], bytes]] = {

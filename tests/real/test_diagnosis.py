@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.gguf.demo import demo_model
+from llamasup.testing.tiny import tiny_decoder
 from tests.children import NewChildren
 from tests.e2e.driver import run_to_end
 
@@ -32,7 +32,7 @@ def check_refused(
 def test_missing_tensor_is_diagnosed(runtime: str, tmp_path: Path) -> None:
     """The header is valid; only the server knows which tensors the architecture needs."""
     path = tmp_path / "tensor.gguf"
-    path.write_bytes(demo_model().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
+    path.write_bytes(tiny_decoder().replace(b"blk.1.attn_q.weight", b"blk.7.attn_q.weight"))
     check_refused(65, ("blk.1.attn_q.weight", "llama-server said:", "→"), runtime, str(path))
 
 

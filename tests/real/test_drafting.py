@@ -12,9 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.gguf.demo import demo_model
+from llamasup.gguf.demo import demo_draft
+from llamasup.gguf.writer import write_gguf
 from llamasup.testing import models, speculative
 from llamasup.testing.architectures import tiny_model as tiny_of
+from llamasup.testing.tiny import tiny_decoder, tiny_keys, tiny_tensors
 from tests.e2e.driver import llamasup, run_to_end
 
 pytestmark = pytest.mark.real
@@ -48,7 +50,7 @@ def changed(**changes: Any) -> Callable[[], bytes]:
 
 CASES: dict[str, tuple[Callable[[], bytes], bool]] = {
     # Whether llama-server drafts with it.
-    "itself": (demo_model, True),
+    "itself": (tiny_decoder, True),
     "another EOS, which nothing adds": (changed(eos_token_id=3), True),
     "no BOS stated": (changed(without=("bos_token_id",)), True),
     "another pre-tokenizer": (changed(pre="default"), True),
@@ -210,3 +212,44 @@ def test_llama_server_detects_dflash_from_the_file_without_a_type_flag(
     planned = run_to_end("plan", str(tiny_model), "--runtime", llama_server, "--draft-model", str(head))
     assert planned.returncode == 0
     assert "llama-server detects the type of this draft from its file" in planned.stdout
+
+
+# --- acceptance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [True, False], ids=["good draft", "poor draft"])
+def test_acceptance_is_recorded_and_a_low_one_is_warned_of(
+    runtime: str, tiny_model: Path, tmp_path: Path, fits: bool
+) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(tiny_decoder() if fits else write_gguf(tiny_keys(), tiny_tensors(seed="another")))
+    body = STORY | {"n_predict": 300}
+    with llamasup(tiny_model, "--runtime", runtime, "--draft-model", str(draft)) as running:
+        timings = httpx.post(f"{running.url}/completion", json=body, timeout=60).json()["timings"]
+        if not fits:
+            warned = running.wait_for("warning")
+            assert "tokens that the draft proposed were accepted" in warned["message"]
+        assert running.stop() == 0
+        assert fits == (not any(event["event"] == "warning" for event in running.events))
+    planned = run_to_end("plan", str(tiny_model), "--runtime", runtime, "--draft-model", str(draft), "--json")
+    found = json.loads(planned.stdout)
+    assert found["drafts"] == {"proposed": timings["draft_n"], "accepted": timings["draft_n_accepted"]}
+    (why,) = (one["reason"] for one in found["reasons"] if one["flag"] == "--spec-draft-n-max")
+    assert ("; only " in why) is not fits
+
+
+def test_demo_model_follows_the_question_and_its_draft_is_mostly_right(runtime: str, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.write_bytes(demo_draft())
+    ask = {"messages": [{"role": "user", "content": "Tell me a story about a fox."}], "temperature": 0}
+    answers = []
+    for options in ((), ("--draft-model", str(draft))):
+        with llamasup("demo", "--runtime", runtime, *options) as running:
+            answers.append(httpx.post(f"{running.url}/v1/chat/completions", json=ask, timeout=60).json())
+            assert running.stop() == 0
+    for answer in answers:
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert " fox" in choice["message"]["content"].split(".")[0]
+    timings = answers[1]["timings"]
+    assert timings["draft_n_accepted"] > 0.6 * timings["draft_n"] > 30

@@ -21,7 +21,6 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.gguf.demo import demo_model
 from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
@@ -30,6 +29,7 @@ from llamasup.testing import models
 from llamasup.testing.architectures import tiny_model as tiny_of
 from llamasup.testing.residency_sim import Request, replay
 from llamasup.testing.residency_world import Model
+from llamasup.testing.tiny import tiny_decoder
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.real
@@ -57,7 +57,7 @@ def _scores(answer: Any) -> dict[int, float]:
 
 TEXT = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0, "seed": 1}
 KINDS = {
-    "decoder": Kind(demo_model, "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]),
+    "decoder": Kind(tiny_decoder, "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]),
     "recurrent": Kind(
         lambda: tiny_of("mamba"), "/v1/completions", TEXT, lambda answer: answer["choices"][0]["text"]
     ),

@@ -13,9 +13,9 @@ from msgspec import structs
 
 import llamasup
 from llamasup.config import Config
-from llamasup.gguf.demo import demo_model
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Downloads
+from llamasup.testing.tiny import tiny_decoder
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import PATIENCE_S
 
@@ -27,7 +27,7 @@ ASKED = {"prompt": "Once", "max_tokens": 2}
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     with running_hub() as hub:
-        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": demo_model()}
+        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_decoder()}
         yield hub
 
 
@@ -73,7 +73,7 @@ def test_facts_of_a_model_are_shown_after_its_download(hub: Hub, llama_server: s
 
         assert shown_facts() == (None, None, None)
         assert ask(server, "tiny") == (200, "tiny")
-        assert shown_facts() == ("decoder", "decoder", len(demo_model()))
+        assert shown_facts() == ("decoder", "decoder", len(tiny_decoder()))
 
 
 def test_requested_repository_is_downloaded_only_if_the_config_allows_it(

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from llamasup.gguf.demo import demo_model
 from llamasup.testing.models import tiny_encoder
+from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import llamasup, run_to_end
 
 pytestmark = pytest.mark.real
@@ -71,7 +71,7 @@ def test_embedding_model_is_recognised_and_embeds(runtime: str, tmp_path: Path) 
 
 def test_requested_draft_model_is_used(runtime: str, tiny_model: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft.gguf"
-    draft.write_bytes(demo_model())
+    draft.write_bytes(tiny_decoder())
     options = ("--runtime", runtime, "--profile", "plain", "--draft-model", str(draft))
     with llamasup(tiny_model, *options) as running:
         asked = {"prompt": "Once", "n_predict": 40, "temperature": 0}

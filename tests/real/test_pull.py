@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llamasup.gguf.demo import demo_model
 from llamasup.testing import models, vision
+from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import PATIENCE_S, llamasup, run_to_end
 from tests.hub import running_hub
 
@@ -22,7 +22,7 @@ def test_model_and_projector_from_a_hub_answer_requests(
     with running_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.repos["org/tiny-GGUF"] = {
-            "tiny-Q4_K_M.gguf": demo_model(),
+            "tiny-Q4_K_M.gguf": tiny_decoder(),
             "mmproj-F16.gguf": vision.vision_projector(),
         }
         with llamasup("org/tiny-GGUF", "--runtime", runtime) as running:

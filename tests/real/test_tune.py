@@ -23,7 +23,6 @@ from llamasup.cli.commands.tune import _measure
 from llamasup.cli.output.view import View
 from llamasup.cli.stop_signals import Interrupted, StopSignals
 from llamasup.errors import TuningFailed
-from llamasup.gguf.demo import demo_keys, demo_model, demo_tensors
 from llamasup.gguf.writer import write_gguf
 from llamasup.planning.facts import prepare
 from llamasup.planning.plan import LaunchPlan
@@ -31,6 +30,7 @@ from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.testing.models import tiny_encoder, tiny_reranker
+from llamasup.testing.tiny import tiny_decoder, tiny_keys, tiny_tensors
 from llamasup.tuning import comparison, search, session, trial
 from llamasup.tuning.candidates import Candidate, Purpose, default_profile
 from llamasup.tuning.comparison import Comparison
@@ -217,7 +217,7 @@ def test_drafts_that_are_accepted_wrongly_are_left_out_and_right_ones_are_not(
     llama_server: str, measure: Measure, tmp_path: Path
 ) -> None:
     draft = tmp_path / "draft.gguf"
-    draft.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))  # most drafts are wrong
+    draft.write_bytes(write_gguf(tiny_keys(), tiny_tensors(seed="another")))  # most drafts are wrong
     right = Candidate("draft", Changes((("--spec-draft-n-max", "4"),)), "for the test", lossy=True)
     # Accepts each draft, without looking at the target.
     rates = ("--spec-synth-rates", "1.0,1.0,1.0,1.0")
@@ -232,7 +232,7 @@ def test_a_draft_model_can_be_left_out(
     llama_server: str, measure: Measure, tiny_model: Path, tmp_path: Path
 ) -> None:
     draft = tmp_path / "draft.gguf"
-    draft.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))
+    draft.write_bytes(write_gguf(tiny_keys(), tiny_tensors(seed="another")))
     none = Candidate("draft", Changes((("--spec-type", "none"),)), "for the test")
     found = measure(llama_server, [none], steps=1, draft_model=draft)
     assert found.search.entries[0].ratios
@@ -390,8 +390,8 @@ def test_a_model_that_is_replaced_is_not_tuned_with_what_was_measured_before(
     runtime: str, measure: Measure, tmp_path: Path, *, deletes: bool
 ) -> None:
     model, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
-    model.write_bytes(demo_model())
-    other.write_bytes(write_gguf(demo_keys(), demo_tensors(seed="another")))
+    model.write_bytes(tiny_decoder())
+    other.write_bytes(write_gguf(tiny_keys(), tiny_tensors(seed="another")))
 
     def replace_model(line: str) -> None:
         if line.startswith(SAME.name):
@@ -408,7 +408,7 @@ def test_a_draft_model_that_is_replaced_ends_the_tuning(
     llama_server: str, measure: Measure, tmp_path: Path
 ) -> None:
     draft = tmp_path / "draft.gguf"
-    draft.write_bytes(demo_model())
+    draft.write_bytes(tiny_decoder())
 
     def replace_draft(line: str) -> None:
         if line.startswith(SAME.name):
@@ -547,5 +547,5 @@ def test_the_measurements_of_the_page_can_be_repeated(llama_server: str, tmp_pat
     words = [sys.executable, script, "--quick", "--runtime", llama_server, "--docs", str(page)]
     subprocess.run(words, check=True, capture_output=True, timeout=4 * PATIENCE_S)  # four tunings
     written = page.read_text()
-    assert "| dense, F32, 0.7 MB (demo) |" in written
+    assert "| dense, F32, 0.7 MB |" in written
     assert "0 of 1 tunings of a candidate that changes nothing finished a proof; 0 took it." in written

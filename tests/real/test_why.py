@@ -14,10 +14,10 @@ import pytest
 
 import llamasup
 from llamasup.config import Config
-from llamasup.gguf.demo import demo_model
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Memory
 from llamasup.settings.units import Size
+from llamasup.testing.tiny import tiny_decoder
 from tests.e2e.driver import Llamasup, run_to_end, wrapped
 from tests.e2e.driver import llamasup as running
 from tests.patience import eventually
@@ -33,7 +33,7 @@ def config_of(folder: Path, ram_bytes: int, **models: Mapping[str, Any]) -> Conf
     entries = {}
     for name, options in models.items():
         path = folder / f"{name}.gguf"
-        path.write_bytes(demo_model())
+        path.write_bytes(tiny_decoder())
         entries[name] = ModelEntry(path=str(path), **options)
     return Config(models=entries, memory=Memory(ram=Size(bytes=ram_bytes)), swap_after_s=0.2)
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 import llamasup
 from llamasup.config import Config
 from llamasup.downloads.progress import Listener
-from llamasup.gguf.demo import demo_model
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.eviction_policy import Phase
@@ -22,6 +21,7 @@ from llamasup.pool.model_states import ModelState
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.sections import Downloads
 from llamasup.supervision.events import StateChanged
+from llamasup.testing.tiny import tiny_decoder
 from tests.hub import running_hub
 from tests.pool.pools import (
     PATIENCE_S,
@@ -309,7 +309,7 @@ async def test_load_slower_than_the_watch_is_not_restarted(tmp_path: Path, name:
     folder = tmp_path / "models"
     folder.mkdir()
     with running_hub() as hub:
-        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": demo_model()}
+        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_decoder()}
         downloads = Downloads(
             on_demand=True, folder=folder, endpoint=hub.url, private_addresses=True, parallel=1
         )
