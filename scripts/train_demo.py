@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -328,7 +329,9 @@ def main() -> None:
     tokenizer = Tokenizer(*train_tokenizer(args.seed))
     args.out.mkdir(parents=True, exist_ok=True)
     target = train(TARGET, tokenizer, steps=args.steps, seed=args.seed, rate=2e-3)
-    (args.out / "demo.gguf").write_bytes(as_gguf(target, TARGET, tokenizer, "llamasup demo"))
+    content = as_gguf(target, TARGET, tokenizer, "llamasup demo")
+    (args.out / "demo.gguf").write_bytes(content)
+    print(f"Write DEMO_CRC32 = 0x{crc32(content):08X} into llamasup/planning/facts.py.")
     draft = train(
         DRAFT, tokenizer, steps=2 * args.steps, seed=args.seed + 1, rate=4e-3, teacher=(target, TARGET)
     )

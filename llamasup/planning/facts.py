@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from zlib import crc32
 
 from msgspec import Struct, structs
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from llamasup.system.storage.paths import expanded
 
 __all__ = [
     "DEMO",
+    "DEMO_CRC32",
     "Launch",
     "attachments",
     "demo_file",
@@ -42,6 +44,9 @@ __all__ = [
     "sibling_projectors",
     "with_name",
 ]
+
+# Of ``demo_model()``. Reading that file as well, and importing what reads it, would take 10 ms of each start.
+DEMO_CRC32 = 0x4298073E
 
 _MAX_ENTRIES = 10_000  # of the folder; listing them takes about 10 ms
 _MAX_PROJECTORS = 32  # whose headers are read, later from the cache
@@ -243,11 +248,10 @@ def demo_file() -> Path:
     """The demo model, written once into the cache folder."""
     path = cache_folder() / "demo.gguf"
     try:
-        from llamasup.gguf.demo import demo_model
+        if not path.exists() or crc32(path.read_bytes()) != DEMO_CRC32:
+            from llamasup.gguf.demo import demo_model
 
-        content = demo_model()
-        if not path.exists() or path.read_bytes() != content:
-            atomic_write(path, content)
+            atomic_write(path, demo_model())
     except OSError as error:
         raise FolderUnusable(
             f"{path}: the demo model cannot be written: {error.strerror}",

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -15,7 +16,7 @@ from llamasup.models.registry import build
 from llamasup.models.search import search_models
 from llamasup.planning import facts
 from llamasup.planning.attempts import Planner
-from llamasup.planning.facts import Launch, prepare, sibling_projectors
+from llamasup.planning.facts import DEMO_CRC32, Launch, prepare, sibling_projectors
 from llamasup.pool.estimate import prepare_listed
 from llamasup.settings.model import Settings
 from llamasup.testing import models, vision
@@ -179,6 +180,11 @@ def test_a_file_called_demo_is_served_and_a_folder_called_demo_is_not(
     (tmp_path / "demo").rmdir()
     (tmp_path / "demo").write_bytes(tiny_model.read_bytes())
     assert launch("demo", server).model_path == tmp_path / "demo"
+
+
+def test_checksum_is_that_of_the_demo_model() -> None:
+    """scripts/train_demo.py prints it."""
+    assert crc32(demo_model()) == DEMO_CRC32
 
 
 def test_the_demo_model_of_another_version_is_replaced(
