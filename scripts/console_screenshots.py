@@ -24,6 +24,7 @@ from playwright.sync_api import Browser, Page, Route, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from llamasup.gguf.demo import demo_model  # noqa: E402
 from llamasup.testing import models  # noqa: E402
 from tests.e2e.driver import run_to_end, started  # noqa: E402
 from tests.real.remains import folders_of  # noqa: E402
@@ -37,21 +38,27 @@ PICTURES = (
     ("models-dark", "Models", "dark"),
     ("plan-light", "Plan", "light"),
     ("playground-dark", "Playground", "dark"),
+    ("memory-light", "Memory", "light"),
+    ("usage-light", "Usage", "light"),
 )
 MADE = {
-    "qwen3-chat": models.tiny_decoder,
-    "mistral-small": models.tiny_decoder,
+    "storyteller": demo_model,
+    "storyteller-two": demo_model,
     "bge-embedder": models.tiny_encoder,
     "bge-reranker": models.tiny_reranker,
 }
 """Made-up names of generated models."""
+PRELOADED = ("storyteller", "bge-embedder")
 
 
 def config_in(home: Path) -> Path:
     listed = {}
     for name, make in MADE.items():
         (home / f"{name}.gguf").write_bytes(make())
-        listed[name] = {"path": str(home / f"{name}.gguf"), "preload": name in ("qwen3-chat", "bge-embedder")}
+        listed[name] = {
+            "path": str(home / f"{name}.gguf"),
+            "preload": name in ("storyteller", "bge-embedder"),
+        }
     path = home / "config.yaml"
     config = {"listen": "127.0.0.1:0", "runtime": "embedded", "models": listed}
     path.write_text(json.dumps(config, indent=2), "utf-8")
@@ -72,11 +79,15 @@ def prepare(page: Page, name: str) -> None:
     elif name == "Plan":
         page.locator("pre.command").wait_for()
     elif name == "Playground":
-        page.get_by_label("Second model").select_option("mistral-small")
-        page.get_by_label("Most tokens").fill("24")
-        page.get_by_label("Message").fill("Say hello in the language of the model.")
+        page.get_by_label("Second model").select_option("storyteller-two")
+        page.get_by_label("Most tokens").fill("60")
+        page.get_by_label("Message").fill("Tell me a story about a fox.")
         page.keyboard.press("Enter")
-        page.get_by_text("24 tokens").nth(1).wait_for()
+        page.get_by_text("60 tokens").nth(1).wait_for()
+    elif name == "Memory":
+        page.locator(".legend").wait_for()
+    elif name == "Usage":
+        page.locator("canvas").nth(1).wait_for()
 
 
 def with_short_paths(route: Route) -> None:
