@@ -98,6 +98,7 @@ def test_open_page_notices_the_end_and_the_next_start(serve: Serve, new_context:
     console = serve({"tiny": {}})
     page = sign_in(new_context(), console)
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    expect(page.locator("canvas")).to_have_count(4)  # the charts, whose library is loaded last
     assert console.running.stop() == 0
     expect(page.get_by_text("reconnecting")).to_be_visible()
     expect(page.get_by_role("alert").filter(has_text="llamasup does not answer").first).to_be_visible()
@@ -110,6 +111,7 @@ def test_open_page_notices_the_end_and_the_next_start(serve: Serve, new_context:
         expect(page.get_by_role("heading", name="Sign in to llamasup")).to_be_visible()
         page.goto(console.signing_url())
         expect(page.get_by_text("live", exact=True)).to_be_visible()
+        expect(page.locator("canvas")).to_have_count(4)
         assert again.stop() == 0
 
 

@@ -88,11 +88,11 @@ def test_text_shows_class_memory_and_fit() -> None:
     text = inspected("demo").stdout
     for words in (
         "decoder: chat and text completion",
-        "context        32,768 tokens",
-        "attention      2 heads of 32",
+        "context        1,024 tokens",
+        "attention      6 heads of 32",
         "system messages",
-        "weights        646 KiB: 369 KiB in layers",
-        "for each 1,000 tokens 500 KiB in f16, 266 KiB in q8_0",
+        "weights        2.9 MiB: 2.7 MiB in layers",
+        "for each 1,000 tokens 4.4 MiB in f16, 2.3 MiB in q8_0",
         "fits here      yes: ",
     ):
         assert words in text
