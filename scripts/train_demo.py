@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf  # noqa: E402
-from llamasup.testing.tiny import CHAT_TEMPLATE  # noqa: E402
+from llamasup.testing.tiny import FIXED, PRINTABLE, tokenizer_keys  # noqa: E402
 from scripts.demo_stories import Turn, conversations  # noqa: E402
 
 VOCABULARY = 1024
@@ -42,9 +42,6 @@ BOS, EOS, START, END = 1, 2, 3, 4
 # How much a token counts in training. The first words of an answer depend on the question, the others hardly.
 QUESTION, OPENING, ANSWER = 0.05, 4.0, 1.0
 OPENING_TOKENS = 24
-_SPECIALS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-_UNKNOWN, _CONTROL, _NORMAL, _BYTE = 2, 3, 1, 6  # token types of llama.h
-_PRINTABLE = "▁\n" + "".join(map(chr, range(33, 127)))
 
 Weights = dict[str, Any]
 
@@ -62,8 +59,8 @@ DRAFT = Shape(layers=1, width=96, feed_forward=256)
 # --- the text
 
 
-def train_tokenizer(seed: int) -> tuple[list[str], list[float]]:
-    """The pieces after the special tokens and bytes, and their scores."""
+def train_tokenizer(seed: int) -> list[str]:
+    """The pieces of more than one character, those that are merged first at the beginning."""
     source = conversations(seed)
     lines = [text for _ in range(4000) for turn in next(source) for text in turn if text]
     written = io.BytesIO()
@@ -71,10 +68,10 @@ def train_tokenizer(seed: int) -> tuple[list[str], list[float]]:
         sentence_iterator=iter(lines),
         model_writer=written,
         model_type="bpe",
-        vocab_size=VOCABULARY - len(_SPECIALS) - 256 + 3,
+        vocab_size=VOCABULARY - len(FIXED) + len(PRINTABLE) + 3,
         hard_vocab_limit=True,
         character_coverage=1.0,
-        required_chars=_PRINTABLE.removeprefix("▁\n"),
+        required_chars=PRINTABLE.removeprefix("▁\n"),
         normalization_rule_name="identity",
         add_dummy_prefix=False,
         remove_extra_whitespaces=False,
@@ -84,19 +81,16 @@ def train_tokenizer(seed: int) -> tuple[list[str], list[float]]:
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
     learned = [processor.id_to_piece(number) for number in range(3, processor.get_piece_size())]
-    merged = [piece for piece in learned if len(piece) > 1]
-    merged = merged[: VOCABULARY - len(_SPECIALS) - 256 - len(_PRINTABLE)]
-    return [*_PRINTABLE, *merged], [*[0.0] * len(_PRINTABLE), *(-1.0 - rank for rank in range(len(merged)))]
+    return [piece for piece in learned if len(piece) > 1][: VOCABULARY - len(FIXED)]
 
 
 class Tokenizer:
     """As llama.cpp does it: the neighbours with the best score are merged first."""
 
-    def __init__(self, pieces: Sequence[str], scores: Sequence[float]) -> None:
-        self.pieces, self.scores = list(pieces), list(scores)
-        first = len(_SPECIALS) + 256
-        self._ids = {piece: first + number for number, piece in enumerate(pieces)}
-        self._rank = dict(zip(pieces, scores, strict=True))
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = pieces
+        self._ids = {token: number for number, token in enumerate((*FIXED, *pieces))}
+        self._rank = {piece: rank for rank, piece in enumerate(pieces)}
         self._known: dict[str, list[int]] = {}
 
     def encode(self, text: str) -> list[int]:
@@ -108,7 +102,7 @@ class Tokenizer:
         if word not in self._known:
             symbols = list(word)
             while pairs := [
-                (-self._rank[one + two], at)
+                (self._rank[one + two], at)
                 for at, (one, two) in enumerate(pairwise(symbols))
                 if one + two in self._rank
             ]:
@@ -278,8 +272,6 @@ def q8_0(rows: np.ndarray) -> bytes:
 
 def as_gguf(weights: Weights, shape: Shape, tokenizer: Tokenizer, name: str) -> bytes:
     heads = shape.width // HEAD
-    tokens = [*_SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *tokenizer.pieces]
-    types = [_UNKNOWN, *[_CONTROL] * 4, *[_BYTE] * 256, *[_NORMAL] * len(tokenizer.pieces)]
     keys: dict[str, KeyValue] = {
         "general.architecture": "llama",
         "general.type": "model",
@@ -297,17 +289,7 @@ def as_gguf(weights: Weights, shape: Shape, tokenizer: Tokenizer, name: str) -> 
         "llama.rope.dimension_count": HEAD,
         "llama.rope.freq_base": ROPE_BASE,
         "llama.vocab_size": VOCABULARY,
-        "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": [*[0.0] * (len(_SPECIALS) + 256), *tokenizer.scores],
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.bos_token_id": BOS,
-        "tokenizer.ggml.eos_token_id": EOS,
-        "tokenizer.ggml.eot_token_id": END,
-        # As in the text of the training; and a space after a control token fits no grammar.
-        "tokenizer.ggml.add_space_prefix": False,
-        "tokenizer.chat_template": CHAT_TEMPLATE,
+        **tokenizer_keys(tokenizer.pieces),
     }
     tensors = []
     for part, values in ((part, np.asarray(values)) for part, values in weights.items()):
@@ -326,7 +308,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "llamasup" / "gguf" / "trained")
     args = parser.parse_args()
-    tokenizer = Tokenizer(*train_tokenizer(args.seed))
+    tokenizer = Tokenizer(train_tokenizer(args.seed))
     args.out.mkdir(parents=True, exist_ok=True)
     target = train(TARGET, tokenizer, steps=args.steps, seed=args.seed, rate=2e-3)
     content = as_gguf(target, TARGET, tokenizer, "llamasup demo")

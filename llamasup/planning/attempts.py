@@ -197,7 +197,7 @@ class Planner:
         return result_for(self._results, self._conditions(machine))
 
     def conditions(self) -> Conditions:
-        """What a result of ``llamasup tune`` depends on, as it is now. Raises what ``plan`` raises."""
+        """The present conditions of a result of ``llamasup tune``. Raises what ``plan`` raises."""
         return self._conditions(self._machine())
 
     def _conditions(self, machine: Hardware) -> Conditions:

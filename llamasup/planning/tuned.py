@@ -182,7 +182,7 @@ _ASKED = (
     *("profile", "parallel", "gpu_layers", "threads", "kv_type", "flash_attn", "draft_model", "mmproj"),
     *("adapters", "extra", "nice"),
 )
-# Flags and variables of the default plan that decide its speed. Sizes that follow the free memory are none.
+# Flags and variables of the default plan that decide its speed, without sizes that follow the free memory.
 _OF_DEFAULT = frozenset(
     {
         *("--threads", "--threads-batch", "--prio", "--poll", "--numa", "--batch-size", "--ubatch-size"),

@@ -15,11 +15,14 @@ from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 
 __all__ = [
     "CHAT_TEMPLATE",
+    "FIXED",
+    "PRINTABLE",
     "WORDS",
     "random_weights",
     "tiny_decoder",
     "tiny_keys",
     "tiny_tensors",
+    "tokenizer_keys",
 ]
 
 CHAT_TEMPLATE = (
@@ -30,7 +33,7 @@ CHAT_TEMPLATE = (
 )
 
 _SPECIALS = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-_PRINTABLE = "▁\n" + "".join(map(chr, range(33, 127)))
+PRINTABLE = "▁\n" + "".join(map(chr, range(33, 127)))
 _TEXT = (
     "the of and to in is you that it he was for on are as with his they at be this have from or one had by "
     "word but not what all were we when your can said there use an each which she do how their if will up "
@@ -47,6 +50,9 @@ WORDS = tuple(_TEXT.split())
 
 # Token types of llama.h.
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+FIXED = (*_SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *PRINTABLE)
+"""The tokens at the beginning of each vocabulary."""
+_TYPES = (_UNKNOWN, *[_CONTROL] * 4, *[_BYTE] * 256, *[_NORMAL] * len(PRINTABLE))
 
 _LAYERS = 2
 _WIDTH = 64
@@ -61,11 +67,6 @@ def tiny_decoder() -> bytes:
 
 def tiny_keys(words: Sequence[str] = WORDS, *, context_length: int = 32_768) -> dict[str, KeyValue]:
     """The header's keys, for a vocabulary that ends with ``words``."""
-    fixed = [*_SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256)), *_PRINTABLE]
-    tokens = [*fixed, *(f"▁{word}" for word in words)]
-    types = [_UNKNOWN, *[_CONTROL] * 4, *[_BYTE] * 256, *[_NORMAL] * (len(_PRINTABLE) + len(words))]
-    # SentencePiece merges the piece with the highest score first.
-    scores = [*[0.0] * len(fixed), *(-1.0 - rank for rank in range(len(words)))]
     return {
         "general.architecture": "llama",
         "general.type": "model",
@@ -80,11 +81,19 @@ def tiny_keys(words: Sequence[str] = WORDS, *, context_length: int = 32_768) -> 
         "llama.attention.head_count_kv": _HEADS,
         "llama.attention.layer_norm_rms_epsilon": 1e-5,
         "llama.rope.dimension_count": _WIDTH // _HEADS,
-        "llama.vocab_size": len(tokens),
+        "llama.vocab_size": len(FIXED) + len(words),
+        **tokenizer_keys([f"▁{word}" for word in words]),
+    }
+
+
+def tokenizer_keys(pieces: Sequence[str]) -> dict[str, KeyValue]:
+    """Of a vocabulary that ends with ``pieces``, of which the first is merged first."""
+    return {
         "tokenizer.ggml.model": "llama",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.scores": scores,
-        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.tokens": [*FIXED, *pieces],
+        # SentencePiece merges the piece with the highest score first.
+        "tokenizer.ggml.scores": [*[0.0] * len(FIXED), *(-1.0 - rank for rank in range(len(pieces)))],
+        "tokenizer.ggml.token_type": [*_TYPES, *[_NORMAL] * len(pieces)],
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
@@ -104,7 +113,7 @@ def tiny_tensors(
     The model never generates a control token, an end of text, or half a UTF-8 character, and goes on until
     max_tokens.
     """
-    silent = len(_SPECIALS) + 256 + len(_PRINTABLE)
+    silent = len(FIXED)
 
     def matrix(name: str, row: int, rows: int, largest: float = 0.3) -> tuple[TensorPlan, bytes]:
         plan = TensorPlan(f"{name}.weight", (row, rows))
