@@ -22,7 +22,7 @@ from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.tuning.candidates import Candidate, Purpose
 from llamasup.tuning.quality import BOUND, Distribution, Probe, divergence, probes
-from llamasup.tuning.search import HOPELESS
+from llamasup.tuning.search import is_hopeless
 from llamasup.tuning.trial import Trial, TrialFailed, TrialTimedOut, spawn_trial
 from llamasup.tuning.workload import (
     Block,
@@ -151,7 +151,7 @@ class Comparison:
             await self._check_quality(candidate, trial)
             await self._measure(trial, block)  # as the default has been
             ratios: list[float] = []
-            while len(ratios) < pairs and (not ratios or median(ratios) >= HOPELESS):
+            while len(ratios) < pairs and not is_hopeless(ratios):
                 ratios.append(await self._pair(default, trial, block))
             return ratios
         finally:

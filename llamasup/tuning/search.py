@@ -28,7 +28,6 @@ from llamasup.tuning.sequential import FEWEST, Interval, Verdict, bounds, judge
 
 __all__ = [
     "COMBINATION",
-    "HOPELESS",
     "MOST_ROUNDS",
     "Done",
     "Entry",
@@ -42,6 +41,7 @@ __all__ = [
     "begin_proof",
     "failed",
     "hurry",
+    "is_hopeless",
     "next_step",
     "observed",
     "proven",
@@ -55,8 +55,7 @@ _PAIRS = (3, 6, 12)
 _COMBINED_PAIRS = 6
 _MOST_IN_NEXT_RUNG = 5
 _WORTHWHILE = 0.01  # in the log: a screened gain below it is not worth a proof
-HOPELESS = -0.7
-"""In the log: at half of the speed, the screening of a candidate ends, which would take long for nothing."""
+_FACTOR_OF_TWO = 0.7  # in the log
 MOST_ROUNDS = 40
 COMBINATION = "combination"
 _MOST_PROOFS = 2  # the error rate of a tuning is that of a proof, as many times
@@ -166,6 +165,14 @@ def failed(search: Search, candidate: Candidate, why: str, state: EntryState = "
     return _advanced(search)
 
 
+def is_hopeless(ratios: Sequence[float]) -> bool:
+    """Whether the screening of a candidate ends, since it would take long for nothing.
+
+    It had half of the speed in each pair, and two pairs at least: one can be a moment of a noisy neighbour.
+    """
+    return len(ratios) > 1 and max(ratios) < -_FACTOR_OF_TWO
+
+
 def worth_proving(search: Search) -> bool:
     """Whether a candidate looks better so far."""
     return any(one.gain >= _WORTHWHILE for one in _open(search))
@@ -220,7 +227,7 @@ def trials(search: Search) -> int:
 
 def _with_ratios(entry: Entry, ratios: Sequence[float]) -> Entry:
     entry = replace(entry, ratios=(*entry.ratios, *ratios))
-    if entry.gain < HOPELESS:
+    if is_hopeless(entry.ratios):
         return replace(entry, state="out", why="much worse than the default")
     return entry
 
@@ -252,9 +259,14 @@ def _open(search: Search) -> list[Entry]:
 def _halved(search: Search) -> Search:
     """Candidates that are not better leave, then the worse half, but not below ``_MOST_IN_NEXT_RUNG``.
 
-    Of each group the best goes first, since a configuration has only one of a group.
+    A candidate that was twice as fast in one pair, and not in most, is measured again: this is noise. Of each
+    group the best goes first, since a configuration has only one of a group.
     """
-    ranked = sorted((one for one in _open(search) if one.gain > 0), key=lambda one: one.gain, reverse=True)
+    ranked = sorted(
+        (one for one in _open(search) if one.gain > 0 or max(one.ratios) > _FACTOR_OF_TWO),
+        key=lambda one: one.gain,
+        reverse=True,
+    )
     places: dict[str, int] = {}
     for one in ranked:
         places[one.name] = sum(

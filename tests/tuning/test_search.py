@@ -145,15 +145,31 @@ def test_a_planted_gain_is_found_among_many() -> None:
     assert sum("--c5" in name for name in found) >= 95
 
 
-def test_a_much_slower_candidate_is_out_after_one_pair() -> None:
-    search = observed(begin([A, B]), A, [-0.8])
+def test_a_much_slower_candidate_is_out_after_two_pairs() -> None:
+    search = observed(begin([A, B]), A, [-0.8, -0.9])
     assert search.entries[0].why == "much worse than the default"
     assert next_step(search) == Screen(B, 3)
 
 
-def test_one_bad_moment_does_not_end_the_screening_of_a_better_candidate() -> None:
-    search = observed(begin([A, B]), A, [0.2, -0.8])
+@pytest.mark.parametrize("ratios", [[-0.8], [0.2, -5.0]])
+def test_one_bad_moment_does_not_end_the_screening_of_a_better_candidate(ratios: list[float]) -> None:
+    search = observed(begin([A, B]), A, ratios)
     assert search.entries[0].state == "open"
+
+
+def test_a_candidate_whose_pairs_contradict_each_other_is_measured_again() -> None:
+    search = begin([A, B])
+    search = observed(observed(search, A, [-5.0, 1.5, -0.1]), B, [0.1] * 3)
+    assert next_step(search) == Screen(A, 3)
+    search = observed(observed(search, A, [1.5] * 3), B, [0.1] * 3)
+    assert next_step(search) == Screen(A, 6)
+
+
+def test_in_the_end_it_is_taken_only_if_it_is_better_in_most_pairs() -> None:
+    search = begin([A])
+    while isinstance(step := next_step(search), Screen):
+        search = observed(search, A, ([1.5, -0.1, -0.1] * 4)[: step.pairs])
+    assert search.phase == "done"
 
 
 def test_only_a_candidate_that_looks_better_is_worth_a_proof() -> None:
