@@ -1,15 +1,38 @@
 """The settings of the sections of a config, each declared once. Paths are absolute, times in seconds."""
 
 # The annotations are values, not strings: the command line reads them at each start.
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
 from llamasup.settings.address_kinds import HostName, MediaHost, Origin
 from llamasup.settings.declaration import Setting, SettingGroup
-from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, SizeText, Time
+from llamasup.settings.kinds import (
+    Boolean,
+    Endpoint,
+    FilePath,
+    Integer,
+    Many,
+    Named,
+    Section,
+    SizeText,
+    Text,
+    Time,
+)
 from llamasup.settings.units import Size
 
-__all__ = ["SLOTS_BYTES", "USAGE_KEEP_DAYS", "Auth", "Downloads", "Http", "Memory", "Slots", "Usage"]
+__all__ = [
+    "SLOTS_BYTES",
+    "USAGE_KEEP_DAYS",
+    "Auth",
+    "Downloads",
+    "Fleet",
+    "FleetModel",
+    "Http",
+    "Memory",
+    "Slots",
+    "Usage",
+]
 
 SLOTS_BYTES: Final = 10 << 30
 """The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
@@ -155,3 +178,83 @@ class Usage(SettingGroup, frozen=True, kw_only=True):
     keep_days: Annotated[int, Setting(Integer(1, 36_500), "How many days to keep, with today.")] = (
         USAGE_KEEP_DAYS
     )
+
+
+class FleetModel(SettingGroup, frozen=True, kw_only=True):
+    """One model of the fleet, where it differs from the other models."""
+
+    min_replicas: Annotated[
+        int | None, Setting(Integer(0, 10_000), "The least number of replicas.", "that of fleet")
+    ] = None
+    max_replicas: Annotated[
+        int | None, Setting(Integer(1, 10_000), "The largest number of replicas.", "that of fleet")
+    ] = None
+    cpus: Annotated[
+        int | None, Setting(Integer(0, 4096), "The CPUs that Ray reserves for a replica.", "from the plan")
+    ] = None
+    gpus: Annotated[
+        int | None, Setting(Integer(0, 64), "The GPUs that Ray reserves for a replica.", "from the plan")
+    ] = None
+    memory: Annotated[
+        Size | None,
+        Setting(
+            SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"
+        ),
+    ] = None
+
+
+class Fleet(SettingGroup, frozen=True, kw_only=True):
+    """Models on a Ray cluster. `llamasup fleet deploy` deploys them; `llamasup serve` with a `directory` is a
+    front of the fleet, and loads no model itself.
+    """
+
+    directory: Annotated[
+        str | None,
+        Setting(
+            Endpoint("the URL of the fleet on Ray Serve, such as http://head:8000"),
+            "The fleet whose nodes this llamasup sends requests to.",
+            "none",
+        ),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a file with the fleet's secret", hidden=True),
+            "The file with the secret of the fleet. `llamasup fleet deploy` writes it if it is missing.",
+            "fleet.key next to the user's config",
+        ),
+    ] = None
+    ray: Annotated[
+        str,
+        Setting(
+            Text("the address of a Ray cluster, or auto"),
+            "The Ray cluster: auto (the one of this machine), HOST:PORT, or ray://HOST:PORT.",
+        ),
+    ] = "auto"
+    min_replicas: Annotated[
+        int, Setting(Integer(0, 10_000), "The least number of replicas of each model. 0: none without requests.")
+    ] = 0
+    max_replicas: Annotated[
+        int, Setting(Integer(1, 10_000), "The largest number of replicas of each model.")
+    ] = 1
+    target_load: Annotated[
+        int,
+        Setting(Integer(1, 100), "The percentage of its slots that a replica should have busy; else more start."),
+    ] = 80
+    upscale_after_s: Annotated[
+        float, Setting(Time(), "How long the load must be above the target before replicas start.")
+    ] = 5.0
+    downscale_after_s: Annotated[
+        float, Setting(Time(), "How long the load must be below the target before replicas stop.")
+    ] = 120.0
+    idle_after_s: Annotated[
+        float, Setting(Time(), "How long the last replica must be idle before it stops.")
+    ] = 600.0
+    surge: Annotated[
+        bool,
+        Setting(Boolean(), "During an update, start new replicas before old ones stop, if Ray has room for both."),
+    ] = True
+    models: Annotated[
+        Mapping[str, FleetModel],
+        Setting(Named(Section(FleetModel)), "Models by name, where they differ from the keys above.", "none"),
+    ] = {}

@@ -1,0 +1,25 @@
+"""Models on a Ray cluster: each replica of a Ray Serve deployment is a llamasup on its node.
+
+Ray places, starts, checks, scales and replaces the replicas. No request of a client passes through Ray: fronts
+(``llamasup serve`` with ``fleet:``) take the addresses of the nodes from the directory (``directory.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+__all__ = ["app"]
+
+
+def app(arguments: Mapping[str, Any]) -> Application:
+    """Build the Serve application: ``serve run llamasup.fleet:app config=/path/to/config.yaml``.
+
+    Raises ConfigInvalid and FleetUnusable.
+    """
+    from llamasup.fleet.deploy import built  # here, because only this needs Ray
+
+    return built(arguments)

@@ -1,0 +1,111 @@
+"""Which nodes a fleet has, and what its fronts wait for (pure; the Serve deployment ``Directory`` owns it)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Snapshot
+
+__all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
+
+GONE_AFTER_S: Final = 6.0
+"""A node reports each second. Fronts see by themselves, and earlier, that a node does not answer."""
+SETTLED_AFTER_S: Final = 5.0
+"""By then, each node has reported to a directory that was started again."""
+_FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
+
+
+class DirectoryTable:
+    """Times are monotonic. ``version`` grows also over restarts, if ``first_version`` does."""
+
+    def __init__(self, models: Iterable[ListedModel], ca: str, *, now_s: float, first_version: int) -> None:
+        self._models = {model.id: model for model in models}
+        self._ca = ca
+        self._settled_at_s = now_s + SETTLED_AFTER_S
+        self._settled = False
+        self._nodes: dict[str, tuple[NodeReport, float]] = {}
+        self._fronts: dict[str, tuple[Poll, float]] = {}
+        self._wanted_since_s: dict[str, float] = {}
+        self._start_s: dict[str, float] = {}  # how long the last start from zero took
+        self.version = first_version
+
+    # --- nodes --------------------------------------------------------------------------------------------
+
+    def report(self, report: NodeReport, now_s: float) -> bool:
+        """Note a report. True if the snapshot changes."""
+        before = self._nodes.get(report.name)
+        self._nodes[report.name] = report, now_s
+        if before is not None and before[0].url == report.url:
+            return False
+        if (since_s := self._wanted_since_s.pop(report.model, None)) is not None:
+            self._start_s[report.model] = now_s - since_s
+        self.version += 1
+        return True
+
+    def leave(self, node: str) -> bool:
+        """The node takes no new requests. True if the snapshot changes."""
+        if self._nodes.pop(node, None) is None:
+            return False
+        self.version += 1
+        return True
+
+    def expire(self, now_s: float) -> bool:
+        """Forget nodes and fronts without a sign of life. True if the snapshot changes."""
+        gone = [name for name, (_, at_s) in self._nodes.items() if now_s - at_s > GONE_AFTER_S]
+        for name in gone:
+            del self._nodes[name]
+        for front in [f for f, (_, at_s) in self._fronts.items() if now_s - at_s > _FRONT_GONE_AFTER_S]:
+            del self._fronts[front]
+        settles = not self._settled and now_s >= self._settled_at_s
+        self._settled = self._settled or settles
+        if not gone and not settles:
+            return False
+        self.version += 1
+        return True
+
+    # --- fronts -------------------------------------------------------------------------------------------
+
+    def poll(self, poll: Poll, now_s: float) -> None:
+        """Note a poll, which also says what the front has seen."""
+        self._fronts[poll.front] = poll, now_s
+        for model in self.wanted():
+            self._wanted_since_s.setdefault(model, now_s)
+        for model in self._wanted_since_s.keys() - self.wanted().keys():
+            del self._wanted_since_s[model]
+
+    def all_have_seen(self, version: int) -> bool:
+        """Whether no front can still send requests to a node that left in ``version``."""
+        return all(poll.seen >= version for poll, _ in self._fronts.values())
+
+    def wanted(self) -> Mapping[str, int]:
+        """The waiting requests of all fronts, for each model of the fleet that has no node."""
+        total: Counter[str] = Counter()
+        for poll, _ in self._fronts.values():
+            total.update({model: n for model, n in poll.wanted.items() if n > 0 and model in self._models})
+        served = {report.model for report, _ in self._nodes.values()}
+        return {model: number for model, number in total.items() if model not in served}
+
+    # --- views --------------------------------------------------------------------------------------------
+
+    def reports(self) -> tuple[NodeReport, ...]:
+        return tuple(report for report, _ in self._nodes.values())
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        nodes = (FleetNode(report.name, report.url, report.model) for report in self.reports())
+        return Snapshot(
+            self.version,
+            self._settled,
+            self._ca,
+            tuple(sorted(nodes, key=lambda node: node.name)),
+            tuple(
+                ListedModel(model.id, model.aliases, self._eta_s(model.id, now_s))
+                for model in self._models.values()
+            ),
+        )
+
+    def _eta_s(self, model: str, now_s: float) -> float | None:
+        if (start_s := self._start_s.get(model)) is None:
+            return None
+        return max(0.0, start_s - (now_s - self._wanted_since_s.get(model, now_s)))

@@ -1,0 +1,38 @@
+"""What the members of a fleet derive from its one secret (pure).
+
+A node accepts requests with ``node_key``, and the control API with ``control_key``, which no other machine
+uses. A front shows the directory ``directory_key``. The directory signs its answers, because the way to it may
+be plain http: an attacker there can neither invent nodes nor learn the key for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+__all__ = ["control_key", "derived", "directory_key", "is_signed", "node_key", "signature"]
+
+
+def derived(secret: str, purpose: str) -> bytes:
+    return hmac.digest(secret.encode(), f"llamasup fleet: {purpose}".encode(), hashlib.sha256)
+
+
+def node_key(secret: str) -> str:
+    return f"llamasup-fleet-{derived(secret, 'requests').hex()}"
+
+
+def control_key(secret: str) -> str:
+    return f"llamasup-fleet-{derived(secret, 'control').hex()}"
+
+
+def directory_key(secret: str) -> str:
+    return f"llamasup-fleet-{derived(secret, 'directory').hex()}"
+
+
+def signature(secret: str, nonce: str, body: bytes) -> str:
+    """``nonce``: of the request, so that no earlier answer can be sent again."""
+    return hmac.digest(derived(secret, "signature"), nonce.encode() + b"\n" + body, hashlib.sha256).hex()
+
+
+def is_signed(secret: str, nonce: str, body: bytes, given: str) -> bool:
+    return hmac.compare_digest(signature(secret, nonce, body).encode(), given.encode())
