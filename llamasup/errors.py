@@ -18,6 +18,7 @@ __all__ = [
     "DownloadFailed",
     "DownloadRefused",
     "DraftMismatch",
+    "FleetUnusable",
     "FolderUnusable",
     "GaveUp",
     "LlamasupError",
@@ -190,6 +191,14 @@ class FolderUnusable(LlamasupError):
 
     exit_code = 71
     cause = "folder_unusable"
+
+
+class FleetUnusable(LlamasupError):
+    """The package for a fleet, its Ray cluster or its directory cannot be used."""
+
+    exit_code = 69
+    http_status = 503
+    cause = "fleet_unusable"
 
 
 class ServiceManagerFailed(LlamasupError):

@@ -59,6 +59,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     ),
     "Commands for services, keys and configuration": (
         _command("service", "Run llamasup as a systemd service."),
+        _command("fleet", "Deploy models on a Ray cluster."),
         _command("key", "Create, list and revoke API keys."),
         _command("config", "Write and check the configuration file of serve."),
     ),

@@ -62,7 +62,7 @@ def node_config(
 
 
 def _key_of(source: str) -> str:
-    if source.startswith("/"):
+    if source.startswith("/") or source == "demo":
         return "path"
     return "url" if "://" in source else "repo"
 

@@ -10,22 +10,28 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["LOAD", "TARGET", "desired_replicas", "replicas_for"]
+__all__ = ["LOAD", "ScaleByLoad", "replicas_for"]
 
 LOAD: Final = "load"
 """The name of the reported metric: ``NodeLoad.part``."""
-TARGET: Final = "target"
-"""The name of the parameter: the part of its slots that a replica should have busy."""
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
-    """0 only without any request, so that a replica with a long answer is not the last to go."""
+    """``target``: the part of its slots that a replica should have busy. 0 only without any request, so that the
+    last replica does not go while it writes a long answer.
+    """
     total = sum(loads)
     # A sum of floats must not ask for one replica more than the exact value.
     return math.ceil(round(total / target, 6)) if total > 0 else 0
 
 
-def desired_replicas(context: Any, **parameters: float) -> tuple[int, dict[str, Any]]:
-    """``context``: Serve's ``AutoscalingContext`` (2.60)."""
-    metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
-    return replicas_for(metrics.get(LOAD, {}).values(), parameters[TARGET]), {}
+class ScaleByLoad:
+    """Serve's autoscaling policy for a deployment (its ``policy_kwargs`` are those of the constructor)."""
+
+    def __init__(self, target: float) -> None:
+        self._target = target
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is a state, which it needs not."""
+        metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
+        return replicas_for(metrics.get(LOAD, {}).values(), self._target), {}

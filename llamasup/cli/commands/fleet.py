@@ -1,0 +1,105 @@
+"""``llamasup fleet …``: deploys the models of a config on a Ray cluster, shows them and ends them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.output.error_report import guarded
+from llamasup.cli.output.layout import table
+from llamasup.cli.output.results import write_json, write_result
+from llamasup.cli.output.view import View, while_waiting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["commands", "deploy", "down", "status"]
+
+commands = command_set(
+    "fleet", "Deploy models on a Ray cluster.\n\nThe commands need `pip install 'llamasup[fleet]'`."
+)
+
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[CONFIG]",
+        help="The config. Default: as for `llamasup serve`.",
+        show_default=False,
+    ),
+]
+
+
+@commands.command()
+def deploy(config: File = None, json: o.Json = False) -> int:
+    """Deploy the models of a config, or update them."""
+
+    def act(view: View) -> None:
+        from llamasup.fleet import deploy as fleet
+
+        with while_waiting(view, "deploying the models"):
+            shown = fleet.deploy(_config(config))
+        _show(shown, json=json)
+
+    return guarded(act)
+
+
+@commands.command()
+def status(config: File = None, json: o.Json = False) -> int:
+    """Show the models of the fleet and their nodes."""
+
+    def act(view: View) -> None:
+        from llamasup.fleet import deploy as fleet
+
+        with while_waiting(view, "asking Ray"):
+            shown = fleet.status(_config(config))
+        _show(shown, json=json)
+
+    return guarded(act)
+
+
+@commands.command()
+def down(config: File = None) -> int:
+    """End all models of the fleet, after their running requests."""
+
+    def act(view: View) -> None:
+        from llamasup.fleet import deploy as fleet
+
+        with while_waiting(view, "ending the models"):
+            fleet.down(_config(config))
+
+    return guarded(act)
+
+
+def _config(given: Path | None) -> Path:
+    from llamasup.config.sources import find_config
+
+    return find_config(given, os.environ)
+
+
+def _show(shown: Mapping[str, Any], *, json: bool) -> None:
+    if json:
+        write_json(shown)
+        return
+    if shown["application"] is None:
+        write_result("Nothing is deployed. `llamasup fleet deploy CONFIG` deploys the models of a config.")
+        return
+    models = [
+        (
+            model["deployment"].removeprefix("model-"),
+            model["status"].lower(),
+            ", ".join(f"{count} {state.lower()}" for state, count in model["replicas"].items()) or "no replica",
+            model["message"],
+        )
+        for model in shown["models"]
+    ]
+    nodes = [
+        (node["name"], node["url"], f"{node['load']['busy']} of {node['load']['slots']} slots busy")
+        for node in shown["nodes"]
+    ]
+    parts = [f"Fleet: {shown['application'].lower()}", table(models)]
+    write_result("\n\n".join([*parts, "Nodes:\n" + table(nodes)] if nodes else parts))

@@ -1,0 +1,282 @@
+"""The Serve application: one deployment for each model, and the directory, its ingress. Imports Ray.
+
+Serve starts, checks, scales, updates and ends the replicas; each is one llamasup (``node_process.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import msgspec
+import ray.util
+from msgspec import Struct
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from llamasup.fleet.certificates import authority
+from llamasup.fleet.directory_table import DirectoryTable
+from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, NodeLoad, NodeReport, Poll
+from llamasup.fleet.node_process import NodeProcess, NodeSpec
+from llamasup.fleet.scaling import LOAD, ScaleByLoad
+from llamasup.fleet.secret import directory_key, signature
+from llamasup.http.httpx_import import httpx
+from llamasup.settings.sections import Fleet, FleetModel
+
+__all__ = ["DIRECTORY", "FleetModelSpec", "application", "deployment_name"]
+
+DIRECTORY = "directory"
+
+_REPORT_S = 1.0
+_LEAVE_S = 3.0
+"""How long a node that ends waits until all fronts know it. A front that does not poll would be too late."""
+_HEALTH_PERIOD_S = 5.0
+_HEALTH_TIMEOUT_S = 30.0
+_ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
+
+_log = logging.getLogger("ray.serve")
+
+
+class FleetModelSpec(Struct, frozen=True):
+    """``actor_options``: what Ray reserves for each replica."""
+
+    node: NodeSpec
+    actor_options: Mapping[str, Any]
+    own: FleetModel
+
+
+def deployment_name(model: str) -> str:
+    """Serve reserves #, and shows / in URLs of its dashboard."""
+    return "model-" + model.replace("/", "--").replace("#", "-")
+
+
+def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> serve.Application:
+    specs = {spec.node.model: spec for spec in models}
+    handles = {model: _model(fleet, spec) for model, spec in specs.items()}
+    listed = [ListedModel(model, spec.node.aliases) for model, spec in specs.items()]
+    directory = serve.deployment(Directory).options(
+        name=DIRECTORY, ray_actor_options={"num_cpus": 0}, num_replicas=1, max_ongoing_requests=_ONGOING
+    )
+    return directory.bind(msgspec.json.encode(listed), secret, handles)
+
+
+def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
+    least = fleet.min_replicas if spec.own.min_replicas is None else spec.own.min_replicas
+    most = max(least, fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas)
+    # Serve's look-back window; the delays come after it.
+    window_s = min(5.0, max(1.0, fleet.upscale_after_s))
+    scaling = AutoscalingConfig(
+        min_replicas=least,
+        max_replicas=most,
+        metrics_interval_s=min(1.0, window_s / 2),
+        look_back_period_s=window_s,
+        upscale_delay_s=fleet.upscale_after_s,
+        downscale_delay_s=fleet.downscale_after_s,
+        downscale_to_zero_delay_s=fleet.idle_after_s,
+        policy=AutoscalingPolicy(policy_function=ScaleByLoad, policy_kwargs={"target": fleet.target_load / 100}),
+    )
+    node = serve.deployment(Node).options(
+        name=deployment_name(spec.node.model),
+        ray_actor_options=dict(spec.actor_options),
+        autoscaling_config=scaling,
+        max_ongoing_requests=_ONGOING,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=_HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
+        graceful_shutdown_timeout_s=spec.node.drain_timeout_s + _LEAVE_S + 20.0,
+        max_surge_percent=100 if fleet.surge else 0,
+    )
+    return node.bind(msgspec.json.encode(spec.node))
+
+
+class Node:
+    """One replica."""
+
+    async def __init__(self, spec: bytes) -> None:
+        self._spec = msgspec.json.decode(spec, type=NodeSpec)
+        context = serve.get_replica_context()
+        self._name = f"{self._spec.model}@{context.replica_id.unique_id}"
+        self._process = NodeProcess(self._spec, ray.util.get_node_ip_address())
+        await self._process.start()
+        self._load = NodeLoad(slots=1)
+        self._directory = serve.get_deployment_handle(DIRECTORY, context.app_name)
+        self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
+
+    async def wake(self) -> None:
+        """Called for a model that is wanted: Serve starts the first replica for a waiting call."""
+
+    async def check_health(self) -> None:
+        await self._process.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        return {LOAD: self._load.part}
+
+    async def forward(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> AsyncIterator[tuple[int, dict[str, str]] | bytes]:
+        async for part in self._process.stream(method, path, headers, body):
+            yield part
+
+    async def _report(self) -> None:
+        while True:
+            with contextlib.suppress(httpx.HTTPError, KeyError):
+                self._load = await self._process.load()
+            report = NodeReport(self._name, self._process.url, self._spec.model, self._load)
+            try:
+                async with asyncio.timeout(_REPORT_S * 3):
+                    await self._directory.report.remote(msgspec.json.encode(report))
+            except Exception as error:  # Ray has many; the next report is soon
+                _log.warning("The directory did not take the report of %s: %r", self._name, error)
+            await asyncio.sleep(_REPORT_S)
+
+    async def __del__(self) -> None:
+        """Serve calls this once when the replica is to end. No request gets lost: fronts learn first that the
+        node takes no new ones, and the running ones finish.
+        """
+        if (reporting := getattr(self, "_reporting", None)) is not None:
+            reporting.cancel()
+            with contextlib.suppress(Exception):
+                async with asyncio.timeout(_LEAVE_S + 2.0):
+                    await self._directory.leave.remote(self._name)
+        await self._process.stop()
+
+
+class Directory:
+    """The ingress: long polls of fronts, and for those who enter at Serve's own address, requests."""
+
+    async def __init__(
+        self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
+    ) -> None:
+        self._secret = secret
+        self._handles = handles
+        listed = msgspec.json.decode(models, type=list[ListedModel])
+        self._names = {name: model.id for model in listed for name in (model.id, *model.aliases)}
+        self._table = DirectoryTable(
+            listed, authority(secret), now_s=time.monotonic(), first_version=time.time_ns() // 1_000_000
+        )
+        self._news = asyncio.Event()
+        self._wakes: dict[str, asyncio.Task[None]] = {}
+        self._expiring = asyncio.get_running_loop().create_task(self._expire(), name="expire")
+
+    # --- nodes ------------------------------------------------------------------------------------------
+
+    async def report(self, report: bytes) -> None:
+        if self._table.report(msgspec.json.decode(report, type=NodeReport), time.monotonic()):
+            self._publish()
+
+    async def leave(self, node: str) -> None:
+        """Returns when the fronts know that the node takes no new requests, or after a while."""
+        if not self._table.leave(node):
+            return
+        self._publish()
+        version = self._table.version
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                while not self._table.all_have_seen(version):
+                    await asyncio.sleep(0.02)
+
+    async def nodes(self) -> bytes:
+        """The latest reports, for ``llamasup fleet status``."""
+        return msgspec.json.encode(self._table.reports())
+
+    # --- fronts -----------------------------------------------------------------------------------------
+
+    async def __call__(self, request: Request) -> Response:
+        path = request.scope["path"].removeprefix(request.scope.get("root_path", "") or "")
+        if path == POLL_PATH:
+            return await self._poll(request)
+        if path.startswith("/v1/"):
+            return await self._forward(request, path)
+        return JSONResponse(_error("There is nothing at this path.", "not_found_error"), 404)
+
+    async def _poll(self, request: Request) -> Response:
+        if request.headers.get("authorization") != f"Bearer {directory_key(self._secret)}":
+            return JSONResponse(_error("The key is not that of this fleet.", "authentication_error"), 401)
+        try:
+            poll = msgspec.json.decode(await request.body(), type=Poll)
+        except msgspec.DecodeError as error:
+            return JSONResponse(_error(f"The poll is invalid: {error}.", "invalid_request_error"), 400)
+        self._table.poll(poll, time.monotonic())
+        self._wake()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(POLL_S):
+                while poll.seen == self._table.version:
+                    await self._news.wait()
+        body = msgspec.json.encode(self._table.snapshot(time.monotonic()))
+        return Response(
+            body,
+            media_type="application/json",
+            headers={SIGNATURE: signature(self._secret, poll.nonce, body)},
+        )
+
+    def _wake(self) -> None:
+        """Let one call wait at Serve for each wanted model, so that Serve starts its first replica."""
+        wanted = self._table.wanted()
+        for model in wanted.keys() - self._wakes.keys():
+            task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
+            self._wakes[model] = task
+            task.add_done_callback(partial(self._woken, model))
+        for model in self._wakes.keys() - wanted.keys():
+            self._wakes[model].cancel()
+
+    async def _wait_for(self, model: str) -> None:
+        try:
+            await self._handles[model].wake.remote()
+        except Exception as error:  # the next poll tries again
+            _log.warning("The model %s does not start: %r", model, error)
+
+    def _woken(self, model: str, _: asyncio.Task[None]) -> None:
+        self._wakes.pop(model, None)
+
+    def _publish(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            if self._table.expire(time.monotonic()):
+                self._publish()
+
+    # --- clients at Serve's own address -------------------------------------------------------------------
+
+    async def _forward(self, request: Request, path: str) -> Response:
+        """The node checks the client's key. The handle starts a replica if there is none."""
+        if path == "/v1/models":
+            models = [{"id": name, "object": "model", "owned_by": "llamasup"} for name in self._names.values()]
+            return JSONResponse({"object": "list", "data": models})
+        body = await request.body()
+        try:
+            name = msgspec.json.decode(body, type=_Named).model
+        except msgspec.DecodeError:
+            name = ""
+        if (model := self._names.get(name)) is None:
+            return JSONResponse(_error(f"The fleet has no model {name!r}.", "not_found_error"), 404)
+        headers = {key: request.headers[key] for key in _FORWARDED if key in request.headers}
+        query = f"?{request.url.query}" if request.url.query else ""
+        handle = self._handles[model].options(stream=True)
+        answer = handle.forward.remote(request.method, path + query, headers, body)
+        parts = aiter(answer)
+        status, head = await anext(parts)
+        kept = {key: value for key, value in head.items() if key in _RETURNED}
+        return StreamingResponse(parts, status, kept)
+
+
+_FORWARDED = ("authorization", "content-type", "accept", "x-llamasup-priority", "x-request-id")
+_RETURNED = ("content-type", "retry-after", "server-timing", "x-request-id")
+
+
+class _Named(Struct):
+    model: str = ""
+
+
+def _error(message: str, kind: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "code": None}}

@@ -1,0 +1,147 @@
+"""The nodes of a fleet for a front: a ``Membership`` that polls the directory. Needs no Ray.
+
+While the directory does not answer, the front keeps the nodes that it knows: requests do not pass through the
+directory, so its end is no reason to refuse them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, Poll, Snapshot
+from llamasup.fleet.secret import directory_key, is_signed, node_key
+from llamasup.http.httpx_import import httpx
+from llamasup.peers.membership import ExpectedModel, Peer
+
+__all__ = ["FleetMembership", "Known", "merged"]
+
+_RETRY_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class Known(Struct, frozen=True):
+    """What a front knows of the fleet."""
+
+    seen: int = 0
+    peers: tuple[Peer, ...] = ()
+    expected: tuple[ExpectedModel, ...] = ()
+
+
+def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
+    """``before`` after ``snapshot``. Nodes that a directory which has just started does not list yet stay."""
+    key = node_key(secret)
+    listed = {node.name: Peer(node.name, node.url, key, snapshot.ca) for node in snapshot.nodes}
+    peers = listed if snapshot.settled else {**{peer.name: peer for peer in before.peers}, **listed}
+    expected = tuple(
+        ExpectedModel(model.id, model.aliases, "No node of the fleet has the model yet", model.eta_s)
+        for model in snapshot.models
+    )
+    return Known(snapshot.version, tuple(sorted(peers.values(), key=lambda peer: peer.name)), expected)
+
+
+class FleetMembership:
+    """A ``Membership``. ``run`` polls until it is cancelled."""
+
+    def __init__(self, directory: str, secret: str) -> None:
+        self._directory = directory.rstrip("/")
+        self._secret = secret
+        self._front = secrets.token_hex(8)
+        self._known = Known()
+        self._waiting: dict[str, int] = {}
+        self._told: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self._wanted_changed = asyncio.Event()
+        self.problem = ""
+        """Why the last poll failed; empty if it did not."""
+
+    def __repr__(self) -> str:
+        return f"<FleetMembership of {self._directory}: {len(self._known.peers)} nodes>"
+
+    # --- Membership -------------------------------------------------------------------------------------
+
+    def current(self) -> tuple[Peer, ...]:
+        return self._known.peers
+
+    async def changed(self) -> None:
+        await self._changed.wait()
+
+    def expected(self) -> tuple[ExpectedModel, ...]:
+        return self._known.expected
+
+    def wanted(self, model: str, waiting: int) -> None:
+        if waiting:
+            self._waiting[model] = waiting
+        else:
+            self._waiting.pop(model, None)
+        if self._waiting.keys() != self._told.keys():
+            self._wanted_changed.set()
+
+    # --- polling ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        async with httpx.AsyncClient(timeout=POLL_S + 10.0, trust_env=False) as client:
+            while True:
+                try:
+                    await self._poll(client)
+                except (httpx.HTTPError, msgspec.DecodeError, ValueError) as error:
+                    self._note_problem(f"{type(error).__name__}: {error}".rstrip(": "))
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    self._note_problem("")
+
+    async def _poll(self, client: httpx.AsyncClient) -> None:
+        """One poll, which ends early if other models are wanted."""
+        self._wanted_changed.clear()
+        self._told = dict(self._waiting)
+        asking = asyncio.get_running_loop().create_task(self._ask(client), name="poll")
+        wanting = asyncio.get_running_loop().create_task(self._wanted_changed.wait(), name="wanted")
+        try:
+            await asyncio.wait({asking, wanting}, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                self._apply(asking.result())
+        finally:
+            for task in (asking, wanting):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, ValueError):
+                    await task
+
+    async def _ask(self, client: httpx.AsyncClient) -> Snapshot:
+        nonce = secrets.token_hex(16)
+        poll = Poll(self._front, nonce, self._known.seen, self._told)
+        answer = await client.post(
+            self._directory + POLL_PATH,
+            content=msgspec.json.encode(poll),
+            headers={"authorization": f"Bearer {directory_key(self._secret)}"},
+        )
+        if answer.status_code == 401:
+            raise ValueError("the directory refuses the secret of this front (fleet.key_file)")
+        answer.raise_for_status()
+        if not is_signed(self._secret, nonce, answer.content, answer.headers.get(SIGNATURE, "")):
+            raise ValueError("the answer is not signed with the secret of the fleet")
+        return msgspec.json.decode(answer.content, type=Snapshot)
+
+    def _apply(self, snapshot: Snapshot) -> None:
+        before, self._known = self._known, merged(self._known, snapshot, self._secret)
+        if (before.peers, before.expected) != (self._known.peers, self._known.expected):
+            # All that wait now wake; the next wait is for the next change.
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    def _note_problem(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            _log.warning(
+                "The directory of the fleet at %s does not answer (%s); the known nodes stay in use.",
+                self._directory,
+                problem,
+            )
+        elif self.problem and not problem:
+            _log.warning("The directory of the fleet at %s answers again.", self._directory)
+        self.problem = problem
