@@ -82,6 +82,17 @@ class Catalog:
 
     # --- names ------------------------------------------------------------------------------------------
 
+    def model_named(self, name: str) -> ResolvedModel | None:
+        """The model with this name in any spelling, without a search for similar names."""
+        managed = self._by_name.get(name)
+        spec = self.registry.resolve(name) if managed is None else managed.spec
+        route = None if spec is None else self._routes.get(spec.id)
+        return None if route is None else route.model
+
+    def is_exact(self, model: str) -> bool:
+        """Whether it is the name of a model in exactly this spelling."""
+        return model in self._by_name
+
     def find(self, model: str | None, *, create: bool = False) -> ManagedModel | None:
         """The model of this name in any spelling; None: the default model. ``create``: a new model if the
         name can be downloaded.
