@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.errors import Conflict
@@ -33,6 +33,9 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, StartRequested, State
+
+if TYPE_CHECKING:
+    from llamasup.peers.peers import Peers
 
 __all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
 
@@ -63,6 +66,8 @@ class PoolTarget:
         self._address = address
         self._log_path = log_path
         self._started_s = monotonic()
+        self.peers: Peers | None = None
+        """The other nodes, if there are any."""
 
     @property
     def bus(self) -> Bus:
@@ -73,7 +78,8 @@ class PoolTarget:
     def status(self) -> Mapping[str, Any]:
         models = map(_status, self._models.managed_models())
         status = status_of(self._address, monotonic() - self._started_s, models)
-        return {**status, "budget": dict(self._models.pool.options.budget)}
+        nodes = () if self.peers is None else self.peers.status()
+        return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Of the models that were loaded at least once: a thousand others would be noise."""

@@ -1,4 +1,4 @@
-"""Which other llamasup nodes there are: the interface between their source and the parts that use them (pure).
+"""Which other llamasup nodes there are: the interface between their source and their users (pure).
 
 The config is one source (``static.py``). A source that starts nodes on demand also names the models that it
 could start (``expected``), and learns which of them requests wait for (``wanted``).

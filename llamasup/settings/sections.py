@@ -14,6 +14,7 @@ from llamasup.settings.kinds import (
     Integer,
     Many,
     Named,
+    NodeUrl,
     Section,
     SizeText,
     Text,
@@ -30,6 +31,7 @@ __all__ = [
     "FleetModel",
     "Http",
     "Memory",
+    "PeerEntry",
     "Slots",
     "Usage",
 ]
@@ -123,6 +125,31 @@ class Http(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
+
+
+class PeerEntry(SettingGroup, frozen=True, kw_only=True):
+    """Another llamasup, whose models are served here too (docs/fleet.md)."""
+
+    url: Annotated[
+        str | None,
+        Setting(NodeUrl(), "Where it listens. http only on this machine or a private address.", "required"),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a file with a key", hidden=True),
+            "The file with its API key for this node, alone. The right inference is enough.",
+            "none; required for other machines",
+        ),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a PEM file"),
+            "The CA that signed its certificate, or that certificate itself.",
+            "the CAs of the system",
+        ),
+    ] = None
 
 
 class Downloads(SettingGroup, frozen=True, kw_only=True):
