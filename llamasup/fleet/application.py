@@ -38,6 +38,7 @@ DIRECTORY = "directory"
 _REPORT_S = 1.0
 _LEAVE_S = 3.0
 """How long a node that ends waits until all fronts know it. A front that does not poll would be too late."""
+_DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
@@ -139,14 +140,23 @@ class Node:
 
     async def __del__(self) -> None:
         """Serve calls this once when the replica is to end. No request gets lost: fronts learn first that the
-        node takes no new ones, and the running ones finish.
+        node takes no new ones, and the running ones finish while the node still answers their probes.
         """
         if (reporting := getattr(self, "_reporting", None)) is not None:
+            await self._tell("leave", _LEAVE_S + 2.0)
+            with contextlib.suppress(TimeoutError, httpx.HTTPError, KeyError):
+                async with asyncio.timeout(self._spec.drain_timeout_s):
+                    while (load := await self._process.load()).busy or load.queued:
+                        await asyncio.sleep(_DRAIN_POLL_S)
             reporting.cancel()
-            with contextlib.suppress(Exception):
-                async with asyncio.timeout(_LEAVE_S + 2.0):
-                    await self._directory.leave.remote(self._name)
         await self._process.stop()
+        if reporting is not None:
+            await self._tell("end", 2.0)
+
+    async def _tell(self, what: str, timeout_s: float) -> None:
+        with contextlib.suppress(Exception):  # the directory may end at the same time
+            async with asyncio.timeout(timeout_s):
+                await getattr(self._directory, what).remote(self._name)
 
 
 class Directory:
@@ -182,6 +192,10 @@ class Directory:
             async with asyncio.timeout(_LEAVE_S):
                 while not self._table.all_have_seen(version):
                     await asyncio.sleep(0.02)
+
+    async def end(self, node: str) -> None:
+        if self._table.end(node):
+            self._publish()
 
     async def nodes(self) -> bytes:
         """The latest reports, for ``llamasup fleet status``."""

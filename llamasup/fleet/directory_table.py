@@ -10,8 +10,10 @@ from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Sn
 
 __all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
 
-GONE_AFTER_S: Final = 6.0
-"""A node reports each second. Fronts see by themselves, and earlier, that a node does not answer."""
+GONE_AFTER_S: Final = 30.0
+"""A node reports each second, unless its machine or Ray is very busy. Long, because fronts end the requests of a node
+that is not listed; they see by themselves, in seconds, that a node does not answer.
+"""
 SETTLED_AFTER_S: Final = 5.0
 """By then, each node has reported to a directory that was started again."""
 _FRONT_GONE_AFTER_S: Final = 45.0  # a front polls at least each 20 s
@@ -26,6 +28,7 @@ class DirectoryTable:
         self._settled_at_s = now_s + SETTLED_AFTER_S
         self._settled = False
         self._nodes: dict[str, tuple[NodeReport, float]] = {}
+        self._leaving: set[str] = set()
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
         self._start_s: dict[str, float] = {}  # how long the last start from zero took
@@ -46,6 +49,15 @@ class DirectoryTable:
 
     def leave(self, node: str) -> bool:
         """The node takes no new requests. True if the snapshot changes."""
+        if node not in self._nodes or node in self._leaving:
+            return False
+        self._leaving.add(node)
+        self.version += 1
+        return True
+
+    def end(self, node: str) -> bool:
+        """The node has ended. True if the snapshot changes."""
+        self._leaving.discard(node)
         if self._nodes.pop(node, None) is None:
             return False
         self.version += 1
@@ -55,6 +67,7 @@ class DirectoryTable:
         """Forget nodes and fronts without a sign of life. True if the snapshot changes."""
         gone = [name for name, (_, at_s) in self._nodes.items() if now_s - at_s > GONE_AFTER_S]
         for name in gone:
+            self._leaving.discard(name)
             del self._nodes[name]
         for front in [f for f, (_, at_s) in self._fronts.items() if now_s - at_s > _FRONT_GONE_AFTER_S]:
             del self._fronts[front]
@@ -84,7 +97,7 @@ class DirectoryTable:
         total: Counter[str] = Counter()
         for poll, _ in self._fronts.values():
             total.update({model: n for model, n in poll.wanted.items() if n > 0 and model in self._models})
-        served = {report.model for report, _ in self._nodes.values()}
+        served = {report.model for report, _ in self._nodes.values() if report.name not in self._leaving}
         return {model: number for model, number in total.items() if model not in served}
 
     # --- views --------------------------------------------------------------------------------------------
@@ -93,7 +106,10 @@ class DirectoryTable:
         return tuple(report for report, _ in self._nodes.values())
 
     def snapshot(self, now_s: float) -> Snapshot:
-        nodes = (FleetNode(report.name, report.url, report.model) for report in self.reports())
+        nodes = (
+            FleetNode(report.name, report.url, report.model, report.name in self._leaving)
+            for report in self.reports()
+        )
         return Snapshot(
             self.version,
             self._settled,

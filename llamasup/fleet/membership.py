@@ -38,7 +38,7 @@ class Known(Struct, frozen=True):
 def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
     """``before`` after ``snapshot``. Nodes that a directory which has just started does not list yet stay."""
     key = node_key(secret)
-    listed = {node.name: Peer(node.name, node.url, key, snapshot.ca) for node in snapshot.nodes}
+    listed = {node.name: Peer(node.name, node.url, key, snapshot.ca, node.leaving) for node in snapshot.nodes}
     peers = listed if snapshot.settled else {**{peer.name: peer for peer in before.peers}, **listed}
     expected = tuple(
         ExpectedModel(model.id, model.aliases, "No node of the fleet has the model yet", model.eta_s)

@@ -38,11 +38,12 @@ class NodeReport(Struct, frozen=True):
 
 
 class FleetNode(Struct, frozen=True):
-    """A node as fronts see it."""
+    """A node as fronts see it. ``leaving``: it takes no new requests, and finishes those that it has."""
 
     name: str
     url: str
     model: str
+    leaving: bool = False
 
 
 class ListedModel(Struct, frozen=True):

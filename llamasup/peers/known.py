@@ -75,7 +75,7 @@ class KnownNode(Struct, frozen=True):
 
     @property
     def gets_requests(self) -> bool:
-        return self.state is NodeState.READY
+        return self.state is NodeState.READY and not self.peer.leaving
 
     @property
     def keeps_requests(self) -> bool:

@@ -17,6 +17,8 @@ class Peer(Struct, frozen=True):
     """Another llamasup node. Two nodes with the same ``name`` are the same node: a change of the other fields
     makes new connections.
 
+    ``leaving``: it takes no new requests, and finishes those that it has.
+
     ``url``: ``http://HOST:PORT`` or ``https://HOST:PORT``. ``key``: its API key for us; it needs no right but
     to use models. ``ca``: certificates in PEM that sign its certificate; empty: those of the system.
     """
@@ -25,6 +27,7 @@ class Peer(Struct, frozen=True):
     url: str
     key: str = ""
     ca: str = ""
+    leaving: bool = False
 
     def __repr__(self) -> str:
         return f"<Peer {self.name} at {self.url}>"
@@ -45,6 +48,10 @@ class ExpectedModel(Struct, frozen=True):
 class Membership(Protocol):
     """A source of nodes. All methods are for the event loop's thread."""
 
+    async def run(self) -> None:
+        """Follow the source until cancelled; may end before if it never changes."""
+        ...
+
     def current(self) -> tuple[Peer, ...]:
         """The nodes now, without this one; in an order that stays."""
         ...
@@ -58,7 +65,7 @@ class Membership(Protocol):
         ...
 
     def wanted(self, model: str, waiting: int) -> None:
-        """``waiting`` requests wait for ``model``, which no node serves. Called for each of them, and with 0
-        when the last one has gone; must return at once.
+        """``waiting`` requests wait for ``model``, which no node serves. Called for each of them, with 0 when
+        the last one has gone or a node serves, and perhaps again with the same number; must return at once.
         """
         ...

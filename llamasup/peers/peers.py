@@ -88,6 +88,7 @@ class Peers:
         """Follow the membership until cancelled."""
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.membership.run(), name="membership")
                 while True:
                     self._follow(tasks)
                     await self.membership.changed()
@@ -199,6 +200,7 @@ class Peers:
                     on_idle=self._idle.set,
                 )
             model.update(group, nodes, self._address_of)
+            self._tell_wanted(model)
             served = self._shared(id_, model) if group.is_local else model
             routes |= dict.fromkeys(group.model.names, NodeRoute(group.model, served))
         for id_ in self._models.keys() - ids:
@@ -251,8 +253,13 @@ class Peers:
         for name in model.group.nodes:
             if name in self._watches:
                 self._watches[name].wake()
+        self._tell_wanted(model)
+
+    def _tell_wanted(self, model: RemoteModel) -> None:
+        """A source that starts nodes knows the requests that wait for one, also after a node went away."""
         if model.group.expected is not None:
-            self.membership.wanted(id_, len(model.queue))
+            waiting = 0 if model.is_warm else len(model.queue)
+            self.membership.wanted(model.group.model.id, waiting)
 
     def _is_urgent(self, name: str) -> bool:
         return any(name in model.group.nodes and model.awaits_load for model in self._models.values())
@@ -261,7 +268,10 @@ class Peers:
     def _follow(self, tasks: asyncio.TaskGroup) -> None:
         peers = {peer.name: peer for peer in self.membership.current()}
         for name, known in tuple(self._nodes.items()):
-            if peers.get(name) != known.peer:
+            now = peers.get(name)
+            if now is not None and replace(now, leaving=known.peer.leaving) == known.peer:
+                self._nodes[name] = replace(known, peer=now)
+            else:
                 self._tasks.pop(name).cancel()
                 del self._watches[name], self._nodes[name]
                 self._heard.discard(name)

@@ -25,6 +25,9 @@ class StaticMembership:
         self._peers = peers
         self._changed = asyncio.Event()
 
+    async def run(self) -> None:
+        """Nothing: its owner replaces the nodes."""
+
     def current(self) -> tuple[Peer, ...]:
         return self._peers
 

@@ -279,8 +279,12 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     ] = 600.0
     surge: Annotated[
         bool,
-        Setting(Boolean(), "During an update, start new replicas before old ones stop, if Ray has room for both."),
-    ] = True
+        Setting(
+            Boolean(),
+            "During an update, start new replicas before old ones stop. Needs free resources for all of them: "
+            "without those, the update waits.",
+        ),
+    ] = False
     models: Annotated[
         Mapping[str, FleetModel],
         Setting(Named(Section(FleetModel)), "Models by name, where they differ from the keys above.", "none"),

@@ -92,6 +92,11 @@ def serve_models(
             sockets=take_sockets(os.environ),
             **given,
         )
+        config = options.initial_config
+        if config is not None and config.fleet is not None and config.fleet.directory is not None:
+            from llamasup.fleet.front import as_front
+
+            options = as_front(options, config.fleet.directory, os.environ)
         return partial(ServeService, options)
 
     return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
