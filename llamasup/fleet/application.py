@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -22,8 +23,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from llamasup._version import __version__
 from llamasup.fleet.certificates import authority
-from llamasup.fleet.directory_table import DirectoryTable
+from llamasup.fleet.directory_table import SETTLED_AFTER_S, DirectoryTable
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, NodeLoad, NodeReport, Poll
 from llamasup.fleet.node_process import NodeProcess, NodeSpec
 from llamasup.fleet.scaling import LOAD, ScaleByLoad
@@ -36,8 +38,8 @@ __all__ = ["DIRECTORY", "FleetModelSpec", "application", "deployment_name"]
 DIRECTORY = "directory"
 
 _REPORT_S = 1.0
-_LEAVE_S = 3.0
-"""How long a node that ends waits until all fronts know it. A front that does not poll would be too late."""
+_LEAVE_S = SETTLED_AFTER_S + 3.0
+"""How long a node that ends waits at most until all fronts know it, also if the directory starts at that time."""
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -66,7 +68,8 @@ def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> 
     directory = serve.deployment(Directory).options(
         name=DIRECTORY, ray_actor_options={"num_cpus": 0}, num_replicas=1, max_ongoing_requests=_ONGOING
     )
-    return directory.bind(msgspec.json.encode(listed), secret, handles)
+    encoded = msgspec.json.encode(listed)
+    return _versioned(directory, encoded, secret.encode()).bind(encoded, secret, handles)
 
 
 def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
@@ -95,7 +98,18 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         graceful_shutdown_timeout_s=spec.node.drain_timeout_s + _LEAVE_S + 20.0,
         max_surge_percent=100 if fleet.surge else 0,
     )
-    return node.bind(msgspec.json.encode(spec.node))
+    encoded = msgspec.json.encode(spec.node)
+    return _versioned(node, encoded).bind(encoded)
+
+
+def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
+    """``deployment`` with a version of its content and of llamasup.
+
+    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without any change. A
+    public option for it does not exist; ``serve deploy`` sets the versions itself.
+    """
+    deployment._version = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
+    return deployment
 
 
 class Node:
@@ -130,10 +144,9 @@ class Node:
         while True:
             with contextlib.suppress(httpx.HTTPError, KeyError):
                 self._load = await self._process.load()
-            report = NodeReport(self._name, self._process.url, self._spec.model, self._load)
             try:
                 async with asyncio.timeout(_REPORT_S * 3):
-                    await self._directory.report.remote(msgspec.json.encode(report))
+                    await self._directory.report.remote(self._encoded())
             except Exception as error:  # Ray has many; the next report is soon
                 _log.warning("The directory did not take the report of %s: %r", self._name, error)
             await asyncio.sleep(_REPORT_S)
@@ -144,19 +157,30 @@ class Node:
         """
         if (reporting := getattr(self, "_reporting", None)) is not None:
             await self._tell("leave", _LEAVE_S + 2.0)
-            with contextlib.suppress(TimeoutError, httpx.HTTPError, KeyError):
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spec.drain_timeout_s):
-                    while (load := await self._process.load()).busy or load.queued:
-                        await asyncio.sleep(_DRAIN_POLL_S)
+                    await self._idle()
             reporting.cancel()
         await self._process.stop()
         if reporting is not None:
             await self._tell("end", 2.0)
 
+    async def _idle(self) -> None:
+        """Wait until no request is left, or llamasup has ended."""
+        while self._process.exit_code is None:
+            with contextlib.suppress(httpx.HTTPError, KeyError):  # a busy machine answers late
+                load = await self._process.load()
+                if not load.busy and not load.queued:
+                    return
+            await asyncio.sleep(_DRAIN_POLL_S)
+
     async def _tell(self, what: str, timeout_s: float) -> None:
         with contextlib.suppress(Exception):  # the directory may end at the same time
             async with asyncio.timeout(timeout_s):
-                await getattr(self._directory, what).remote(self._name)
+                await getattr(self._directory, what).remote(self._encoded())
+
+    def _encoded(self) -> bytes:
+        return msgspec.json.encode(NodeReport(self._name, self._process.url, self._spec.model, self._load))
 
 
 class Directory:
@@ -182,10 +206,9 @@ class Directory:
         if self._table.report(msgspec.json.decode(report, type=NodeReport), time.monotonic()):
             self._publish()
 
-    async def leave(self, node: str) -> None:
+    async def leave(self, report: bytes) -> None:
         """Returns when the fronts know that the node takes no new requests, or after a while."""
-        if not self._table.leave(node):
-            return
+        self._table.leave(msgspec.json.decode(report, type=NodeReport), time.monotonic())
         self._publish()
         version = self._table.version
         with contextlib.suppress(TimeoutError):
@@ -193,8 +216,8 @@ class Directory:
                 while not self._table.all_have_seen(version):
                     await asyncio.sleep(0.02)
 
-    async def end(self, node: str) -> None:
-        if self._table.end(node):
+    async def end(self, report: bytes) -> None:
+        if self._table.end(msgspec.json.decode(report, type=NodeReport).name):
             self._publish()
 
     async def nodes(self) -> bytes:

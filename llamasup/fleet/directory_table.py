@@ -47,13 +47,13 @@ class DirectoryTable:
         self.version += 1
         return True
 
-    def leave(self, node: str) -> bool:
-        """The node takes no new requests. True if the snapshot changes."""
-        if node not in self._nodes or node in self._leaving:
-            return False
-        self._leaving.add(node)
+    def leave(self, report: NodeReport, now_s: float) -> None:
+        """The node takes no new requests. A directory that has just started learns of the node only now, while
+        fronts may still send it requests.
+        """
+        self._nodes[report.name] = report, now_s
+        self._leaving.add(report.name)
         self.version += 1
-        return True
 
     def end(self, node: str) -> bool:
         """The node has ended. True if the snapshot changes."""
@@ -89,8 +89,11 @@ class DirectoryTable:
             del self._wanted_since_s[model]
 
     def all_have_seen(self, version: int) -> bool:
-        """Whether no front can still send requests to a node that left in ``version``."""
-        return all(poll.seen >= version for poll, _ in self._fronts.values())
+        """Whether no front can still send requests to a node that left in ``version``.
+
+        Not known before the directory has settled: a front may not have polled it yet.
+        """
+        return self._settled and all(poll.seen >= version for poll, _ in self._fronts.values())
 
     def wanted(self) -> Mapping[str, int]:
         """The waiting requests of all fronts, for each model of the fleet that has no node."""

@@ -123,7 +123,8 @@ class FleetMembership:
         )
         if answer.status_code == 401:
             raise ValueError("the directory refuses the secret of this front (fleet.key_file)")
-        answer.raise_for_status()
+        if answer.status_code != 200:
+            raise ValueError(f"it answers with HTTP status {answer.status_code}")
         if not is_signed(self._secret, nonce, answer.content, answer.headers.get(SIGNATURE, "")):
             raise ValueError("the answer is not signed with the secret of the fleet")
         return msgspec.json.decode(answer.content, type=Snapshot)

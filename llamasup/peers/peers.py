@@ -304,7 +304,7 @@ class Peers:
     def _learn(self, name: str, learn: Callable[[KnownNode], KnownNode]) -> None:
         before = self._nodes[name]
         after = self._nodes[name] = learn(before)
-        if (before.state, before.reason) != (after.state, after.reason):
+        if (before.state, before.reason) != (after.state, after.reason) and not after.peer.leaving:
             _report(after)
         if before != after and not same_names(before, after):
             self.refresh()
