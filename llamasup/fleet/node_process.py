@@ -83,8 +83,9 @@ class NodeProcess:
             await self.stop()
             raise
         trust = ssl.create_default_context(cadata=authority(self._spec.secret))
+        # Without a key for all requests: those of clients have their own, or are refused.
         self._client = httpx.AsyncClient(
-            base_url=self.url, verify=trust, timeout=_ANSWER_S, trust_env=False, headers=_bearer(control_key(self._spec.secret))
+            base_url=self.url, verify=trust, timeout=_ANSWER_S, trust_env=False
         )
 
     def _write_files(self) -> Path:
@@ -158,7 +159,8 @@ class NodeProcess:
 
     async def _model(self) -> Mapping[str, Any]:
         assert self._client is not None
-        answer = await self._client.get("/llamasup/v1/status")
+        key = {"authorization": f"Bearer {control_key(self._spec.secret)}"}
+        answer = await self._client.get("/llamasup/v1/status", headers=key)
         answer.raise_for_status()
         models = {model["id"]: model for model in answer.json()["models"]}
         return models[self._spec.model]
@@ -195,10 +197,6 @@ class NodeProcess:
             await asyncio.wait({self._reader})
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-
-
-def _bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def _write(path: Path, content: bytes) -> None:
