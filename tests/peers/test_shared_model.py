@@ -42,7 +42,7 @@ class Both:
         link = NodeLink("desk", b"desk", b"me", lambda: None)
         nodes = {"desk": KnownNode(Peer("desk", "http://x"), state)}
         self.elsewhere.update(
-            ModelGroup(ResolvedModel(("tiny",)), {"desk": listed}),
+            ModelGroup(ResolvedModel(("tiny",)), {"desk": listed}, is_local=True),
             nodes,
             lambda name: NodeAddress(UnixAddress("/nowhere"), "", link),
         )

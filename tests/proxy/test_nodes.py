@@ -17,6 +17,7 @@ from llamasup.peers.membership import Peer
 from llamasup.peers.remote_model import NodeAddress, RemoteModel
 from llamasup.pool.catalog.node_listing import NodeListing, NodeModel
 from llamasup.queueing.endpoint import NodeLink
+from llamasup.queueing.unavailable import Unavailable
 from tests.proxy.rig import CHAT, Rig, Wire, answer, eventually, field, post, status
 
 NAMES = ("desk", "shelf")
@@ -207,6 +208,7 @@ def test_one_request_goes_to_a_node_that_has_to_load_the_model(two: Two) -> None
     assert two.rig.call(lambda: two.backend.served.awaits_load)
     two.lists("desk", NodeModel("tiny", state="loading", percent=40.0, eta_s=6.0))
     why = two.rig.call(two.backend.served.serving)
+    assert isinstance(why, Unavailable)
     assert (why.percent, why.eta_s) == (40.0, 6.0)
     two.lists("desk", NodeModel("tiny", state="ready", slots=2))
     second = two.accept("desk")
@@ -279,3 +281,18 @@ def test_another_node_gets_the_models_of_this_one(two: Two) -> None:
     client = two.rig.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nX-Llamasup-Node: other\r\n\r\n")
     head, body = client.message()
     assert (status(head), body) == (200, b'{"node":"me"}')
+
+
+def test_head_of_an_answer_for_another_node_repeats(rig: Rig) -> None:
+    """So that node recognizes it without its parser."""
+    heads = []
+    client = rig.send(post(CHAT, b"{}", b"X-Llamasup-Node: other"))
+    child = rig.accept()
+    for number in range(2):
+        if number:
+            client.send(post(CHAT, b"{}", b"X-Llamasup-Node: other"))
+        assert b"x-llamasup-node" not in child.message()[0].lower()
+        child.send(answer(b"done"))
+        heads.append(client.message()[0])
+    assert heads[0] == heads[1]
+    assert b"Request-Id" not in heads[0]
