@@ -157,7 +157,11 @@ def _peer_issues(config: Config) -> _Found:
     for name, entry in config.peers.items():
         key: Place = ("peers", name)
         if entry.url is None:
-            yield key, "url is missing; add the address of this node, such as https://desk.example.net:8080"
+            if (*key, "url") not in config.lines:  # else its value is invalid
+                yield (
+                    key,
+                    "url is missing; add the address of this node, such as https://desk.example.net:8080",
+                )
             continue
         other = urls.setdefault(entry.url, name)
         if other != name:

@@ -17,6 +17,8 @@ from msgspec.structs import replace
 
 from llamasup.models.access import ResolvedModel
 from llamasup.models.names import NameIndex
+from llamasup.observability.counters import NodeGauges
+from llamasup.peers.explain import explain_nodes
 from llamasup.peers.groups import ModelGroup, groups_of
 from llamasup.peers.known import (
     KnownNode,
@@ -126,6 +128,43 @@ class Peers:
     def status(self) -> Sequence[Mapping[str, Any]]:
         """The ``nodes`` of the status object (docs/design.md)."""
         return [self._status_of(known) for known in self.nodes]
+
+    def gauges(self) -> NodeGauges:
+        nodes = self.nodes
+        in_flight = dict.fromkeys((known.peer.name for known in nodes), 0)
+        for model in self._models.values():
+            for name, endpoint in model.endpoints.items():
+                in_flight[name] += endpoint.in_flight
+        return NodeGauges(
+            {known.peer.name: known.state.value for known in nodes},
+            in_flight,
+            {id_: len(model.queue) for id_, model in self._models.items()},
+        )
+
+    def find(self, name: str) -> RemoteModel | None:
+        """The model of other nodes with this name in any spelling."""
+        found = self.index.resolve(name)
+        return self._models.get(found[0]) if len(found) == 1 else None
+
+    def why(self, model: RemoteModel, own: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The answer of ``GET models/{id}/why``. ``own``: that of this node, if it has the model too."""
+        group = model.group
+        found = explain_nodes(group, {known.peer.name: known for known in self.nodes}, len(model.queue))
+        route = self.routes.get(group.model.id)
+        last = route.served.last if route is not None and isinstance(route.served, SharedModel) else None
+        if last is not None:
+            reason = f"The last request went {last.where.value}: {last.reason}."
+            found = replace(found, sentences=(*found.sentences, reason))
+        if own is None:
+            state = "ready" if model.is_warm else "stopped"
+            return {
+                "model": group.model.id,
+                "state": state,
+                "sentences": list(found.sentences),
+                "change": list(found.change),
+                "decisions": [],
+            }
+        return {**own, "sentences": [*own["sentences"], *found.sentences]}
 
     def _status_of(self, known: KnownNode) -> Mapping[str, Any]:
         listing = known.listing

@@ -64,6 +64,8 @@ class RemoteModel:
         """By the name of the node."""
         self._warm: tuple[Endpoint, ...] = ()
         self._cold: Endpoint | None = None
+        self._only: Endpoint | None = None
+        """The only one that can get requests: then no prompt has to be read."""
         self._why = why_not_served(group, {})
         self._generations = 0
         self._restarts: dict[str, int] = {}
@@ -76,6 +78,8 @@ class RemoteModel:
 
     # --- for the proxy
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        if self._only is not None:
+            return self._only.lease_if_free(infers=infers)
         state = self.serving()
         if isinstance(state, Unavailable):
             return state
@@ -141,16 +145,18 @@ class RemoteModel:
         cold = cold_choice(group, nodes)
         self._cold = None if cold is None else self.endpoints.get(cold)
         self._why = why_not_served(group, nodes)
+        is_only = len(group.nodes) == len(self._warm) == 1 and not group.is_local
+        self._only = self._warm[0] if is_only and self._paused is None else None
         self.queue.changed()
 
     def pause(self, why: Unavailable) -> None:
         """Grant no leases any more."""
-        self._paused = why
+        self._paused, self._only = why, None
         self.queue.changed()
 
     def close(self, why: Unavailable) -> None:
         """No node has the model any more: end its requests, and reject those that wait."""
-        self._why, self._warm, self._cold = why, (), None
+        self._why, self._warm, self._cold, self._only = why, (), None, None
         for name in tuple(self.endpoints):
             self._close(name, None)
         self.queue.changed()
@@ -179,6 +185,8 @@ class RemoteModel:
         self._warm = tuple(each for each in self._warm if each is not endpoint)
         if self._cold is endpoint:
             self._cold = None
+        if self._only is endpoint:
+            self._only = None
         endpoint.close(
             generation_ended(f"The node {name!r} {reason or 'has gone'}", "node_absent", "try again")
         )

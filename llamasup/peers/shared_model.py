@@ -60,7 +60,7 @@ class SharedModel:
         waiting = len(self.here.queue)
         if not isinstance(state, Unavailable):
             return Side(*_permits(state), waiting)
-        loads = any(not runner.instance.is_settled for runner in self.here.runners)
+        loads = state.queueable and bool(self.here.runners)
         return Side(0, 0, waiting, loads, state.eta_s, state.queueable)
 
     def _elsewhere(self) -> Side:

@@ -201,17 +201,24 @@ class Exchange(Struct, eq=False):
             self._write = Dechunker(write).write
         if self._redacted is not None:
             self._write = self._redacted.add
-        head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
-            status_line(self.status),
-            upstream.lines,
-            framing or b"",
-            request.id,
-            request.cors,
-            b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
-            if self._waiting is None
-            else self._timing(self._waiting),
-            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n",
+        end = (
+            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n"
         )
+        if request.head.from_node:  # it knows the id, and recognizes a head that it has seen before
+            timing = b"" if self._waiting is None else self._timing(self._waiting)
+            head = b"%b%b%b%b%b" % (status_line(self.status), upstream.lines, framing or b"", timing, end)
+        else:
+            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
+                status_line(self.status),
+                upstream.lines,
+                framing or b"",
+                request.id,
+                request.cors,
+                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
+                if self._waiting is None
+                else self._timing(self._waiting),
+                end,
+            )
         if framing is not None and len(body) < COPY_BYTES and self._redacted is None:
             write(head + body)
         else:
