@@ -40,7 +40,8 @@ _Found = Iterator[tuple[Place, str]]
 
 def _can_find_more(lines: Mapping[Place, int]) -> bool:
     """Whether llamasup may serve models that the config does not name."""
-    return any(key in lines for key in (("models_dir",), ("caches",), ("downloads", "on_demand"), ("peers",), ("fleet", "directory")))
+    keys: tuple[Place, ...] = (("models_dir",), ("caches",), ("peers",))
+    return any(key in lines for key in (*keys, ("downloads", "on_demand"), ("fleet", "directory")))
 
 
 def _listen_issues(config: Config) -> _Found:

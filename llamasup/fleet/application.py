@@ -39,7 +39,7 @@ DIRECTORY = "directory"
 
 _REPORT_S = 1.0
 _LEAVE_S = SETTLED_AFTER_S + 3.0
-"""How long a node that ends waits at most until all fronts know it, also if the directory starts at that time."""
+"""How long a node that ends waits at most until all fronts know it, also if the directory has just started."""
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -85,7 +85,9 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         upscale_delay_s=fleet.upscale_after_s,
         downscale_delay_s=fleet.downscale_after_s,
         downscale_to_zero_delay_s=fleet.idle_after_s,
-        policy=AutoscalingPolicy(policy_function=ScaleByLoad, policy_kwargs={"target": fleet.target_load / 100}),
+        policy=AutoscalingPolicy(
+            policy_function=ScaleByLoad, policy_kwargs={"target": fleet.target_load / 100}
+        ),
     )
     node = serve.deployment(Node).options(
         name=deployment_name(spec.node.model),
@@ -105,8 +107,8 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
 def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
     """``deployment`` with a version of its content and of llamasup.
 
-    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without any change. A
-    public option for it does not exist; ``serve deploy`` sets the versions itself.
+    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without a change. No
+    public option sets it; ``serve deploy`` sets the versions itself.
     """
     deployment._version = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
     return deployment
@@ -115,7 +117,7 @@ def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
 class Node:
     """One replica."""
 
-    async def __init__(self, spec: bytes) -> None:
+    async def __init__(self, spec: bytes) -> None:  # type: ignore[misc]  # Serve awaits it
         self._spec = msgspec.json.decode(spec, type=NodeSpec)
         context = serve.get_replica_context()
         self._name = f"{self._spec.model}@{context.replica_id.unique_id}"
@@ -186,7 +188,7 @@ class Node:
 class Directory:
     """The ingress: long polls of fronts, and for those who enter at Serve's own address, requests."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
     ) -> None:
         self._secret = secret
@@ -213,7 +215,7 @@ class Directory:
         version = self._table.version
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                while not self._table.all_have_seen(version):
+                while not self._table.all_have_seen(version):  # noqa: ASYNC110 - polls tell it, one by one
                     await asyncio.sleep(0.02)
 
     async def end(self, report: bytes) -> None:
@@ -288,7 +290,9 @@ class Directory:
     async def _forward(self, request: Request, path: str) -> Response:
         """The node checks the client's key. The handle starts a replica if there is none."""
         if path == "/v1/models":
-            models = [{"id": name, "object": "model", "owned_by": "llamasup"} for name in self._names.values()]
+            models = [
+                {"id": name, "object": "model", "owned_by": "llamasup"} for name in self._names.values()
+            ]
             return JSONResponse({"object": "list", "data": models})
         body = await request.body()
         try:

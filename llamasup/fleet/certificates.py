@@ -1,7 +1,7 @@
 """The certificates of a fleet. Every member derives the same authority from the secret of the fleet.
 
-The authority's key is derived, and an Ed25519 signature depends only on key and content: so the certificate is
-the same on every machine, and need not be distributed before the fleet is there.
+The authority's key is derived, and an Ed25519 signature depends only on key and content: so the certificate
+is the same on every machine, and need not be distributed before the fleet is there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def authority(secret: str) -> str:
         from cryptography.hazmat.primitives.serialization import Encoding
     except ImportError as error:
         raise missing(error) from error
-    return _authority(secret)[1].public_bytes(Encoding.PEM).decode()
+    encoded: bytes = _authority(secret)[1].public_bytes(Encoding.PEM)
+    return encoded.decode()
 
 
 def node_certificate(secret: str, host: str) -> NodeCertificate:

@@ -102,8 +102,8 @@ def _needs(spec: ModelSpec, config: Config, environ: Mapping[str, str]) -> Plann
     except LlamasupError as error:
         raise ConfigInvalid(
             f"What the model {spec.id!r} needs cannot be computed on this machine: {error.message}",
-            remedy=f"Set cpus, gpus and memory under `fleet: models: {spec.id}:`, or deploy from a machine that "
-            "has the file and a llama-server.",
+            remedy=f"Set cpus, gpus and memory under `fleet: models: {spec.id}:`, or deploy from a machine "
+            "that has the file and a llama-server.",
         ) from error
     threads = plan.argv[plan.argv.index("--threads") + 1] if "--threads" in plan.argv else "1"
     devices = 0 if plan.device == "CPU" else len(plan.memory.free.names)
@@ -111,8 +111,8 @@ def _needs(spec: ModelSpec, config: Config, environ: Mapping[str, str]) -> Plann
 
 
 def deploy(path: Path, environ: Mapping[str, str] = os.environ) -> Mapping[str, Any]:
-    """Deploy the models, wait until Serve has applied it, and return ``status``. An update replaces the replicas
-    of models that changed one after another. Raises ConfigInvalid and FleetUnusable.
+    """Deploy the models, wait until Serve has applied it, and return ``status``. An update replaces the
+    replicas of changed models one after another. Raises ConfigInvalid and FleetUnusable.
     """
     config = load(path, environ)
     application = _application(path, config, environ, create_secret=True)

@@ -1,4 +1,4 @@
-"""Which nodes a fleet has, and what its fronts wait for (pure; the Serve deployment ``Directory`` owns it)."""
+"""Which nodes a fleet has, and what its fronts wait for (pure; the deployment ``Directory`` owns it)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Sn
 __all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
 
 GONE_AFTER_S: Final = 30.0
-"""A node reports each second, unless its machine or Ray is very busy. Long, because fronts end the requests of a node
-that is not listed; they see by themselves, in seconds, that a node does not answer.
+"""A node reports each second, unless its machine or Ray is very busy. Long, because fronts end the requests of
+a node that is not listed; they see by themselves, in seconds, that a node does not answer.
 """
 SETTLED_AFTER_S: Final = 5.0
 """By then, each node has reported to a directory that was started again."""
@@ -48,8 +48,8 @@ class DirectoryTable:
         return True
 
     def leave(self, report: NodeReport, now_s: float) -> None:
-        """The node takes no new requests. A directory that has just started learns of the node only now, while
-        fronts may still send it requests.
+        """The node takes no new requests. A directory that has just started learns of the node only now,
+        while fronts may still send it requests.
         """
         self._nodes[report.name] = report, now_s
         self._leaving.add(report.name)

@@ -21,7 +21,8 @@ __all__ = ["as_front"]
 def as_front(options: ServeOptions, directory: str, environ: Mapping[str, str]) -> ServeOptions:
     """``options`` for a front of the fleet with this directory. Raises ConfigInvalid without its secret."""
     initial, read, adjust = options.initial_config, options.config, options.adjust
-    assert initial is not None and initial.fleet is not None
+    assert initial is not None
+    assert initial.fleet is not None
     secret = fleet_secret(initial.fleet, environ)
     return replace(
         options,

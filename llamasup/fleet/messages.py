@@ -6,13 +6,23 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-__all__ = ["POLL_PATH", "POLL_S", "SIGNATURE", "FleetNode", "ListedModel", "NodeLoad", "NodeReport", "Poll", "Snapshot"]
+__all__ = [
+    "POLL_PATH",
+    "POLL_S",
+    "SIGNATURE",
+    "FleetNode",
+    "ListedModel",
+    "NodeLoad",
+    "NodeReport",
+    "Poll",
+    "Snapshot",
+]
 
 POLL_PATH = "/fleet/v1/poll"
 SIGNATURE = "x-llamasup-signature"
 POLL_S = 20.0
-"""How long the directory holds a poll without news. Proxies between two machines often end a connection after 30
-or 60 s without bytes."""
+"""How long the directory holds a poll without news. Proxies between two machines often end a connection after
+30 or 60 s without bytes."""
 
 
 class NodeLoad(Struct, frozen=True):
@@ -55,8 +65,8 @@ class ListedModel(Struct, frozen=True):
 
 
 class Poll(Struct, frozen=True):
-    """A front asks for a snapshot with another version than ``seen``. ``wanted``: how many of its requests wait
-    for a model without nodes.
+    """A front asks for a snapshot with another version than ``seen``. ``wanted``: how many of its requests
+    wait for a model without nodes.
     """
 
     front: str

@@ -33,16 +33,24 @@ class NodeFiles(Struct, frozen=True):
 
 
 def node_config(
-    written: Mapping[str, Any], *, folder: str, model: str, source: str, aliases: tuple[str, ...], files: NodeFiles
+    written: Mapping[str, Any],
+    *,
+    folder: str,
+    model: str,
+    source: str,
+    aliases: tuple[str, ...],
+    files: NodeFiles,
 ) -> bytes:
-    """``written``: the fleet's config as a mapping; ``folder``: where it is, for relative paths. ``source``: the
-    model's file, ``org/repo:quant`` or URL.
+    """``written``: the fleet's config as a mapping; ``folder``: where it is, for relative paths. ``source``:
+    the model's file, ``org/repo:quant`` or URL.
 
     The model is loaded at the start and stays loaded: Serve decides how many replicas there are.
     """
     kept = {key: written[key] for key in _KEPT if key in written}
     entries = written.get("models") or {}
-    rules = {name: _absolute(entry, ModelEntry, folder) for name, entry in entries.items() if set(name) & set("*?")}
+    rules = {
+        name: _absolute(entry, ModelEntry, folder) for name, entry in entries.items() if set(name) & set("*?")
+    }
     own = _absolute(entries.get(model) or {}, ModelEntry, folder)
     own = {key: value for key, value in own.items() if key not in _MODEL_FILES}
     entry = {**own, _key_of(source): source, "aliases": list(aliases), "preload": True, "ttl": "never"}

@@ -33,8 +33,8 @@ _ANSWER_S = 5.0  # of the control API on this machine
 
 
 class NodeSpec(Struct, frozen=True):
-    """What each node of one model gets. ``written``: the fleet's config as JSON; ``keys``: lines of a key file
-    with the keys that clients may use at a node.
+    """What each node of one model gets. ``written``: the fleet's config as JSON; ``keys``: lines of a key
+    file with the keys that clients may use at a node.
     """
 
     model: str
@@ -84,9 +84,7 @@ class NodeProcess:
             raise
         trust = ssl.create_default_context(cadata=authority(self._spec.secret))
         # Without a key for all requests: those of clients have their own, or are refused.
-        self._client = httpx.AsyncClient(
-            base_url=self.url, verify=trust, timeout=_ANSWER_S, trust_env=False
-        )
+        self._client = httpx.AsyncClient(base_url=self.url, verify=trust, timeout=_ANSWER_S, trust_env=False)
 
     def _write_files(self) -> Path:
         spec = self._spec
@@ -119,7 +117,10 @@ class NodeProcess:
                 self._note(msgspec.json.decode(line))
         code = await child.wait()
         if not self._started.done():
-            message = self._failure or f"llamasup ended with exit code {code}; its messages are in the log of the actor"
+            message = (
+                self._failure
+                or f"llamasup ended with exit code {code}; its messages are in the log of the actor"
+            )
             self._started.set_exception(ServerFailed(message, cause="node_failed", exit_code=code or 75))
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -129,7 +130,9 @@ class NodeProcess:
             case {"event": "failed", "message": str(message), "remedy": str(remedy)}:
                 self._failure = f"{message} {remedy}".strip()
                 if not self._started.done():
-                    self._started.set_exception(ServerFailed(self._failure, cause="node_failed", exit_code=75))
+                    self._started.set_exception(
+                        ServerFailed(self._failure, cause="node_failed", exit_code=75)
+                    )
 
     @property
     def exit_code(self) -> int | None:
@@ -147,7 +150,9 @@ class NodeProcess:
         model = await self._model()
         if model["state"] == "failed":
             raise ServerFailed(
-                self._failure or f"The model {self._spec.model!r} has failed.", cause="node_failed", exit_code=75
+                self._failure or f"The model {self._spec.model!r} has failed.",
+                cause="node_failed",
+                exit_code=75,
             )
 
     async def load(self) -> NodeLoad:
@@ -162,7 +167,7 @@ class NodeProcess:
         key = {"authorization": f"Bearer {control_key(self._spec.secret)}"}
         answer = await self._client.get("/llamasup/v1/status", headers=key)
         answer.raise_for_status()
-        models = {model["id"]: model for model in answer.json()["models"]}
+        models: dict[str, Mapping[str, Any]] = {model["id"]: model for model in answer.json()["models"]}
         return models[self._spec.model]
 
     async def stream(

@@ -13,8 +13,8 @@ __all__ = ["PlannedNeeds", "actor_options", "are_given"]
 
 
 class PlannedNeeds(Struct, frozen=True):
-    """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own memory
-    that the plan uses. ``threads``: those that compute.
+    """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own
+    memory that the plan uses. ``threads``: those that compute.
     """
 
     host_bytes: int

@@ -17,8 +17,8 @@ LOAD: Final = "load"
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
-    """``target``: the part of its slots that a replica should have busy. 0 only without any request, so that the
-    last replica does not go while it writes a long answer.
+    """``target``: the part of its slots that a replica should have busy. 0 only without any request, so that
+    the last replica does not go while it writes a long answer.
     """
     total = sum(loads)
     # A sum of floats must not ask for one replica more than the exact value.
@@ -32,6 +32,6 @@ class ScaleByLoad:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is a state, which it needs not."""
+        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is a state, here always empty."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         return replicas_for(metrics.get(LOAD, {}).values(), self._target), {}

@@ -1,8 +1,8 @@
 """What the members of a fleet derive from its one secret (pure).
 
 A node accepts requests with ``node_key``, and the control API with ``control_key``, which no other machine
-uses. A front shows the directory ``directory_key``. The directory signs its answers, because the way to it may
-be plain http: an attacker there can neither invent nodes nor learn the key for them.
+uses. A front shows the directory ``directory_key``. The directory signs its answers, because the way to it
+may be plain http: an attacker there can neither invent nodes nor learn the key for them.
 """
 
 from __future__ import annotations

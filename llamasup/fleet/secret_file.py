@@ -28,7 +28,7 @@ def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = Fal
     except FileNotFoundError:
         if not create:
             raise ConfigInvalid(
-                f"The secret of the fleet is missing: {str(path)!r} does not exist, and ${VARIABLE} is not set.",
+                f"The secret of the fleet is missing: {str(path)!r} does not exist, and ${VARIABLE} is unset.",
                 remedy="Copy the file from the machine that ran `llamasup fleet deploy`, with mode 0600.",
             ) from None
         secret = secrets.token_urlsafe(32)
@@ -59,7 +59,7 @@ def _checked(secret: str, what: str) -> str:
     if not _SECRET.fullmatch(secret):
         raise ConfigInvalid(
             f"{what} has {len(secret)} characters, or characters that are not printable ASCII.",
-            remedy="A secret of a fleet is one line of 32 to 1,024 printable characters without blanks, such as "
-            "the output of `openssl rand -base64 32`.",
+            remedy="A secret of a fleet is one line of 32 to 1,024 printable characters without blanks, such "
+            "as the output of `openssl rand -base64 32`.",
         )
     return secret

@@ -80,6 +80,7 @@ class Peers:
         self.routes: Mapping[str, NodeRoute] = {}
         """By exact name."""
         self.index = NameIndex({})
+        self._waiting: dict[str, int] = {}  # as the membership knows it
         self._idle = asyncio.Event()
         self._stopping = False
         self._heard: set[str] = set()  # nodes that were asked at least once
@@ -243,6 +244,7 @@ class Peers:
             served = self._shared(id_, model) if group.is_local else model
             routes |= dict.fromkeys(group.model.names, NodeRoute(group.model, served))
         for id_ in self._models.keys() - ids:
+            self._waiting.pop(id_, None)
             self._models.pop(id_).close(
                 Unavailable(404, f"The model {id_!r} does not exist any more", "invalid_request_error")
             )
@@ -296,9 +298,11 @@ class Peers:
 
     def _tell_wanted(self, model: RemoteModel) -> None:
         """A source that starts nodes knows the requests that wait for one, also after a node went away."""
-        if model.group.expected is not None:
-            waiting = 0 if model.is_warm else len(model.queue)
-            self.membership.wanted(model.group.model.id, waiting)
+        id_ = model.group.model.id
+        waiting = 0 if model.is_warm else len(model.queue)
+        if model.group.expected is not None and waiting != self._waiting.get(id_, 0):
+            self._waiting[id_] = waiting
+            self.membership.wanted(id_, waiting)
 
     def _is_urgent(self, name: str) -> bool:
         return any(name in model.group.nodes and model.awaits_load for model in self._models.values())

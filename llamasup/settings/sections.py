@@ -224,9 +224,7 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
     ] = None
     memory: Annotated[
         Size | None,
-        Setting(
-            SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"
-        ),
+        Setting(SizeText(percent=False), "The main memory that Ray reserves for a replica.", "from the plan"),
     ] = None
 
 
@@ -259,14 +257,17 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = "auto"
     min_replicas: Annotated[
-        int, Setting(Integer(0, 10_000), "The least number of replicas of each model. 0: none without requests.")
+        int,
+        Setting(Integer(0, 10_000), "The least number of replicas of each model. 0: none without requests."),
     ] = 0
     max_replicas: Annotated[
         int, Setting(Integer(1, 10_000), "The largest number of replicas of each model.")
     ] = 1
     target_load: Annotated[
         int,
-        Setting(Integer(1, 100), "The percentage of its slots that a replica should have busy; else more start."),
+        Setting(
+            Integer(1, 100), "The percentage of its slots that a replica should have busy; else more start."
+        ),
     ] = 80
     upscale_after_s: Annotated[
         float, Setting(Time(), "How long the load must be above the target before replicas start.")
@@ -281,8 +282,8 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
         bool,
         Setting(
             Boolean(),
-            "During an update, start new replicas before old ones stop. Needs free resources for all of them: "
-            "without those, the update waits.",
+            "During an update, start new replicas before old ones stop. Without free resources for all of "
+            "them, the update waits.",
         ),
     ] = False
     models: Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -50,6 +49,12 @@ class Outcome:
         self.complete = 0
         self.cut: list[str] = []  # streams that began and ended with an error event
         self.refused: list[str] = []
+
+    async def served(self, more: int) -> None:
+        """Wait for so many more complete answers, or a refused request."""
+        wanted = self.complete + more
+        while self.complete < wanted and not self.refused:  # noqa: ASYNC110 - the clients only count
+            await asyncio.sleep(0.05)
 
 
 class Rig:
@@ -150,14 +155,19 @@ class Rig:
         """Ask again until it holds; ``holds`` runs in a thread, because Ray's functions block."""
         deadline_s = time.monotonic() + 2 * PATIENCE_S
         while not await asyncio.to_thread(holds):
-            assert time.monotonic() < deadline_s, f"{what} did not come: {await asyncio.to_thread(self.status)}"
+            assert time.monotonic() < deadline_s, (
+                f"{what} did not come: {await asyncio.to_thread(self.status)}"
+            )
             await asyncio.sleep(0.2)
 
     def client(self) -> Any:
         import openai
 
         return openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{self.front_port}/v1", api_key="any", max_retries=0, timeout=PATIENCE_S * 2
+            base_url=f"http://127.0.0.1:{self.front_port}/v1",
+            api_key="any",
+            max_retries=0,
+            timeout=PATIENCE_S * 2,
         )
 
     async def load(self, outcome: Outcome, ends: asyncio.Event, *, tokens: int = 60) -> None:
@@ -215,6 +225,6 @@ def llama_servers_below(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
-            if "llama-server" in os.path.basename(child.exe()):
+            if "llama-server" in Path(child.exe()).name:
                 found.append(child)
     return found

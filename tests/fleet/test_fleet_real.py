@@ -1,6 +1,6 @@
 """A fleet on a real Ray cluster with real llama-servers, used by the openai client through a front.
 
-The tests use one cluster, since it takes half a minute to start. Each begins at no replica or waits for what it needs.
+The tests use one cluster, since it takes half a minute to start. Each waits for what it needs.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def test_update_replaces_replicas_without_a_failed_request(rig: Rig) -> None:
                 lambda: (now := {node["name"] for node in rig.status()["nodes"]}) and not now & before,
                 "new nodes in place of the old ones",
             )
-            served = outcome.complete
-            while outcome.complete < served + 5 and not outcome.refused:
-                await asyncio.sleep(0.05)
+            await outcome.served(5)
             ends.set()
         assert (outcome.cut, outcome.refused) == ([], [])
 
@@ -90,9 +88,7 @@ def test_requests_continue_while_head_restarts(rig: Rig) -> None:
             tasks.create_task(rig.load(outcome, ends))
             await rig.until(lambda: rig.status()["nodes"], "a node")
             rig.restart_head()  # here: the kernel ends Ray's processes with the thread that started them
-            served = outcome.complete
-            while outcome.complete < served + 5 and not outcome.refused:
-                await asyncio.sleep(0.05)
+            await outcome.served(5)
             await rig.until(lambda: rig.status()["application"] == "RUNNING", "Serve after the restart")
             ends.set()
         assert (outcome.cut, outcome.refused) == ([], [])
@@ -135,9 +131,7 @@ def test_z_death_of_a_node_costs_only_the_streams_that_it_served(rig: Rig) -> No
             node = await asyncio.to_thread(rig.node_of_replica)
             assert node is not None
             await asyncio.to_thread(rig.kill_node, node)
-            served = outcome.complete
-            while outcome.complete < served + 10 and not outcome.refused:
-                await asyncio.sleep(0.05)
+            await outcome.served(10)
             ends.set()
         assert outcome.refused == []
         assert len(outcome.cut) <= clients  # a client has one stream at a time, and each says why it ended

@@ -389,3 +389,35 @@ def test_url_of_a_node_has_its_port() -> None:
 def test_only_https_has_a_context() -> None:
     assert tls_of(Peer("a", "http://[::1]:8080")) is None
     assert tls_of(Peer("a", "https://desk.example.net")) is not None
+
+
+@async_test
+async def test_same_number_of_waiting_requests_is_reported_once() -> None:
+    from llamasup.queueing.request_queue import QueueEntry
+    from tests.peers.test_shared_model import Waits
+
+    membership = OnDemand()
+    async with fleet_of(membership=membership) as fleet:
+        model = fleet.peers.model("big")
+        assert model is not None
+        entry = QueueEntry(Waits(), 0.0, 2)
+        assert model.queue.enter(entry) is None
+        fleet.peers.refresh()
+        assert membership.asked == [("big", 1)]
+        model.queue.leave(entry)
+
+
+@async_test
+async def test_leaving_node_gets_no_new_request_and_keeps_those_it_has() -> None:
+    async with fleet_of(PlayedNode()) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
+        model = fleet.peers.model("tale")
+        assert model is not None
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        (peer,) = fleet.membership.current()
+        fleet.membership.replace((msgspec.structs.replace(peer, leaving=True),))
+        await fleet.until(lambda: not model.is_warm)
+        assert isinstance(model.lease(infers=True), Unavailable)
+        assert not lease.endpoint.closed
+        lease.release()

@@ -92,7 +92,8 @@ def _show(shown: Mapping[str, Any], *, json: bool) -> None:
         (
             model["deployment"].removeprefix("model-"),
             model["status"].lower(),
-            ", ".join(f"{count} {state.lower()}" for state, count in model["replicas"].items()) or "no replica",
+            ", ".join(f"{count} {state.lower()}" for state, count in model["replicas"].items())
+            or "no replica",
             model["message"],
         )
         for model in shown["models"]
