@@ -1,7 +1,7 @@
 """Models on a Ray cluster: each replica of a Ray Serve deployment is a llamasup on its node.
 
-Ray places, starts, checks, scales and replaces the replicas. No request of a client passes through Ray:
-fronts (``llamasup serve`` with ``fleet:``) take the addresses of the nodes from the directory (``directory.py``).
+Ray places, starts, checks, scales and replaces the replicas. No request of a client passes through Ray: the
+fronts (``llamasup serve`` with ``fleet:``) take the addresses of the nodes from the directory.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ DIRECTORY = "directory"
 
 _REPORT_S = 1.0
 _LEAVE_S = SETTLED_AFTER_S + 3.0
-"""How long a node that ends waits at most until all fronts know it, also if the directory has just started."""
+"""How long a node that ends waits at most until all fronts know it, also if the directory just started."""
 _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
@@ -107,8 +107,8 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
 def _versioned(deployment: serve.Deployment, *parts: bytes) -> serve.Deployment:
     """``deployment`` with a version of its content and of llamasup.
 
-    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without a change. No
-    public option sets it; ``serve deploy`` sets the versions itself.
+    Without one, ``serve.run`` (2.60) replaces all replicas at each deployment, also those without changes.
+    No public option sets it; ``serve deploy`` sets the versions itself.
     """
     deployment._version = hashlib.sha256(b"\0".join((__version__.encode(), *parts))).hexdigest()[:16]
     return deployment

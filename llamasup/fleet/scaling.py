@@ -32,6 +32,6 @@ class ScaleByLoad:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value is a state, here always empty."""
+        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value, a state, is always empty."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         return replicas_for(metrics.get(LOAD, {}).values(), self._target), {}

@@ -28,7 +28,7 @@ def fleet_secret(fleet: Fleet, environ: Mapping[str, str], *, create: bool = Fal
     except FileNotFoundError:
         if not create:
             raise ConfigInvalid(
-                f"The secret of the fleet is missing: {str(path)!r} does not exist, and ${VARIABLE} is unset.",
+                f"There is no secret of the fleet: {str(path)!r} does not exist, and ${VARIABLE} is unset.",
                 remedy="Copy the file from the machine that ran `llamasup fleet deploy`, with mode 0600.",
             ) from None
         secret = secrets.token_urlsafe(32)

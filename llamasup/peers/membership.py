@@ -65,7 +65,7 @@ class Membership(Protocol):
         ...
 
     def wanted(self, model: str, waiting: int) -> None:
-        """``waiting`` requests wait for ``model``, which no node serves. Called when the number changes; 0: the
-        last one has gone, or a node serves. Must return at once.
+        """``waiting`` requests wait for ``model``, which no node serves. Called when the number changes; 0:
+        the last one has gone, or a node serves. Must return at once.
         """
         ...

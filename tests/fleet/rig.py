@@ -33,7 +33,7 @@ fleet:
   ray: {ray}
   key_file: fleet.key
   directory: http://127.0.0.1:{serve}
-  max_replicas: 2
+  max_replicas: {replicas}
   upscale_after: 1s
   downscale_after: 4s
   idle_after: {idle}s
@@ -60,14 +60,13 @@ class Outcome:
 class Rig:
     """One CPU on each Ray node, so that each node has room for one replica."""
 
-    def __init__(self, folder: Path, runtime: str) -> None:
+    def __init__(self, folder: Path, runtime: str, *, replicas: int = 2) -> None:
+        self._replicas = replicas
         self.folder = folder
         self.config = folder / "config.yaml"
         self._runtime = runtime
         self._serve_port, self.front_port = free_port(), free_port()
         self._front: subprocess.Popen[bytes] | None = None
-        self._ctx = 512
-        self._idle_s = 3
 
     # --- life -------------------------------------------------------------------------------------------
 
@@ -113,6 +112,7 @@ class Rig:
             serve=self._serve_port,
             ray=self.cluster.address,
             ctx=ctx,
+            replicas=self._replicas,
             idle=idle_s,
         )
         self.config.write_text(text)
@@ -139,12 +139,16 @@ class Rig:
         return deploy.status(self.config)
 
     def nodes_of_front(self) -> list[Mapping[str, Any]]:
-        command = [sys.executable, "-m", "llamasup", "status", "--json", "--pid", str(self._front_pid)]
+        command = [sys.executable, "-m", "llamasup", "status", "--json", "--pid", str(self.front_pid)]
         shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         return list(shown["nodes"])
 
     @property
-    def _front_pid(self) -> int:
+    def serve_url(self) -> str:
+        return f"http://127.0.0.1:{self._serve_port}"
+
+    @property
+    def front_pid(self) -> int:
         assert self._front is not None
         return self._front.pid
 

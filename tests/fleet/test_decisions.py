@@ -108,7 +108,7 @@ def test_secret_of_the_environment_needs_no_file(tmp_path: Path) -> None:
 def test_missing_open_or_short_secrets_are_refused_without_showing_them(tmp_path: Path) -> None:
     path = tmp_path / "fleet.key"
     fleet = Fleet(key_file=path)
-    with pytest.raises(ConfigInvalid, match="is missing"):
+    with pytest.raises(ConfigInvalid, match="no secret"):
         fleet_secret(fleet, {})
     path.write_text("short-secret")
     path.chmod(0o644)

@@ -108,7 +108,7 @@ def test_command_shows_models_and_nodes(rig: Rig) -> None:
 def test_serves_own_address_refuses_without_a_key_and_serves_with_one(rig: Rig) -> None:
     from llamasup.fleet.secret import node_key
 
-    url = f"http://127.0.0.1:{rig._serve_port}/v1/chat/completions"
+    url = f"{rig.serve_url}/v1/chat/completions"
     body = {"model": "gpt-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     key = node_key((rig.folder / "fleet.key").read_text().strip())
     with httpx.Client(timeout=120) as client:
