@@ -1,9 +1,9 @@
-"""Measures a fleet on a real Ray cluster: the cost of a request and a chunk at the front, and at Serve's address.
+"""Measures a fleet on a real Ray cluster: a request and a chunk at the front, and at Serve's own address.
 
 scripts/test_fleet makes the environment: .venv-fleet/bin/python scripts/bench_fleet.py [--write]
 
-CPU time of processes, with the tiny model, whose answers cost llama-server almost nothing. All processes share
-the cores of this machine, so compare rows of one run only.
+CPU time of processes, with the tiny model, whose answers cost llama-server almost nothing. All processes have
+the cores of this machine in common, so compare rows of one run only.
 """
 
 from __future__ import annotations

@@ -291,10 +291,14 @@ def plot(rows: Sequence[Row]) -> str:
         f'<text x="{left}" y="14">Share of cached prompt tokens by the number of nodes (1,000 models)</text>',
     ]
     for share in (0, 0.25, 0.5, 0.75, 1):
-        parts.append(f'<path d="M{left} {y(share):.0f}H{x(most):.0f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y(share) + 4:.0f}" text-anchor="end">{share:.0%}</text>')
-    for nodes in sorted({r.nodes for r in rows}):
-        parts.append(f'<text x="{x(nodes):.0f}" y="{height - 16}" text-anchor="middle">{nodes}</text>')
+        parts += [
+            f'<path d="M{left} {y(share):.0f}H{x(most):.0f}" stroke="#ddd"/>',
+            f'<text x="{left - 8}" y="{y(share) + 4:.0f}" text-anchor="end">{share:.0%}</text>',
+        ]
+    parts += [
+        f'<text x="{x(nodes):.0f}" y="{height - 16}" text-anchor="middle">{nodes}</text>'
+        for nodes in sorted({r.nodes for r in rows})
+    ]
     for colour, rule in zip(("#1b6ca8", "#b5651d"), dict.fromkeys(r.rule for r in rows), strict=True):
         own = [r for r in rows if r.rule == rule]
         line = " ".join(f"{x(r.nodes):.0f},{y(r.cached):.0f}" for r in own)

@@ -7,6 +7,7 @@ fronts (``llamasup serve`` with ``fleet:``) take the addresses of the nodes from
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,6 +21,5 @@ def app(arguments: Mapping[str, Any]) -> Application:
 
     Raises ConfigInvalid and FleetUnusable.
     """
-    from llamasup.fleet.deploy import built  # here, because only this needs Ray
-
-    return built(arguments)
+    # By its name: the package itself needs neither Ray nor the modules with effects.
+    return import_module("llamasup.fleet.deploy").built(arguments)

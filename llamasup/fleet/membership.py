@@ -7,7 +7,6 @@ directory, so its end is no reason to refuse them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from typing import Final
@@ -108,10 +107,11 @@ class FleetMembership:
             if asking.done():
                 self._apply(asking.result())
         finally:
-            for task in (asking, wanting):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, ValueError):
-                    await task
+            asking.cancel()
+            wanting.cancel()
+            await asyncio.wait({asking, wanting})  # so that a cancellation of this task passes
+            if not asking.cancelled():
+                asking.exception()  # marks it as retrieved
 
     async def _ask(self, client: httpx.AsyncClient) -> Snapshot:
         nonce = secrets.token_hex(16)

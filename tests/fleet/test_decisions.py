@@ -238,7 +238,7 @@ def test_paths_of_the_node_and_lists_of_paths_are_kept() -> None:
             "m": {
                 "repo": "org/m",
                 "mmproj": "~/proj.gguf",
-                "lora": ["a.gguf", "/b.gguf"],
+                "loras": ["a.gguf", "/b.gguf"],
                 "unknown": "x",
                 "threads": 1,
             },
@@ -248,6 +248,7 @@ def test_paths_of_the_node_and_lists_of_paths_are_kept() -> None:
     content = node_config(written, folder="/srv", model="m", source="org/m", aliases=(), files=FILES)
     entry = json.loads(content)["models"]["m"]
     assert entry["mmproj"] == "~/proj.gguf"
+    assert entry["loras"] == ["/srv/a.gguf", "/b.gguf"]
     assert entry["unknown"] == "x"
 
 

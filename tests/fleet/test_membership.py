@@ -1,0 +1,138 @@
+"""What a front knows of a fleet, from a played directory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from llamasup.fleet.membership import FleetMembership
+from llamasup.fleet.messages import SIGNATURE, FleetNode, ListedModel, Poll, Snapshot
+from llamasup.fleet.secret import directory_key, signature
+from tests.async_tests import async_test
+from tests.patience import PATIENCE_S
+
+SECRET = "s" * 40
+NODE = FleetNode("tiny@a", "https://192.0.2.1:1", "tiny")
+
+
+class PlayedDirectory:
+    """Answers a poll when the snapshot is another one than the front has seen."""
+
+    def __init__(self) -> None:
+        self.snapshot = Snapshot(1, True, "PEM", (), (ListedModel("tiny"),))
+        self.signed_with = SECRET
+        self.status = 200
+        self.polls: list[Poll] = []
+        self.keys: set[str] = set()
+        self.news = asyncio.Event()
+        self.url = ""
+
+    def publish(self, *nodes: FleetNode, settled: bool = True) -> None:
+        before = self.snapshot
+        self.snapshot = Snapshot(before.version + 1, settled, "PEM", nodes, before.models)
+        self.news.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
+            poll = msgspec.json.decode(await reader.readexactly(int(fields["content-length"])), type=Poll)
+            self.keys.add(fields["authorization"])
+            self.polls.append(poll)
+            while self.status == 200 and poll.seen == self.snapshot.version:
+                self.news.clear()
+                await self.news.wait()
+            body = msgspec.json.encode(self.snapshot)
+            signed = signature(self.signed_with, poll.nonce, body)
+            writer.write(
+                f"HTTP/1.1 {self.status} X\r\n{SIGNATURE}: {signed}\r\nConnection: close\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n".encode()
+                + body
+            )
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def front_of(directory: PlayedDirectory) -> AsyncIterator[FleetMembership]:
+    server = await asyncio.start_server(directory.serve, "127.0.0.1", 0)
+    directory.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    membership = FleetMembership(directory.url, SECRET)
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(membership.run())
+        yield membership
+        running.cancel()
+    directory.status = 500  # polls end
+    directory.news.set()
+    server.close()
+    await server.wait_closed()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event of its own
+            await asyncio.sleep(0.01)
+
+
+@async_test
+async def test_front_learns_of_models_and_then_of_nodes() -> None:
+    directory = PlayedDirectory()
+    async with front_of(directory) as membership:
+        async with asyncio.timeout(PATIENCE_S):
+            await membership.changed()
+        assert [model.id for model in membership.expected()] == ["tiny"]
+        assert membership.current() == ()
+        directory.publish(NODE)
+        async with asyncio.timeout(PATIENCE_S):
+            await membership.changed()
+        assert [peer.url for peer in membership.current()] == ["https://192.0.2.1:1"]
+        assert directory.keys == {f"bearer {directory_key(SECRET)}"}
+        assert "1 nodes" in repr(membership)
+
+
+@async_test
+async def test_model_that_is_wanted_is_reported_at_once_and_so_is_the_end_of_it() -> None:
+    directory = PlayedDirectory()
+    async with front_of(directory) as membership:
+        await until(lambda: directory.polls and directory.polls[-1].seen == 1)
+        membership.wanted("tiny", 1)
+        await until(lambda: directory.polls[-1].wanted == {"tiny": 1})
+        asked = len(directory.polls)
+        membership.wanted("tiny", 2)
+        membership.wanted("tiny", 0)
+        await until(lambda: directory.polls[-1].wanted == {})
+        assert len(directory.polls) == asked + 1, "another number of the same models waits for the next poll"
+
+
+@async_test
+async def test_answer_without_the_right_signature_changes_nothing() -> None:
+    directory = PlayedDirectory()
+    async with front_of(directory) as membership:
+        await until(membership.expected)
+        directory.signed_with = "t" * 40
+        directory.publish(NODE)
+        await until(lambda: "not signed" in membership.problem)
+        assert membership.current() == ()
+
+
+@async_test
+async def test_nodes_stay_while_the_directory_fails_and_it_is_asked_again() -> None:
+    directory = PlayedDirectory()
+    async with front_of(directory) as membership:
+        directory.publish(NODE)
+        await until(membership.current)
+        for status, problem in ((500, "HTTP status 500"), (401, "refuses the secret")):
+            directory.status = status
+            directory.news.set()
+            await until(lambda problem=problem: problem in membership.problem)  # type: ignore[misc]
+            assert len(membership.current()) == 1
+        directory.status = 200
+        directory.publish()
+        await until(lambda: not membership.current())
+        assert membership.problem == ""
