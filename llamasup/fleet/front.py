@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.secret_file import fleet_secret
+from llamasup.peers.membership import ExpectedModel
 
 if TYPE_CHECKING:
     from llamasup.config import Config
@@ -29,7 +30,14 @@ def as_front(options: ServeOptions, directory: str, environ: Mapping[str, str]) 
         config=lambda: _without_models(read()),
         initial_config=_without_models(initial),
         adjust=None if adjust is None else lambda config: _without_models(adjust(config)),
-        membership=partial(FleetMembership, directory, secret),
+        membership=partial(FleetMembership, directory, secret, _models_of(initial)),
+    )
+
+
+def _models_of(config: Config) -> tuple[ExpectedModel, ...]:
+    message = "The directory of the fleet has not answered yet"
+    return tuple(
+        ExpectedModel(rule.name, rule.aliases, message) for rule in config.rules if not rule.is_pattern
     )
 
 

@@ -47,13 +47,15 @@ def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
 
 
 class FleetMembership:
-    """A ``Membership``. ``run`` polls until it is cancelled."""
+    """A ``Membership``. ``run`` polls until it is cancelled. ``models``: those of the config, which requests may
+    name before the first poll is answered.
+    """
 
-    def __init__(self, directory: str, secret: str) -> None:
+    def __init__(self, directory: str, secret: str, models: tuple[ExpectedModel, ...] = ()) -> None:
         self._directory = directory.rstrip("/")
         self._secret = secret
         self._front = secrets.token_hex(8)
-        self._known = Known()
+        self._known = Known(expected=models)
         self._waiting: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._changed = asyncio.Event()
