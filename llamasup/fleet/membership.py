@@ -47,8 +47,8 @@ def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
 
 
 class FleetMembership:
-    """A ``Membership``. ``run`` polls until it is cancelled. ``models``: those of the config, which requests may
-    name before the first poll is answered.
+    """A ``Membership``. ``run`` polls until it is cancelled. ``models``: those of the config, which requests
+    may name before the first poll is answered.
     """
 
     def __init__(self, directory: str, secret: str, models: tuple[ExpectedModel, ...] = ()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -29,6 +30,7 @@ class PlayedDirectory:
         self.keys: set[str] = set()
         self.news = asyncio.Event()
         self.url = ""
+        self.connections = 0
 
     def publish(self, *nodes: FleetNode, settled: bool = True) -> None:
         before = self.snapshot
@@ -36,6 +38,7 @@ class PlayedDirectory:
         self.news.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             fields = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
@@ -57,6 +60,9 @@ class PlayedDirectory:
             pass
         finally:
             writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            self.connections -= 1
 
 
 @asynccontextmanager
@@ -71,6 +77,7 @@ async def front_of(directory: PlayedDirectory) -> AsyncIterator[FleetMembership]
     directory.status = 500  # polls end
     directory.news.set()
     server.close()
+    await until(lambda: not directory.connections)
     await server.wait_closed()
 
 
