@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.planning.attempts import Planner
+from llamasup.planning.drafting import no_drafts
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
@@ -330,8 +331,8 @@ class Comparison:
         changes: tuple[tuple[str, str], ...] = ()
         if plan.kv_type != "f16":
             changes += (("--cache-type-k", "f16"), ("--cache-type-v", "f16"))
-        if _drafts(plan) and self._launch.runtime.capabilities.knows("--spec-type"):
-            changes += (("--spec-type", "none"),)
+        if _drafts(plan) and (off := no_drafts(self._launch.runtime.capabilities)) is not None:
+            changes += (off,)
         return changes
 
     async def _check_quality(self, candidate: Candidate, trial: Trial) -> None:
