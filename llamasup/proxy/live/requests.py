@@ -12,8 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from datetime import UTC, datetime
 from itertools import islice
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from llamasup.errors import RequestUnknown
 from llamasup.http.heads import HttpError
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_record import AccessRecord, access_record
@@ -92,13 +95,31 @@ class LiveRequests:
         return [since_s for since_s in since if since_s]
 
     def cancel(self, request_id: str) -> tuple[LiveRequest, ...]:
-        """Cancel the requests with this id; a client may have given it to several. Returns them."""
+        """Cancel the requests with this id; a client may have given it to several. Returns them.
+
+        Raises RequestUnknown.
+        """
         cancelled = []
         for connection, one in self._of_models(self._clock()):
             if one.request.id == request_id:
                 cancelled.append(one.request)
                 connection.interrupt(_CANCELLED)
+        if not cancelled:
+            raise RequestUnknown(
+                f"No request in flight has the id {request_id[:100]!r}.",
+                remedy="It may have ended. `llamasup top` shows the requests in flight.",
+            )
         return tuple(cancelled)
+
+    async def shown(self, ended: int) -> Mapping[str, Any]:
+        """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
+        live = await self.in_flight()
+        last = list(self.last_ended(ended))
+        return {"live": msgspec.to_builtins(list(live)), "ended": msgspec.to_builtins(last)}
+
+    def shown_cancel(self, request_id: str) -> Mapping[str, Any]:
+        """As ``cancel``: the requests as the control API shows them."""
+        return {"cancelled": msgspec.to_builtins(list(self.cancel(request_id)))}
 
     def _of_models(self, now: float) -> Iterator[tuple[LiveConnection, InFlight]]:
         """The requests in flight, without those of the control API."""
