@@ -80,8 +80,8 @@ class AsyncServer:
         return await self._service.usage(by, since)
 
     async def requests(self, *, ended: int = 0) -> Mapping[str, Any]:
-        """``{"live": […], "ended": […]}``: the requests in flight, the oldest first, and the last ``ended``
-        finished ones, the newest first (docs/control.md). At most 200 are kept. Raises UsageInvalid.
+        """As ``GET requests`` of docs/control.md: the requests in flight, the oldest first, and the last
+        ``ended`` finished ones, the newest first. At most 200 are kept. Raises UsageInvalid.
         """
         if not 0 <= ended <= MAX_ENDED:
             raise UsageInvalid(f"ended={ended!r} is not a valid number.", remedy=f"Use 0 to {MAX_ENDED}.")

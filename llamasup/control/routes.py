@@ -27,6 +27,7 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
+from llamasup.control.request_updates import RequestUpdates
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
@@ -77,6 +78,7 @@ class Application:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._updates = RequestUpdates(requests)
         self._last_hour = last_hour
         self._tasks = tasks
         self._usage = usage
@@ -135,7 +137,7 @@ class Application:
         return _json(status)
 
     async def _show_events(self, request: Request) -> Response:
-        requests = self._requests if _number(request, "requests", 0, 1) else None
+        requests = self._updates if _number(request, "requests", 0, 1) else None
         self._streams.enter()
         events = event_stream(self._control_target, self._streams, requests, is_open=self._is_open(request))
         return Stream(self._streams, events, "text/event-stream")

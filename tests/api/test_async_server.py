@@ -100,7 +100,7 @@ async def test_usage_counts_the_requests_of_each_model(fake: str, tiny_model: Pa
 @in_loop
 async def test_requests_are_listed(fake: str, tiny_model: Path) -> None:
     async with serving(fake, tiny_model) as server:
-        assert await server.requests(ended=200) == {"live": [], "ended": []}
+        assert await server.requests(ended=200) == {"live": [], "ended": [], "ended_total": 0}
         await server.client.post("/v1/completions", json=TEXT, headers={"X-Request-Id": "mine"})
         (ended,) = (await server.requests(ended=1))["ended"]
         assert (ended["request_id"], ended["outcome"], ended["tokens_completion"]) == ("mine", "ok", 8)

@@ -64,9 +64,11 @@ class LiveRequests:
         self._querying = asyncio.Lock()
         self._first_tokens: dict[tuple[Endpoint, int], tuple[float, int]] = {}
 
-    async def in_flight(self) -> tuple[LiveRequest, ...]:
-        """The requests in flight, oldest first."""
-        await self._refresh()
+    async def in_flight(self, *, settled_s: float = 0.0) -> tuple[LiveRequest, ...]:
+        """The requests in flight, oldest first. llama-server is asked for the slots only if a request has had
+        its slot for ``settled_s``; without an answer, no token counts are known.
+        """
+        await self._refresh(settled_s)
         now = self._clock()
         found = self._in_flight(now)
         slots = self._slots(found)
@@ -115,7 +117,11 @@ class LiveRequests:
         """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
         live = await self.in_flight()
         last = list(self.last_ended(ended))
-        return {"live": msgspec.to_builtins(list(live)), "ended": msgspec.to_builtins(last)}
+        return {
+            "live": msgspec.to_builtins(list(live)),
+            "ended": msgspec.to_builtins(last),
+            "ended_total": self.ended_so_far,
+        }
 
     def shown_cancel(self, request_id: str) -> Mapping[str, Any]:
         """As ``cancel``: the requests as the control API shows them."""
@@ -131,13 +137,17 @@ class LiveRequests:
     def _in_flight(self, now: float) -> Sequence[InFlight]:
         return [one for _, one in self._of_models(now)]
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, settled_s: float) -> None:
         """Read the slots of the busy servers, unless the last answers are fresh."""
         async with self._querying:
             if self._clock() - self._answered_s < FRESH_S:
                 return
-            leases = (one.lease for one in self._in_flight(self._clock()))
-            endpoints = {lease.endpoint for lease in leases if lease is not None and lease.since_s}
+            now_s = self._clock()
+            leases = [one.lease for one in self._in_flight(now_s) if one.lease is not None]
+            endpoints = {lease.endpoint for lease in leases if 0.0 < lease.since_s <= now_s - settled_s}
+            if not endpoints:
+                self._answers = {}
+                return
             answers = await asyncio.gather(*map(self._query_slots, endpoints))
             answered = zip(endpoints, answers, strict=True)
             self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}

@@ -202,6 +202,17 @@ def test_two_queries_read_the_slots_once(make_rig: MakeRig) -> None:
     assert view.queries == 1
 
 
+def test_slots_of_short_requests_are_not_read_for_a_settled_view(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    view = LiveView(rig)
+    rig.begin(post(CHAT, b"{}"))
+    view.slots = [SlotProgress(3, 100, 40, 0)]
+    (short,) = rig.complete(view.live.in_flight(settled_s=3600.0))
+    assert (short.percent, view.queries) == (None, 0)
+    (settled,) = rig.complete(view.live.in_flight())  # at once: the last answer is not a fresh one
+    assert (settled.percent, view.queries) == (40.0, 1)
+
+
 def test_finished_requests_are_kept_up_to_a_limit(make_rig: MakeRig) -> None:
     rig = make_rig()
     live = LiveView(rig).live
