@@ -22,7 +22,7 @@ __all__ = ["MAX_ENDED_IN_EVENT", "REQUESTS_INTERVAL_S", "RequestUpdates", "Watch
 REQUESTS_INTERVAL_S = 1.0
 _EARLY = 0.9
 # Finished requests. A person cannot read more in a second; `ended_total` shows how many there were.
-MAX_ENDED_IN_EVENT = 50
+MAX_ENDED_IN_EVENT = 20
 # A request that is older than this gets the token counts of its slot, for which llama-server is asked.
 _SETTLED_S = 0.5
 

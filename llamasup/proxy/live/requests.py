@@ -68,9 +68,11 @@ class LiveRequests:
         """The requests in flight, oldest first. llama-server is asked for the slots only if a request has had
         its slot for ``settled_s``; without an answer, no token counts are known.
         """
-        await self._refresh(settled_s)
         now = self._clock()
         found = self._in_flight(now)
+        if await self._refresh(found, settled_s):
+            now = self._clock()
+            found = self._in_flight(now)
         slots = self._slots(found)
         shown = [self._shown(one, slots, now) for one in found]
         return tuple(sorted(shown, key=lambda request: -request.age_s))
@@ -137,22 +139,22 @@ class LiveRequests:
     def _in_flight(self, now: float) -> Sequence[InFlight]:
         return [one for _, one in self._of_models(now)]
 
-    async def _refresh(self, settled_s: float) -> None:
-        """Read the slots of the busy servers, unless the last answers are fresh."""
+    async def _refresh(self, in_flight: Sequence[InFlight], settled_s: float) -> bool:
+        """Read the slots of the busy servers, unless the last answers are fresh. False: without waiting."""
+        now_s = self._clock()
+        leases = [one.lease for one in in_flight if one.lease is not None]
+        endpoints = {lease.endpoint for lease in leases if 0.0 < lease.since_s <= now_s - settled_s}
+        if not endpoints:
+            self._answers = {}
+            return False
         async with self._querying:
-            if self._clock() - self._answered_s < FRESH_S:
-                return
-            now_s = self._clock()
-            leases = [one.lease for one in self._in_flight(now_s) if one.lease is not None]
-            endpoints = {lease.endpoint for lease in leases if 0.0 < lease.since_s <= now_s - settled_s}
-            if not endpoints:
-                self._answers = {}
-                return
-            answers = await asyncio.gather(*map(self._query_slots, endpoints))
-            answered = zip(endpoints, answers, strict=True)
-            self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
-            self._answered_s = self._clock()
-            self._remember_first_tokens()
+            if self._clock() - self._answered_s >= FRESH_S:
+                answers = await asyncio.gather(*map(self._query_slots, endpoints))
+                answered = zip(endpoints, answers, strict=True)
+                self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
+                self._answered_s = self._clock()
+                self._remember_first_tokens()
+        return True
 
     def _remember_first_tokens(self) -> None:
         """Store when each slot was first seen generating, to compute its speed."""
