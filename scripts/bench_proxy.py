@@ -54,7 +54,7 @@ CONNECTIONS = 32
 RATE_PER_S = 2000
 LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not queueing
 START_TIMEOUT_S = 30.0
-CONSOLE_DELAY_S = 0.25  # STATUS_DELAY_MS of store.js
+CONSOLE_STATUS_S = 5.0  # STATUS_BUSY_MS of store.js
 
 NGINX = """
 daemon off; master_process off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
@@ -236,7 +236,7 @@ class Starter:
 
 
 def show_requests(control: Path) -> None:
-    """Ask as the console's store.js does: one stream of events, and the status after news."""
+    """Ask as the console's store.js does: one stream of events, and now and then the status."""
     transport = httpx.HTTPTransport(uds=str(control))
     with (
         httpx.Client(transport=transport, base_url="http://llamasup/llamasup/v1", timeout=60) as client,
@@ -245,7 +245,7 @@ def show_requests(control: Path) -> None:
     ):
         asked_s = 0.0
         for line in events.iter_lines():
-            if line.startswith("data:") and time.monotonic() > asked_s + CONSOLE_DELAY_S:
+            if line.startswith("data:") and time.monotonic() > asked_s + CONSOLE_STATUS_S:
                 client.get("/status").raise_for_status()
                 asked_s = time.monotonic()
 

@@ -36,6 +36,7 @@ NAMES = {
     "NotRunning",
     "PortInUse",
     "PortNotAllowed",
+    "RequestUnknown",
     "RuntimeMissing",
     "Server",
     "ServerFailed",
