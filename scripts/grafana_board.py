@@ -174,13 +174,13 @@ ROWS: Final[Sequence[Row]] = (
         (
             Panel(
                 "State of the nodes",
-                [Query("max by (node, state) (llamasup_node_state{these})", "{{node}} {{state}}")],
+                [Query("max by (node, state) (llamasup_node_state{here})", "{{node}} {{state}}")],
                 text="Only ready nodes get requests.",
             ),
             Panel(
                 "Requests on other nodes",
                 [
-                    Query("sum by (node) (llamasup_node_in_flight{these})", "{{node}} in flight"),
+                    Query("sum by (node) (llamasup_node_in_flight{here})", "{{node}} in flight"),
                     Query("sum by (model) (llamasup_node_queued{these})", "{{model}} wait here"),
                 ],
             ),
