@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llamasup.models.access import ResolvedModel
+from llamasup.models.access import ResolvedModel, unnamed_model
 from llamasup.peers.groups import ModelGroup
 from llamasup.peers.peers import NodeRoute, Peers
 from llamasup.pool.catalog.catalog import Catalog
@@ -27,16 +27,23 @@ class NodesBackend:
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> ModelRoute | NodeRoute | Unavailable:
         if local or model is None:
-            return self._catalog.resolve(model, create=create)
+            found = self._catalog.resolve(model, create=create)
+            if model is None and not local and isinstance(found, Unavailable):
+                return Unavailable.because(unnamed_model(self._ids()))
+            return found
         route = self._peers.routes.get(model)
         if route is not None:
             return route
         if self._catalog.is_exact(model):
             return self._catalog.resolve(model)
-        found = self._peers.index.resolve(model)
-        if len(found) == 1:
-            return self._peers.routes[found[0]]
+        ids = self._peers.index.resolve(model)
+        if len(ids) == 1:
+            return self._peers.routes[ids[0]]
         return self._catalog.resolve(model, create=create)
+
+    def _ids(self) -> tuple[str, ...]:
+        here = (entry["id"] for entry in self._catalog.listing().entries())
+        return tuple(dict.fromkeys((*here, *(group.model.id for group in self._peers.groups))))
 
     def readiness(self) -> Unavailable | None:
         return self._catalog.readiness()
