@@ -15,7 +15,7 @@ class Where(StrEnum):
 
 
 class Side(Struct, frozen=True):
-    """One of the two. ``slots``: permits of the servers that serve now, 0: none serves. ``free``: those that
+    """One of the two. ``slots``: permits of the servers that serve now, 0: no server does. ``free``: how many
     are free. ``waiting``: requests in its queue. ``loads``: a server is being loaded; ``eta_s``: until it
     serves (None: not known). ``can_serve``: a request may wait there.
     """
@@ -34,7 +34,7 @@ class Choice(Struct, frozen=True):
 
 
 def choose_side(here: Side, elsewhere: Side) -> Choice:
-    """A free permit here, else one elsewhere; else the shorter queue of those that serve; else where the
+    """A free permit here, else one elsewhere; else the shorter queue of the serving sides; else where the
     model loads; else here.
     """
     if here.free:

@@ -82,8 +82,8 @@ class Peers:
         self.index = NameIndex({})
         self._idle = asyncio.Event()
         self._stopping = False
-        self._heard: set[str] = set()  # nodes that were asked at least once
-        self._all_heard = asyncio.Event()
+        self._asked: set[str] = set()  # nodes that were asked at least once
+        self._all_asked = asyncio.Event()
 
     # --- life
     async def run(self) -> None:
@@ -101,7 +101,7 @@ class Peers:
         """Wait until each node was asked once, for a limited time."""
         try:
             async with asyncio.timeout(FIRST_ANSWERS_S):
-                await self._all_heard.wait()
+                await self._all_asked.wait()
         except TimeoutError:
             pass
 
@@ -200,7 +200,7 @@ class Peers:
 
     # --- changes
     def ask_stop(self, *, now: bool) -> None:
-        """Send no more requests; ``now``: also end those that other nodes work on."""
+        """Send no more requests; ``now``: also end the ones that other nodes work on."""
         self._stopping = True
         for model in self._models.values():
             model.pause(STOPPING)
@@ -303,13 +303,13 @@ class Peers:
             if peers.get(name) != known.peer:
                 self._tasks.pop(name).cancel()
                 del self._watches[name], self._nodes[name]
-                self._heard.discard(name)
+                self._asked.discard(name)
         self.refresh()
         for peer in peers.values():
             if peer.name not in self._nodes:
                 self._watch(peer, tasks)
         self._nodes = {name: self._nodes[name] for name in peers}
-        self._hear("")
+        self._note_asked("")
 
     def _watch(self, peer: Peer, tasks: asyncio.TaskGroup) -> None:
         name = peer.name
@@ -339,13 +339,13 @@ class Peers:
             self.refresh()
         elif before != after:
             self._refresh_loads(name)
-        self._hear(name)
+        self._note_asked(name)
 
-    def _hear(self, name: str) -> None:
+    def _note_asked(self, name: str) -> None:
         if name:
-            self._heard.add(name)
-        if self._heard >= self._nodes.keys():
-            self._all_heard.set()
+            self._asked.add(name)
+        if self._asked >= self._nodes.keys():
+            self._all_asked.set()
 
 
 def _report(known: KnownNode) -> None:

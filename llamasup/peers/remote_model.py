@@ -111,7 +111,7 @@ class RemoteModel:
 
     @property
     def warm(self) -> tuple[Endpoint, ...]:
-        """Of the nodes that serve, those that did not just break a request."""
+        """Of the serving nodes, without any that just broke a request."""
         return tuple(endpoint for endpoint in self._warm if endpoint.ejected_until_s <= self._clock())
 
     def free(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
@@ -155,7 +155,7 @@ class RemoteModel:
         self.queue.changed()
 
     def close(self, why: Unavailable) -> None:
-        """No node has the model any more: end its requests, and reject those that wait."""
+        """No node has the model any more: end its requests, and reject the waiting ones."""
         self._why, self._warm, self._cold, self._only = why, (), None, None
         for name in tuple(self.endpoints):
             self._close(name, None)

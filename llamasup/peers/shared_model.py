@@ -77,6 +77,6 @@ class SharedModel:
 
 
 def _permits(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
-    """The permits, and those that are free."""
+    """The permits, and how many are free."""
     slots = sum(endpoint.slots for endpoint in endpoints)
     return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)
