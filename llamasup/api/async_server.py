@@ -146,8 +146,8 @@ class AsyncServer:
             config = await asyncio.to_thread(self._given)
             id_ = self._name_of(name)
             if id_ not in config.models:  # an alias, or a found model
-                id_ = hosted.backend.known(id_).spec.id
-            served = hosted.backend.known(id_)
+                id_ = hosted.catalog.known(id_).spec.id
+            served = hosted.catalog.known(id_)
             was_loaded = served.holds_memory
             models = {**before, id_: successor(entry, config.models.get(id_), options)}
             await hosted.check(await asyncio.to_thread(self._given.with_models, models), id_)
@@ -156,7 +156,7 @@ class AsyncServer:
                 await hosted.reload()
                 await hosted.settled(id_)
                 self._refuse_if_stopping()  # the server is ending instead
-                if was_loaded and hosted.backend.known(id_) is not served:
+                if was_loaded and hosted.catalog.known(id_) is not served:
                     await hosted.control_target.load(id_)
             except LlamasupError:
                 self._given.models = before

@@ -125,7 +125,8 @@ class Application:
 
     async def _show_metrics(self, request: Request) -> Response:
         scraped = await self._control_target.scrape()
-        text = exposition(self._metrics, self._control_target.gauges(), scraped)
+        target = self._control_target
+        text = exposition(self._metrics, target.gauges(), scraped, target.node_gauges())
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _show_status(self, request: Request) -> Response:
