@@ -57,13 +57,9 @@ function statusSoon(delay = STATUS_DELAY_MS) {
 
 // An event has only the last finished requests of a second.
 function readEndedSoon() {
-  endedTimer ||= setTimeout(async () => {
+  endedTimer ||= setTimeout(() => {
     endedTimer = 0;
-    try {
-      update({ requests: await get(`requests?ended=${ENDED_KEPT}`) });
-    } catch (error) {
-      update({ error });
-    }
+    readRequests(source);
   }, ENDED_DELAY_MS);
 }
 
@@ -116,6 +112,10 @@ async function open() {
 
 async function takeSnapshot(mine) {
   await refreshStatus();
+  await readRequests(mine);
+}
+
+async function readRequests(mine) {
   try {
     const requests = await get(`requests?ended=${ENDED_KEPT}`);
     if (mine === source) update({ requests });
