@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -16,6 +16,9 @@ from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
 from llamasup.queueing.queue_order import granted
+
+if TYPE_CHECKING:
+    from llamasup.proxy.continued_stream import ContinuedStream
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
 
@@ -80,6 +83,7 @@ class Request(msgspec.Struct, eq=False):
     slot_s: float = 0.0  # how long it held permits until now, times their number
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
     keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
+    continued_stream: ContinuedStream | None = None  # keeps its stream, so that it can be continued
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
     buffered: bool = False  # the body is buffered, whatever its size
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
@@ -196,6 +200,7 @@ def record_of(
     waited_s: float = 0.0,
     replayed: bool = False,
     context: ContextEnd | None = None,
+    continued: bool = False,
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head, key = request.head, request.key
@@ -231,6 +236,7 @@ def record_of(
         ended_s=now,
         slot_s=request.slot_s,
         tokens_estimated=request.unreported_tokens,
+        continued=continued,
     )
     if context is None:
         return record
