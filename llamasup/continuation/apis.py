@@ -14,6 +14,9 @@ from llamasup.continuation.request import Body, limited, messages_of, raw, refus
 
 __all__ = ["API_BY_ROUTE", "Api", "Joint"]
 
+_COMPLETE: Final = "the answer was complete but for its end"
+_TOOL_CALL: Final = "a tool call has begun"
+
 
 class Joint(Protocol):
     """Turns the events of the new stream into those that continue the first one."""
@@ -42,7 +45,7 @@ class _Chat:
             for choice in _choices(event):
                 delta = _object(choice, "delta")
                 if delta.get("tool_calls") or delta.get("function_call"):
-                    raise NotContinued("a tool call has begun")
+                    raise NotContinued(_TOOL_CALL)
                 _refuse_end(choice)
                 sent.opening.setdefault("chunk", event.data)
                 _note(sent, delta.get("content"), delta.get("reasoning_content"))
@@ -139,7 +142,7 @@ class _Completion:
         for event in events:
             data = _data(event)
             if data.get("stop"):
-                raise NotContinued("the answer was complete but for its end")
+                raise NotContinued(_COMPLETE)
             if "content" not in data:
                 continue  # the progress of the prompt
             sent.opening.setdefault("chunk", data)
@@ -203,14 +206,14 @@ class _Messages:
                     sent.opening[data["type"]] = data
                     block = data.get("content_block")
                     if isinstance(block, dict) and block.get("type") not in ("text", "thinking"):
-                        raise NotContinued("a tool call has begun")
+                        raise NotContinued(_TOOL_CALL)
                 case "content_block_delta":
                     delta = _object(data, "delta")
                     _note(sent, delta.get("text"), delta.get("thinking"))
                 case "content_block_stop" if sent.text:
-                    raise NotContinued("the answer was complete but for its end")
+                    raise NotContinued(_COMPLETE)
                 case "message_delta" | "message_stop":
-                    raise NotContinued("the answer was complete but for its end")
+                    raise NotContinued(_COMPLETE)
         return sent
 
     def continued(self, body: Body, sent: Sent) -> Joint:
@@ -266,16 +269,18 @@ class _Responses:
                     if _object(data, "item").get("type") != "message":
                         raise NotContinued("the answer has more than text")
                     sent.opening[data["type"]] = data
+                case "response.output_text.done" | "response.content_part.done" | "response.output_item.done":
+                    raise NotContinued(_COMPLETE)
                 case _:
                     raise NotContinued("the answer has more than text")
         return sent
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
-        if isinstance(text := value(body, "input"), str):
-            body["input"] = raw([{"role": "user", "content": text}])
-        items, _role = messages_of(body, "input")
         if not sent.is_empty:
+            if isinstance(text := value(body, "input"), str):
+                body["input"] = raw([{"role": "user", "content": text}])
+            items, _role = messages_of(body, "input")
             part = {"type": "output_text", "text": sent.text}
             begun = {"type": "message", "role": "assistant", "status": "in_progress", "content": [part]}
             body["input"] = raw([*items, begun])
@@ -287,9 +292,8 @@ class _ResponsesJoint:
         self._opening, self._pieces = sent.opening, sent.pieces
         self._response = _object(sent.opening.get("response.created", {}), "response").get("id")
         self._item = _object(sent.opening.get("response.output_item.added", {}), "item").get("id")
+        self._sent, self._is_full = sent.text, is_full
         self._text = Prefix(sent.text)
-        if is_full:
-            raise NotContinued("the answer was complete but for its end")
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
@@ -298,20 +302,25 @@ class _ResponsesJoint:
             del self._opening[kind]
             return None
         if kind == "response.output_text.delta" and isinstance(delta := data.get("delta"), str):
-            data["delta"] = self._text.beyond(delta)
+            data["delta"] = "" if self._is_full else self._text.beyond(delta)
             if not data["delta"]:
                 return None
+        response = _object(data, "response")
+        items = [_object(data, "item"), *_objects(response.get("output"))]
+        messages = [item for item in items if item.get("type") == "message"]
         if self._item is not None:
             if "item_id" in data:
                 data["item_id"] = self._item
-            for item in (data.get("item"), *_object(data, "response").get("output", ())):
-                if isinstance(item, dict) and item.get("type") == "message":
-                    item["id"] = self._item
-        response = _object(data, "response")
+            for item in messages:
+                item["id"] = self._item
+        if self._is_full:  # without the one more token
+            for part in (data, _object(data, "part"), *_parts(messages)):
+                if "text" in part:
+                    part["text"] = self._sent
         if self._response is not None and response:
             response["id"] = self._response
-        _count_all(response, "input_tokens", "output_tokens", self._pieces, is_full=False)
-        _join_timings(data, self._pieces, is_full=False)
+        _count_all(response, "input_tokens", "output_tokens", self._pieces, is_full=self._is_full)
+        _join_timings(data, self._pieces, is_full=self._is_full)
         return Event(event.name, data)
 
 
@@ -342,16 +351,21 @@ def _object(owner: Any, name: str) -> dict[str, Any]:
     return member if isinstance(member, dict) else {}
 
 
+def _objects(members: Any) -> list[dict[str, Any]]:
+    return [member for member in members if isinstance(member, dict)] if isinstance(members, list) else []
+
+
+def _parts(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [part for message in messages for part in _objects(message.get("content"))]
+
+
 def _choices(event: Event) -> list[dict[str, Any]]:
-    if event.data == "[DONE]":
-        return []
-    choices = _data(event).get("choices")
-    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+    return [] if event.data == "[DONE]" else _objects(_data(event).get("choices"))
 
 
 def _refuse_end(choice: dict[str, Any]) -> None:
     if choice.get("finish_reason"):
-        raise NotContinued("the answer was complete but for its end")
+        raise NotContinued(_COMPLETE)
 
 
 def _refuse_reasoning(sent: Sent) -> None:
