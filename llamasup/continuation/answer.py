@@ -11,6 +11,7 @@ from llamasup.http.sse import FRAMING
 
 __all__ = ["Event", "NotContinued", "Prefix", "Sent", "event_of", "events_in"]
 
+_LONGEST_TOKEN = 16  # of a text, as a rule
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -83,18 +84,27 @@ class Sent(msgspec.Struct):
 
 
 class Prefix:
-    """Removes the text that the client already has from the beginning of the new stream."""
+    """Removes the text that the client already has from the beginning of the new stream.
 
-    def __init__(self, expected: str) -> None:
-        self._expected = expected
+    Some builds (b11434) repeat it in their first event with text, and others (xllamacpp 2026.11) do not.
+    """
+
+    def __init__(self, had: str, pieces: int) -> None:
+        """``had``: the text that the client has, in so many events."""
+        self._had = had
+        self._is_one_piece = pieces == 1
 
     def beyond(self, text: str) -> str:
-        """The new part of ``text``. Raises NotContinued if it does not continue what the client has."""
-        expected = self._expected
-        if not expected:
+        """The new part of ``text``. Raises NotContinued if it repeats the begun answer with changes."""
+        had, self._had = self._had, ""
+        if not (had and text):
+            self._had = had
             return text
-        shared = min(len(expected), len(text))
-        if expected[:shared] != text[:shared]:
+        if text.startswith(had) and not (text == had and self._is_one_piece):  # else a token came twice
+            return text[len(had) :]
+        same = next(
+            (at for at, (old, new) in enumerate(zip(had, text, strict=False)) if old != new), len(text)
+        )
+        if same > _LONGEST_TOKEN or (text != had and text.startswith(had.strip() or had)):
             raise NotContinued("llama-server reads the begun answer in another way")
-        self._expected = expected[shared:]
-        return text[shared:]
+        return text

@@ -69,7 +69,8 @@ class _ChatJoint:
     def __init__(self, sent: Sent, *, is_full: bool) -> None:
         self._identity = _identity(sent.opening.get("chunk"))
         self._pieces, self._is_full = sent.pieces, is_full
-        self._text, self._reasoning = Prefix(sent.text), Prefix(sent.reasoning)
+        self._text = Prefix(sent.text, sent.pieces)
+        self._reasoning = Prefix(sent.reasoning, sent.pieces)
 
     def joined(self, event: Event) -> Event | None:
         if not isinstance(event.data, dict):
@@ -230,7 +231,7 @@ class _Messages:
 class _MessagesJoint:
     def __init__(self, sent: Sent, *, is_full: bool) -> None:
         self._opening, self._pieces, self._is_full = sent.opening, sent.pieces, is_full
-        self._text = Prefix(sent.text)
+        self._text = Prefix(sent.text, sent.pieces)
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
@@ -293,7 +294,7 @@ class _ResponsesJoint:
         self._response = _object(sent.opening.get("response.created", {}), "response").get("id")
         self._item = _object(sent.opening.get("response.output_item.added", {}), "item").get("id")
         self._sent, self._is_full = sent.text, is_full
-        self._text = Prefix(sent.text)
+        self._text = Prefix(sent.text, sent.pieces)
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
