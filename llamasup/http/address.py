@@ -23,6 +23,7 @@ __all__ = [
     "invalid_host_remedy",
     "is_local",
     "is_loopback",
+    "is_private",
 ]
 
 
@@ -164,4 +165,12 @@ def is_loopback(host: str) -> bool:
         return True
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def is_private(host: str) -> bool:
+    """Whether ``host`` is an address of a private network (RFC 1918, link-local, ULA), and not loopback."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return address.is_private and not address.is_loopback and not address.is_unspecified
     return False

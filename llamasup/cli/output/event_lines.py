@@ -365,6 +365,8 @@ def _unload_reason(reason: str, for_model: str) -> str:
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
     runtime = launch.runtime
     devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
+    if plan.workers:
+        devices += f", and the RPC workers {', '.join(plan.workers)}"
     adjusted = f" (adjusted: {plan.bounds.why})" if plan.bounds.why else ""
     return [
         ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),

@@ -1,0 +1,129 @@
+"""A relay of raw bytes between two connections, and the TLS contexts of the two ends of a tunnel.
+
+Each end of a tunnel is a llamasup and has a certificate that the other end checks. A relay holds at most one
+buffer in each direction: it reads no more before the other side has taken what was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Awaitable, Callable
+
+from llamasup.errors import ConfigInvalid
+from llamasup.llama_server.rpc.workers import TunnelFiles
+
+__all__ = ["MOST_RELAYS", "Relay", "client_context", "server_context"]
+
+MOST_RELAYS = 16
+"""Connections of one tunnel at a time. A worker serves one; a llama-server that asks opens a second."""
+CONNECT_TIMEOUT_S = 10.0
+_BUFFER_BYTES = 256 * 1024  # weights come in large pieces
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Relay:
+    """Connects each accepted connection to a new one of ``connect``, until one of the two ends.
+
+    ``on_problem`` gets the reason why a connection could not be made, and an empty text when one was.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Awaitable[Stream]], on_problem: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._connect = connect
+        self._on_problem = on_problem
+        self._open = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """For ``asyncio.start_server``. Ends both connections in any case."""
+        if self._open >= MOST_RELAYS:
+            writer.transport.abort()
+            return
+        self._open += 1
+        try:
+            await self._relay(reader, writer)
+        finally:
+            self._open -= 1
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                far_reader, far_writer = await self._connect()
+        except (OSError, TimeoutError) as error:
+            self._on_problem(_reason(error))
+            return
+        there = asyncio.ensure_future(self._copy(reader, far_writer))  # noqa: TID251 - both are owned right here
+        back = asyncio.ensure_future(self._copy(far_reader, writer))  # noqa: TID251
+        try:
+            await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
+            # What one side has sent before its end still arrives; RPC never closes only one direction.
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await asyncio.gather(far_writer.drain(), writer.drain())
+        finally:
+            there.cancel()
+            back.cancel()
+            far_writer.close()
+            writer.close()
+            await asyncio.gather(there, back, return_exceptions=True)
+            far_writer.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while piece := await reader.read(_BUFFER_BYTES):
+                self._on_problem("")
+                writer.write(piece)
+                await writer.drain()
+        except ssl.SSLError as error:  # in TLS 1.3, a refused certificate is noticed only here
+            self._on_problem(_reason(error))
+        except OSError:
+            return
+
+
+def _reason(error: OSError | TimeoutError) -> str:
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case ssl.SSLError():
+            return f"TLS fails: {(error.reason or str(error)).replace('_', ' ').lower()}"
+        case TimeoutError():
+            return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+        case _:
+            return f"it accepts no connection ({error.strerror or error})"
+
+
+def server_context(files: TunnelFiles) -> ssl.SSLContext:
+    """For the end of the worker: every client needs a certificate of ``files.ca``. Raises ConfigInvalid."""
+    return _context(ssl.PROTOCOL_TLS_SERVER, files)
+
+
+def client_context(files: TunnelFiles) -> ssl.SSLContext:
+    """For the end of llama-server: the worker's certificate is of ``files.ca`` and names its host.
+
+    Raises ConfigInvalid.
+    """
+    return _context(ssl.PROTOCOL_TLS_CLIENT, files)
+
+
+def _context(protocol: int, files: TunnelFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are llamasup
+    context.verify_mode = ssl.CERT_REQUIRED
+    for name, load in (
+        (files.ca, lambda: context.load_verify_locations(cafile=files.ca)),
+        # Without a password, OpenSSL would ask for it at the terminal.
+        (files.cert, lambda: context.load_cert_chain(files.cert, files.key, password="")),
+    ):
+        try:
+            load()
+        except OSError as error:
+            why = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or error
+            raise ConfigInvalid(
+                f"The tunnel of an RPC worker cannot use {name!r}: {why}.",
+                remedy="Give PEM files: the CA of the other end, an own certificate, and its unencrypted key.",
+            ) from error
+    return context
