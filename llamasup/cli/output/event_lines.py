@@ -14,6 +14,7 @@ from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
+from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.observability.counters import RequestRecord
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
@@ -36,11 +37,13 @@ from llamasup.supervision.events import (
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.states import State
+from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.supervision.wrap.command_line import redacted_program
 from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.text import memory_text
 
 if TYPE_CHECKING:
+    from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.serve import ServeService
 
 __all__ = ["ConsoleReporter"]
@@ -108,7 +111,7 @@ class RequestLine(Struct, frozen=True):
 class ConsoleReporter:
     """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
-    def __init__(self, view: View, service: Service | ServeService, began_s: float) -> None:
+    def __init__(self, view: View, service: Service | ServeService | RpcWorker, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
@@ -345,6 +348,11 @@ class ConsoleReporter:
         if isinstance(launch, Wrapping):
             # Without its arguments, which may contain a key (X13).
             facts = [("server", f"{redacted_program(launch.line.program)} ({launch.capabilities.version})")]
+        elif isinstance(launch, FoundWorker):
+            facts = [("server", launch.path)]
+            if isinstance(plan, WorkerPlan):
+                facts.append(("offers", f"{memory_text(plan.offered_bytes)} of RAM, and the memory of GPUs"))
+                facts += [("note", each.reason) for each in plan.reasons if each.flag in ("--mem", "-m")]
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
