@@ -30,9 +30,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     "Commands to serve models": (
         _command("run", "Serve one model in the foreground."),
         _command("serve", "Serve many models, from a config or from folders."),
-        _command(
-            "rpc-worker", "Lend the memory of this machine to another llamasup.", module="rpc_worker"
-        ),
+        _command("rpc-worker", "Lend the memory of this machine to another llamasup.", module="rpc_worker"),
         _command("wrap", "Supervise an existing llama-server command line, unchanged."),
     ),
     "Commands to manage models": (

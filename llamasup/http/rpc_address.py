@@ -19,8 +19,8 @@ _TLS = "tls://"
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})")
 _MAX_PORT = 65_535
 _REMEDY = (
-    "The protocol has neither keys nor encryption. Let the worker listen on 127.0.0.1 or on a private address, "
-    "or use a tunnel: llamasup rpc-worker --tunnel, and tls://HOST:PORT here."
+    "The protocol has neither keys nor encryption. Let the worker listen on 127.0.0.1 or on a private "
+    "address, or use a tunnel: llamasup rpc-worker --tunnel, and tls://HOST:PORT here."
 )
 
 

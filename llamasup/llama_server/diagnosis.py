@@ -205,7 +205,8 @@ _RULES: tuple[_Rule, ...] = (
     # --- the workers of one model over several machines; llama-server does not say which one it lost ---
     _rule(WORKER_LOST, r"ggml-rpc\.cpp:\d+: Remote RPC server crashed",
           "llama-server lost one of its RPC workers.", _WORKER, _GAVE_UP, recurs=False, when_ready=True),
-    _rule(WORKER_LOST, r"ggml-rpc\.cpp:\d+: (?:Failed to connect to|RPC handshake failed for) (?P<worker>\S+)",
+    _rule(WORKER_LOST,
+          r"ggml-rpc\.cpp:\d+: (?:Failed to connect to|RPC handshake failed for) (?P<worker>\S+)",
           "llama-server could not use the RPC worker {worker}.", _WORKER, _GAVE_UP, recurs=False,
           when_ready=True),
     # --- llama.cpp's own checks ---

@@ -16,7 +16,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, FolderUnusable, LlamasupError, UsageInvalid, WorkerMissing
+from llamasup.errors import (
+    BrokenRuntime,
+    DoesNotFit,
+    FolderUnusable,
+    LlamasupError,
+    UsageInvalid,
+    WorkerMissing,
+)
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -28,7 +35,6 @@ from llamasup.llama_server.rpc.workers import (
     NO_WORKERS,
     TunnelFiles,
     WorkerAnswer,
-    Workers,
     choose_workers,
     missing_error,
     name_lost,
@@ -307,7 +313,7 @@ class Planner:
         return adjustment
 
     def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
-        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks for 3 s at most."""
+        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks: 3 s at most."""
         return name_lost(diagnosis, self._ask(made.workers, again=True))
 
     def served(
@@ -467,8 +473,8 @@ class Planner:
             )
         if (settings.replicas or 1) > 1:
             raise UsageInvalid(
-                f"rpc and replicas: {settings.replicas} exclude each other: an RPC worker serves one llama-server.",
-                remedy="Leave replicas out, or serve the model under several names, each with its own workers.",
+                f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
+                remedy="Leave replicas out, or give each of several names its own workers.",
             )
         return self._ask(settings.rpc)
 

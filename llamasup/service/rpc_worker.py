@@ -37,9 +37,9 @@ from llamasup.queueing.request_queue import RequestQueue
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, Stopped, as_json
 from llamasup.supervision.failure import failure_of
+from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.supervision.states import (
     Instance,
     KillRequested,
@@ -49,6 +49,7 @@ from llamasup.supervision.states import (
     State,
     StopRequested,
 )
+from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.guardian import guarded_run_folder
 from llamasup.system.process.log_tail import LogFiles
@@ -64,7 +65,7 @@ _LONGEST_PROBE_S = 0.5
 
 
 class RpcWorkerOptions(Struct, frozen=True, kw_only=True):
-    """``tunnel``: HOST:PORT of the TLS listener; None: clients connect to ``host`` and ``port`` themselves."""
+    """``tunnel``: HOST:PORT of the TLS listener; None: clients connect to ``host`` and ``port``."""
 
     host: str = "127.0.0.1"
     port: int = 50_052
@@ -75,11 +76,17 @@ class RpcWorkerOptions(Struct, frozen=True, kw_only=True):
     ready_file: Path | None = None
     stop_timeout_s: float = 10.0
     restart: RestartPolicy = RestartPolicy()
+    liveness: LivenessPolicy = LivenessPolicy()
 
     @property
     def policy(self) -> Policy:
         # A worker has no requests to drain, and its first token is that of its llama-server.
-        return Policy(warm_up=False, stop_timeout_s=self.stop_timeout_s, restart=self.restart)
+        return Policy(
+            warm_up=False,
+            stop_timeout_s=self.stop_timeout_s,
+            restart=self.restart,
+            liveness=self.liveness,
+        )
 
 
 class WorkerPlanner:
@@ -192,9 +199,7 @@ class RpcWorker:
     in_flight = 0
     drain_timeout_s = 0.0
 
-    def __init__(
-        self, options: RpcWorkerOptions, bus: Bus, environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, options: RpcWorkerOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
         check_listen(options)
         self._tls = None
         if options.tunnel is not None:
@@ -329,7 +334,7 @@ class _Shown(TcpAddress, frozen=True):
 
 
 def check_listen(options: RpcWorkerOptions) -> None:
-    """Raises UnsafeBind for an address that strangers could reach, UsageInvalid for a tunnel without files."""
+    """Raises UnsafeBind for an address that is not private, UsageInvalid for a tunnel without files."""
     if options.tunnel is not None:
         if options.files is None:
             raise UsageInvalid(

@@ -36,9 +36,7 @@ Runtime = Annotated[
         help="llama.cpp's rpc-server, or the llama-server next to it. Env: $LLAMASUP_RUNTIME.",
     ),
 ]
-Threads = Annotated[
-    int | None, typer.Option("--threads", metavar="N", min=1, help="Number of CPU threads.")
-]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Number of CPU threads.")]
 Devices = Annotated[
     list[str] | None,
     typer.Option("--device", metavar="NAME", help="A device to offer, such as CUDA0. Repeatable."),
@@ -68,7 +66,7 @@ Cert = Annotated[
 Key = Annotated[Path | None, typer.Option("--key", help="With --tunnel: PEM file with the private key.")]
 ClientCa = Annotated[
     Path | None,
-    typer.Option("--client-ca", help="With --tunnel: PEM file of the CA that signed the clients' certificates."),
+    typer.Option("--client-ca", help="With --tunnel: PEM file of the CA of the clients' certificates."),
 ]
 
 

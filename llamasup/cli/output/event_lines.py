@@ -12,9 +12,9 @@ from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
+from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
-from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.observability.counters import RequestRecord
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan

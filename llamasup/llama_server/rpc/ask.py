@@ -48,20 +48,21 @@ def ask_workers(
     again: bool = False,
     timeout_s: float = ASK_TIMEOUT_S,
 ) -> tuple[WorkerAnswer, ...]:
-    """The answers of ``workers``, in their order, all asked at the same time. Blocks for ``timeout_s`` at most.
+    """The answers of ``workers``, in their order, all asked together. Blocks for ``timeout_s`` at most.
 
     ``again``: do not use a kept answer. ``files``: for the workers with a tunnel. Raises UsageInvalid.
     """
     now_s = time.monotonic()
-    known = {} if again else {name: _recent(runtime, name, now_s) for name in workers}
-    wanted = [name for name in workers if known.get(name) is None]
+    recent = {} if again else {name: _recent(runtime, name, now_s) for name in workers}
+    known = {name: answer for name, answer in recent.items() if answer is not None}
+    wanted = [name for name in workers if name not in known]
     endpoints = [_endpoint(name, files) for name in wanted]
     commands = [("--rpc", endpoint, "--list-devices") for endpoint in endpoints]
     results = run_runtime(runtime, environ, commands, timeout_s) if commands else ()
     for name, endpoint, result in zip(wanted, endpoints, results, strict=True):
         answer = _read(name, endpoint, result, timeout_s, TUNNELS.problem(name, files))
         known[name] = _keep(runtime, name, answer, now_s)
-    return tuple(answer for name in workers if (answer := known[name]) is not None)
+    return tuple(known[name] for name in workers)
 
 
 def _endpoint(name: str, files: TunnelFiles | None) -> str:

@@ -113,17 +113,16 @@ def _context(protocol: int, files: TunnelFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3  # both ends are llamasup
     context.verify_mode = ssl.CERT_REQUIRED
-    for name, load in (
-        (files.ca, lambda: context.load_verify_locations(cafile=files.ca)),
+    used = files.ca
+    try:
+        context.load_verify_locations(cafile=files.ca)
+        used = files.cert
         # Without a password, OpenSSL would ask for it at the terminal.
-        (files.cert, lambda: context.load_cert_chain(files.cert, files.key, password="")),
-    ):
-        try:
-            load()
-        except OSError as error:
-            why = error.strerror if not isinstance(error, ssl.SSLError) else error.reason or error
-            raise ConfigInvalid(
-                f"The tunnel of an RPC worker cannot use {name!r}: {why}.",
-                remedy="Give PEM files: the CA of the other end, an own certificate, and its unencrypted key.",
-            ) from error
+        context.load_cert_chain(files.cert, files.key, password="")
+    except OSError as error:
+        why = (error.reason or error) if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigInvalid(
+            f"The tunnel of an RPC worker cannot use {used!r}: {why}.",
+            remedy="Give PEM files: the CA of the other end, a certificate, and its unencrypted key.",
+        ) from error
     return context

@@ -1,8 +1,8 @@
 """The end of a tunnel on the side of llama-server: a loopback port that leads to a worker over mutual TLS.
 
 The relays have a thread with an event loop of their own: weights of many gigabytes pass through them, which
-would delay the streams of clients in the main loop. A port is opened at the first use and stays until llamasup
-ends, because plans and running llama-servers name it.
+would delay the streams of clients in the main loop. A port is opened at the first use and stays until
+llamasup ends, because plans and running llama-servers name it.
 """
 
 from __future__ import annotations

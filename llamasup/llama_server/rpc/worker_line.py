@@ -42,7 +42,7 @@ def read_worker_help(path: str, options: tuple[Option, ...], lines: Sequence[str
 
 
 def offered_bytes(machine: Hardware, asked_bytes: int | None) -> int:
-    """The memory of the host for the layers of others: the free memory less a reserve of 10 %, at least 1 GiB.
+    """The memory of the host for the layers of others: what is free, less a reserve of 10 %, at least 1 GiB.
 
     Raises UsageInvalid if ``asked_bytes`` is more than is free.
     """

@@ -1,7 +1,7 @@
 """The RPC workers of a model: their addresses, their answers, and which of them a start uses (pure).
 
-A worker is llama.cpp's ``rpc-server``, or leads to one through a tunnel (``tunnel.py``). It serves one client at a
-time: while a llama-server uses it, it answers no other one (b11434).
+A worker is llama.cpp's ``rpc-server``, or leads to one through a tunnel (``tunnel.py``). It serves one client
+at a time: while a llama-server uses it, it answers no other one (b11434).
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ __all__ = [
     "warnings_of",
 ]
 
+
 class TunnelFiles(Struct, frozen=True):
     """PEM files of this end of a tunnel, absolute: the CA of the other end, own certificate and key."""
 
@@ -41,7 +42,7 @@ class TunnelFiles(Struct, frozen=True):
 class WorkerAnswer(Struct, frozen=True):
     """What a worker answered. ``endpoint``: how llama-server reaches it. ``devices``: as it lists them.
 
-    ``state``: ``busy`` has a connection and no answer, as of a worker that serves another llama-server or hangs.
+    ``state``: ``busy`` connected, but no answer: it serves another llama-server, or hangs.
     ``problem``: why it does not answer.
     """
 
