@@ -137,7 +137,8 @@ _RULES: tuple[_Rule, ...] = (
           r"(?P<why>ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
           r"kIOGPUCommandBufferCallbackErrorOutOfMemory)",
           "The device ran out of memory: {why}.", _DEVICE_MEMORY, _MACHINE, when_ready=True),
-    _rule("out_of_memory_device", r"(?:unable|failed) to allocate (?P<device>(?!CPU)[A-Z]\w*\d) buffer",
+    _rule("out_of_memory_device",
+          r"(?:unable|failed) to allocate (?P<device>(?!CPU)[A-Z]\w*\d(?:\[\S+\])?) buffer",
           "{device} ran out of memory.", _DEVICE_MEMORY, _MACHINE, when_ready=True),
     _rule("out_of_memory_host", r"insufficient memory \(attempted to allocate +(?P<size>[\d.]+) MB\)",
           "The machine ran out of memory: llama-server could not allocate another {size} MB.",

@@ -313,7 +313,7 @@ class Planner:
         return adjustment
 
     def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
-        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks: 3 s at most."""
+        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks."""
         return name_lost(diagnosis, self._ask(made.workers, again=True))
 
     def served(

@@ -35,7 +35,10 @@ class _Kept(Struct, frozen=True):
     answer: WorkerAnswer
 
 
-_kept: dict[tuple[str, str], _Kept] = {}  # bounded by the config: one for each worker and runtime
+_Key = tuple[str, str, TunnelFiles | None]
+"""The runtime, the worker, and the certificates: another certificate may be refused."""
+
+_kept: dict[_Key, _Kept] = {}  # bounded by the config
 _lock = threading.Lock()
 
 
@@ -53,7 +56,7 @@ def ask_workers(
     ``again``: do not use a kept answer. ``files``: for the workers with a tunnel. Raises UsageInvalid.
     """
     now_s = time.monotonic()
-    recent = {} if again else {name: _recent(runtime, name, now_s) for name in workers}
+    recent = {} if again else {name: _recent((runtime.path, name, files), now_s) for name in workers}
     known = {name: answer for name, answer in recent.items() if answer is not None}
     wanted = [name for name in workers if name not in known]
     endpoints = [_endpoint(name, files) for name in wanted]
@@ -61,7 +64,7 @@ def ask_workers(
     results = run_runtime(runtime, environ, commands, timeout_s) if commands else ()
     for name, endpoint, result in zip(wanted, endpoints, results, strict=True):
         answer = _read(name, endpoint, result, timeout_s, TUNNELS.problem(name, files))
-        known[name] = _keep(runtime, name, answer, now_s)
+        known[name] = _keep((runtime.path, name, files), answer, now_s)
     return tuple(known[name] for name in workers)
 
 
@@ -97,22 +100,22 @@ def _read(name: str, endpoint: str, result: CommandResult, timeout_s: float, tun
     return WorkerAnswer(name, endpoint, "absent", problem=why)
 
 
-def _recent(runtime: Runtime, name: str, now_s: float) -> WorkerAnswer | None:
+def _recent(key: _Key, now_s: float) -> WorkerAnswer | None:
     with _lock:
-        kept = _kept.get((runtime.path, name))
+        kept = _kept.get(key)
     if kept is None or now_s - kept.at_s > _KEPT_S or kept.answer.state != "ready":
         return None
     return kept.answer
 
 
-def _keep(runtime: Runtime, name: str, answer: WorkerAnswer, now_s: float) -> WorkerAnswer:
+def _keep(key: _Key, answer: WorkerAnswer, now_s: float) -> WorkerAnswer:
     """Keep an answer with devices; a busy worker gets its last ones."""
     with _lock:
         if answer.devices:
-            _kept[(runtime.path, name)] = _Kept(now_s, answer)
+            _kept[key] = _Kept(now_s, answer)
             return answer
-        kept = _kept.get((runtime.path, name))
+        kept = _kept.get(key)
         if kept is not None:  # the next start asks again
-            _kept[(runtime.path, name)] = replace(kept, at_s=float("-inf"))
+            _kept[key] = replace(kept, at_s=float("-inf"))
     devices: tuple[Device, ...] = () if kept is None else kept.answer.devices
     return replace(answer, devices=devices) if answer.state == "busy" else answer

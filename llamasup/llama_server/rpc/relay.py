@@ -56,8 +56,8 @@ class Relay:
         except (OSError, TimeoutError) as error:
             self._on_problem(_reason(error))
             return
-        there = asyncio.ensure_future(self._copy(reader, far_writer))  # noqa: TID251 - both are owned right here
-        back = asyncio.ensure_future(self._copy(far_reader, writer))  # noqa: TID251
+        there = asyncio.ensure_future(_copy(reader, far_writer))  # noqa: TID251 - both are owned right here
+        back = asyncio.ensure_future(self._receive(far_reader, writer))  # noqa: TID251
         try:
             await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
             # What one side has sent before its end still arrives; RPC never closes only one direction.
@@ -70,18 +70,24 @@ class Relay:
             far_writer.close()
             writer.close()
             await asyncio.gather(there, back, return_exceptions=True)
+            if isinstance(error := far_reader.exception(), ssl.SSLError):
+                self._on_problem(_reason(error))  # in TLS 1.3, the other end refuses a certificate only now
             far_writer.transport.abort()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while piece := await reader.read(_BUFFER_BYTES):
+    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The direction in which the answers come."""
+        with contextlib.suppress(OSError):
+            if first := await reader.read(_BUFFER_BYTES):
                 self._on_problem("")
-                writer.write(piece)
-                await writer.drain()
-        except ssl.SSLError as error:  # in TLS 1.3, a refused certificate is noticed only here
-            self._on_problem(_reason(error))
-        except OSError:
-            return
+                writer.write(first)
+        await _copy(reader, writer)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(_BUFFER_BYTES):
+            writer.write(piece)
+            await writer.drain()
 
 
 def _reason(error: OSError | TimeoutError) -> str:
