@@ -21,6 +21,10 @@ MOST_RELAYS = 16
 CONNECT_TIMEOUT_S = 10.0
 _BUFFER_BYTES = 256 * 1024  # weights come in large pieces
 
+_CLOSED = (
+    "it ends the connection at once: it does not accept this certificate, or its rpc-server does not run"
+)
+
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -56,8 +60,9 @@ class Relay:
         except (OSError, TimeoutError) as error:
             self._on_problem(_reason(error))
             return
+        back_began = asyncio.Event()
         there = asyncio.ensure_future(_copy(reader, far_writer))  # noqa: TID251 - both are owned right here
-        back = asyncio.ensure_future(self._receive(far_reader, writer))  # noqa: TID251
+        back = asyncio.ensure_future(self._receive(far_reader, writer, back_began))  # noqa: TID251
         try:
             await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
             # What one side has sent before its end still arrives; RPC never closes only one direction.
@@ -70,14 +75,18 @@ class Relay:
             far_writer.close()
             writer.close()
             await asyncio.gather(there, back, return_exceptions=True)
-            if isinstance(error := far_reader.exception(), ssl.SSLError):
-                self._on_problem(_reason(error))  # in TLS 1.3, the other end refuses a certificate only now
+            if far_reader.at_eof() and not back_began.is_set():
+                # In TLS 1.3 the other end refuses a certificate only now; asyncio sends it without an alert.
+                self._on_problem(_CLOSED)
             far_writer.transport.abort()
 
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _receive(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, began: asyncio.Event
+    ) -> None:
         """The direction in which the answers come."""
         with contextlib.suppress(OSError):
             if first := await reader.read(_BUFFER_BYTES):
+                began.set()
                 self._on_problem("")
                 writer.write(first)
         await _copy(reader, writer)
