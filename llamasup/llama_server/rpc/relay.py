@@ -39,18 +39,18 @@ class Relay:
     ) -> None:
         self._connect = connect
         self._on_problem = on_problem
-        self._open = 0
+        self.open = 0
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """For ``asyncio.start_server``. Ends both connections in any case."""
-        if self._open >= MOST_RELAYS:
+        if self.open >= MOST_RELAYS:
             writer.transport.abort()
             return
-        self._open += 1
+        self.open += 1
         try:
             await self._relay(reader, writer)
         finally:
-            self._open -= 1
+            self.open -= 1
             writer.transport.abort()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
