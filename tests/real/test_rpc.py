@@ -18,13 +18,13 @@ import psutil
 import pytest
 
 from llamasup.errors import RuntimeMissing, UsageInvalid
+from llamasup.http.address import TcpAddress
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.llama_server.rpc.ask import ask_workers
 from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.planning.plan import LaunchPlan
 from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions
-from llamasup.settings.address_kinds import Listen
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, ServerWarned
 from llamasup.supervision.liveness import LivenessPolicy
@@ -344,7 +344,7 @@ def test_model_is_served_through_a_tunnel_and_another_certificate_is_refused(
         async with serving(tiny_model, runtime=llama_server) as alone:
             await alone.reaches(State.READY, 1)
             expected = await text_of(alone)
-        tunnel = Listen().parse(f"127.0.0.1:{free_port()}")
+        tunnel = TcpAddress("127.0.0.1", free_port())
         files = tunnel_files(client_end[0], worker_end)
         async with working(rpc_server, tunnel=tunnel, files=files) as worker:
             address = tunnel.authority
