@@ -107,3 +107,9 @@ def test_hang_with_workers_that_answer_stays_a_hang() -> None:
 def test_lost_worker_that_answers_again_is_one_of_them() -> None:
     named = name_lost(LOST, (FIRST, SECOND))
     assert "10.0.0.2:50052 or 10.0.0.3:50052, which answers again" in named.message
+
+
+def test_plan_without_any_worker_passes_no_flag() -> None:
+    made = planned(workers=Workers((), (GONE,)))
+    assert "--rpc" not in made.argv
+    assert made.workers == ()
