@@ -35,7 +35,15 @@ from llamasup.planning.load_times import LoadFacts, LoadTimes
 from llamasup.proxy.listeners.bind import bind
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited, Stopped, as_json
+from llamasup.supervision.events import (
+    Bus,
+    PublishedEvent,
+    Ready,
+    ServerExited,
+    ServerWarned,
+    Stopped,
+    as_json,
+)
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.plan_protocol import ChildPlan
@@ -291,6 +299,15 @@ class RpcWorker:
         if ready_file is not None:
             ready_file.write(as_json(ready))
         self._bus.publish(ready)
+        if is_private_bind(self.options):
+            self._bus.publish(
+                ServerWarned(
+                    NAME,
+                    1,
+                    f"Every program that reaches {self.options.host} can use this worker: RPC has no keys.",
+                    "Use --tunnel in a network that you share with others.",
+                )
+            )
 
     def _runner(self, folder: Path, logs: LogFiles) -> InstanceRunner:
         bus = Bus()

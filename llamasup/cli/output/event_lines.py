@@ -351,8 +351,11 @@ class ConsoleReporter:
         elif isinstance(launch, FoundWorker):
             facts = [("server", launch.path)]
             if isinstance(plan, WorkerPlan):
-                facts.append(("offers", f"{memory_text(plan.offered_bytes)} of RAM, and the memory of GPUs"))
-                facts += [("note", each.reason) for each in plan.reasons if each.flag in ("--mem", "-m")]
+                limited = any(each.passed and each.flag == "--mem" for each in plan.reasons)
+                offers = (
+                    memory_text(plan.offered_bytes) if limited else "all memory (this build has no limit)"
+                )
+                facts.append(("offers", offers))
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
