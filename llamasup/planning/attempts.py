@@ -16,7 +16,14 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, FolderUnusable, LlamasupError
+from llamasup.errors import (
+    BrokenRuntime,
+    DoesNotFit,
+    FolderUnusable,
+    LlamasupError,
+    UsageInvalid,
+    WorkerMissing,
+)
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
@@ -24,6 +31,14 @@ from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
+from llamasup.llama_server.rpc.workers import (
+    NO_WORKERS,
+    TunnelFiles,
+    WorkerAnswer,
+    choose_workers,
+    missing_error,
+    name_lost,
+)
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.draft_acceptance import DraftCounts, add_counts
@@ -70,6 +85,7 @@ from llamasup.planning.tuned import (
 )
 from llamasup.planning.tuned_store import cpu_name, load_results, save_results
 from llamasup.settings.model import Settings
+from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.platform import free_loopback_port
@@ -127,6 +143,7 @@ class Planner:
         self._measured: Measured | None = None if trial is None else Measured(trial, "to be measured")
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
+        self._workers = NO_WORKERS  # of the latest plan
         self._preferred_key = ""  # the key of the plan without limits
         self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MAX_STEPS
         self._slot_home: SlotHome | None = None
@@ -161,6 +178,7 @@ class Planner:
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
+        self._workers = choose_workers(self._ask_workers(), is_start=generation is not None)
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
@@ -218,10 +236,12 @@ class Planner:
         except LlamasupError:  # a damaged file can name any flag
             return False
 
-    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
+    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | WorkerMissing | None:
         """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""
         if admission.plan.memory.fits or not self._checks_memory:
             return None
+        if self._workers.missing:
+            return missing_error(self._launch.model_id, self._workers)
         machine, endpoint = self._machine(), self._placeholder_endpoint()
         fitting = largest_that_fits(
             admission.considered[-1],
@@ -296,6 +316,10 @@ class Planner:
             available_bytes = min(made.memory.available_bytes, candidate(PlanLimits()).memory.available_bytes)
             self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
         return adjustment
+
+    def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
+        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks."""
+        return name_lost(diagnosis, self._ask(made.workers, again=True))
 
     def served(
         self,
@@ -412,6 +436,7 @@ class Planner:
     ) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
         devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
+        devices = (*devices, *self._workers.devices)
         return plan(
             command=runtime.command,
             kind=runtime.kind,
@@ -434,7 +459,39 @@ class Planner:
             shared=self._budget is not None,
             slot_home=self._slot_home,
             measured=measured,
+            workers=self._workers,
         )
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those of the latest plan, with the RPC workers' devices."""
+        return (*self._devices, *self._workers.devices)
+
+    def _ask_workers(self) -> tuple[WorkerAnswer, ...]:
+        """Raises UsageInvalid if the settings or the build do not allow workers."""
+        settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
+        if not settings.rpc:
+            return ()
+        if not capabilities.knows("--rpc"):
+            raise UsageInvalid(
+                f"rpc is not supported: this llama-server ({capabilities.version}) was built without RPC.",
+                remedy="Use a llama-server with --rpc (a build with GGML_RPC=ON), or leave rpc out.",
+            )
+        if (settings.replicas or 1) > 1:
+            raise UsageInvalid(
+                f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
+                remedy="Leave replicas out, or give each of several names its own workers.",
+            )
+        return self._ask(settings.rpc)
+
+    def _ask(self, workers: Sequence[str], *, again: bool = False) -> tuple[WorkerAnswer, ...]:
+        from llamasup.llama_server.rpc.ask import ask_workers  # here, to keep the start short
+
+        settings = self._launch.settings
+        files = None
+        if settings.rpc_ca and settings.rpc_cert and settings.rpc_key:
+            files = TunnelFiles(settings.rpc_ca, settings.rpc_cert, settings.rpc_key)
+        return ask_workers(self._launch.runtime, self._launch.environ, workers, files, again=again)
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
         launch, settings = self._launch, self._launch.settings

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMissing
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
 from llamasup.llama_server.draft_log import DRAFTED, Drafted, read_drafted
 from llamasup.llama_server.start_log import (
     RELEVANT,
@@ -102,6 +102,8 @@ class Generation:
             tee=context.log_passed_on,
         )
         self.endpoint = context.endpoint(number, plan)
+        self.kill_reason: Diagnosis | None = None
+        """Why llamasup kills the child; None if it does not, or the child is stopped on request."""
         self.exit: Exit | None = None
         """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
         self.log_ready = asyncio.Event()
@@ -127,6 +129,8 @@ class Generation:
         self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+        for message, remedy in self.plan.warnings:
+            self.warn(message, remedy)
 
     def rename(self, context: GenerationContext) -> None:
         """Take over the model's new name from ``context``."""
@@ -227,7 +231,11 @@ class Generation:
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
         )
-        if phase == "starting" or start_failure is not None:
+        if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
+            # They answer again once their llama-server has ended.
+            seen = self.kill_reason or diagnosis
+            diagnosis = await asyncio.to_thread(self.context.planner.name_lost, self.plan, seen)
+        if (phase == "starting" or start_failure is not None) and diagnosis.cause != WORKER_LOST:
             diagnosis = self._adjusted(diagnosis)
         self.post(states.Exited(self.number, diagnosis))
 
@@ -305,9 +313,9 @@ _NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came f
 
 def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
     """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
-    deterministic = first or not isinstance(error, DoesNotFit)
+    waits = isinstance(error, WorkerMissing) or (isinstance(error, DoesNotFit) and not first)
     lines = (*error.details, *error.lines)
-    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, not waits, error.exit_code)
 
 
 def _spawn_error(error: OSError) -> LlamasupError:

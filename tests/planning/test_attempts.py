@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.errors import DoesNotFit
+from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid, WorkerMissing
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
 from llamasup.planning import attempts as module
@@ -469,3 +469,83 @@ def test_the_first_generation_takes_the_devices_as_they_were_just_listed(host: M
     host.devices("Vulkan0: A card (24000 MiB, 5000 MiB free)")
     planner.check()
     assert planner.plan(1).memory.free.device_bytes == 20000 * MIB
+
+
+# --- RPC workers ---------------------------------------------------------------------------------
+
+
+class WithWorkers(Machine):
+    """Its runtime asks only the workers that the test names."""
+
+    def workers(self, **free_mib: int) -> None:
+        """Free memory by the last number of the address: ``_2=1024`` is 10.0.0.2:50052."""
+        addresses = {f"10.0.0.{name[1:]}:50052": free for name, free in free_mib.items()}
+        answers = "".join(
+            f"{address}) echo '  RPC0: {address} ({free} MiB, {free} MiB free)' ;;\n"
+            for address, free in addresses.items()
+        )
+        program = self.folder.parent / "llama-server"
+        program.write_text(
+            f"#!/bin/sh\ncase $1 in --help) /bin/cat '{HELP / 'b11434.txt'}' ;;\n"
+            "--version) echo 'version: 1 (a)' >&2 ;;\n"
+            "--list-devices) echo 'Available devices:' ;;\n"
+            f"--rpc) case $2 in {answers}"
+            '*) echo "x.cpp:547: Failed to connect to $2" >&2; exit 134 ;; esac ;;\n'
+            "esac\n"
+        )
+        program.chmod(0o755)
+
+
+@pytest.fixture
+def network(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> WithWorkers:
+    return WithWorkers(tmp_path, tiny_model, monkeypatch)
+
+
+def test_layers_are_planned_on_the_memory_of_workers(network: WithWorkers) -> None:
+    network.workers(_2=4096, _3=8192)
+    made = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052")).plan(1)
+    assert value(made, "--rpc") == "10.0.0.2:50052,10.0.0.3:50052"
+    assert made.memory.free.device_bytes == 12 * GIB
+    assert made.device == "RPC0,RPC1"
+
+
+def test_model_that_fits_is_planned_without_an_absent_worker(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    made = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052")).plan(1)
+    assert value(made, "--rpc") == "10.0.0.2:50052"
+    assert "10.0.0.3:50052: it accepts no connection" in made.warnings[0][0]
+
+
+def test_model_that_does_not_fit_waits_for_an_absent_worker(network: WithWorkers) -> None:
+    network.workers()
+    network.free(8 * MIB)
+    with pytest.raises(WorkerMissing, match=r"10\.0\.0\.2:50052 \(it accepts no connection\)"):
+        network.planner(rpc=("10.0.0.2:50052",)).plan(1)
+
+
+def test_lost_worker_is_asked_again_and_named(network: WithWorkers) -> None:
+    network.workers(_2=4096, _3=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052"))
+    made = planner.plan(1)
+    network.workers(_2=4096)
+    lost = Diagnosis("rpc_worker_lost", "lost one of its RPC workers", "", (), False, 75)
+    assert "lost the RPC worker 10.0.0.3:50052" in planner.name_lost(made, lost).message
+    assert planner.plan(2).workers == ("10.0.0.2:50052",)  # although its last answer is new
+
+
+def test_workers_need_a_build_with_rpc(host: Machine) -> None:
+    host.build("0.3.16")
+    with pytest.raises(UsageInvalid, match="was built without RPC"):
+        host.planner(rpc=("10.0.0.2:50052",)).plan(1)
+
+
+def test_workers_of_several_replicas_are_refused(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    with pytest.raises(UsageInvalid, match="exclude each other"):
+        network.planner(rpc=("10.0.0.2:50052",), replicas=2).plan(1)
+
+
+def test_tunnel_without_certificates_is_refused(network: WithWorkers) -> None:
+    network.workers()
+    with pytest.raises(ConfigInvalid, match="needs certificates"):
+        network.planner(rpc=("tls://worker.example.net:7000",)).plan(1)

@@ -151,16 +151,22 @@ def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, 
 
 
 def many(
-    flag: str, metavar: str, help: str, *, field: str | None = None, read: Callable[[str], str]
+    flag: str,
+    metavar: str,
+    help: str,
+    *,
+    field: str | None = None,
+    read: Callable[[str], str],
+    default: tuple[str, ...] | None = (),
 ) -> Option:
-    """An option that can be repeated; its value is a tuple."""
+    """An option that can be repeated; its value is a tuple, or ``default``."""
     option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
         field or _field(flag),
-        default=(),
+        default=default,
         annotation=Annotated[list[str] | None, option],
         typer_default=None,
-        convert=lambda _, given: tuple(given or ()),
+        convert=lambda _, given: tuple(given) if given else default,
         to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
     )
 

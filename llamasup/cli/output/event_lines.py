@@ -12,6 +12,7 @@ from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
+from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
 from llamasup.observability.counters import RequestRecord
@@ -36,11 +37,13 @@ from llamasup.supervision.events import (
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.states import State
+from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.supervision.wrap.command_line import redacted_program
 from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.text import memory_text
 
 if TYPE_CHECKING:
+    from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.serve import ServeService
 
 __all__ = ["ConsoleReporter"]
@@ -108,7 +111,7 @@ class RequestLine(Struct, frozen=True):
 class ConsoleReporter:
     """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
-    def __init__(self, view: View, service: Service | ServeService, began_s: float) -> None:
+    def __init__(self, view: View, service: Service | ServeService | RpcWorker, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
@@ -345,6 +348,14 @@ class ConsoleReporter:
         if isinstance(launch, Wrapping):
             # Without its arguments, which may contain a key (X13).
             facts = [("server", f"{redacted_program(launch.line.program)} ({launch.capabilities.version})")]
+        elif isinstance(launch, FoundWorker):
+            facts = [("server", launch.path)]
+            if isinstance(plan, WorkerPlan):
+                limited = any(each.passed and each.flag == "--mem" for each in plan.reasons)
+                offers = (
+                    memory_text(plan.offered_bytes) if limited else "all memory (this build has no limit)"
+                )
+                facts.append(("offers", offers))
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
@@ -365,6 +376,8 @@ def _unload_reason(reason: str, for_model: str) -> str:
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
     runtime = launch.runtime
     devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
+    if plan.workers:
+        devices += f", and the RPC workers {', '.join(plan.workers)}"
     adjusted = f" (adjusted: {plan.bounds.why})" if plan.bounds.why else ""
     return [
         ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),

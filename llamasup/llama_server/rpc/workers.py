@@ -1,0 +1,143 @@
+"""The RPC workers of a model: their addresses, their answers, and which of them a start uses (pure).
+
+A worker is llama.cpp's ``rpc-server``, or leads to one through a tunnel (``tunnel.py``). It serves one client
+at a time: while a llama-server uses it, it answers no other one (b11434).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.errors import WorkerMissing
+from llamasup.llama_server.argv_builder import CommandLine
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
+from llamasup.system.hardware.devices import Device
+from llamasup.system.text import memory_text
+
+__all__ = [
+    "NO_WORKERS",
+    "TunnelFiles",
+    "WorkerAnswer",
+    "Workers",
+    "choose_workers",
+    "give_workers",
+    "missing_error",
+    "name_lost",
+    "warnings_of",
+]
+
+
+class TunnelFiles(Struct, frozen=True):
+    """PEM files of this end of a tunnel, absolute: the CA of the other end, own certificate and key."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class WorkerAnswer(Struct, frozen=True):
+    """What a worker answered. ``endpoint``: how llama-server reaches it. ``devices``: as it lists them.
+
+    ``state``: ``busy`` connected, but no answer: it serves another llama-server, or hangs.
+    ``problem``: why it does not answer.
+    """
+
+    address: str
+    endpoint: str
+    state: Literal["ready", "busy", "absent"]
+    devices: tuple[Device, ...] = ()
+    problem: str = ""
+
+
+class Workers(Struct, frozen=True):
+    """The workers that a start uses, and those that it has to do without."""
+
+    used: tuple[WorkerAnswer, ...] = ()
+    missing: tuple[WorkerAnswer, ...] = ()
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """As llama-server numbers them: in the order of ``--rpc``."""
+        found = [device for answer in self.used for device in answer.devices]
+        return tuple(replace(device, name=f"RPC{number}") for number, device in enumerate(found))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(answer.address for answer in self.used)
+
+
+NO_WORKERS = Workers()
+
+
+def choose_workers(answers: Sequence[WorkerAnswer], *, is_start: bool) -> Workers:
+    """``is_start`` false: only an estimate, for which the last answer of a busy worker counts."""
+
+    def usable(answer: WorkerAnswer) -> bool:
+        return answer.state == "ready" or (not is_start and answer.state == "busy" and bool(answer.devices))
+
+    return Workers(
+        tuple(answer for answer in answers if usable(answer)),
+        tuple(answer for answer in answers if not usable(answer)),
+    )
+
+
+def give_workers(line: CommandLine, workers: Workers) -> None:
+    """``--rpc``, before ``--device``, which may name the workers' devices."""
+    if workers.used:
+        offers = (
+            f"{answer.address} offers {memory_text(sum(device.free_bytes for device in answer.devices))}"
+            for answer in workers.used
+        )
+        endpoints = ",".join(answer.endpoint for answer in workers.used)
+        line.give("--rpc", endpoints, f"layers on other machines: {', '.join(offers)}", asked="rpc")
+    for answer in workers.missing:
+        line.leave_out("--rpc", f"planned without the worker {answer.address}: {answer.problem}")
+
+
+def warnings_of(workers: Workers) -> tuple[tuple[str, str], ...]:
+    """(message, remedy) for each worker that the plan has to do without."""
+    return tuple(
+        (
+            f"Started without the RPC worker {answer.address}: {answer.problem}.",
+            "Start it again (llamasup rpc-worker); the next restart of the model uses it.",
+        )
+        for answer in workers.missing
+    )
+
+
+def missing_error(model: str, workers: Workers) -> WorkerMissing:
+    """The model does not fit without the missing workers."""
+    names = ", ".join(f"{answer.address} ({answer.problem})" for answer in workers.missing)
+    several = "s" if len(workers.missing) > 1 else ""
+    return WorkerMissing(
+        f"{model} does not fit in memory without the RPC worker{several} {names}.",
+        remedy="Start the worker (llamasup rpc-worker) and check the network between the machines.",
+    )
+
+
+def name_lost(diagnosis: Diagnosis, answers: Sequence[WorkerAnswer]) -> Diagnosis:
+    """``diagnosis`` of a llama-server that ended, with the workers that do not answer after it.
+
+    llama-server does not say which worker it lost, and seems to hang if a worker hangs.
+    """
+    lost = [answer for answer in answers if answer.state != "ready"]
+    if lost:
+        several = "s" if len(lost) > 1 else ""
+        names = " and ".join(f"{answer.address} ({answer.problem})" for answer in lost)
+        message = f"llama-server lost the RPC worker{several} {names}."
+    elif diagnosis.cause == WORKER_LOST:
+        names = " or ".join(answer.address for answer in answers)
+        message = f"llama-server lost its connection to the RPC worker {names}, which answers again."
+    else:
+        return diagnosis
+    return replace(
+        diagnosis,
+        cause=WORKER_LOST,
+        message=message,
+        remedy="See the worker's log on its machine, and the network between the machines.",
+        deterministic=False,
+    )

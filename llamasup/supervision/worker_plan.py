@@ -1,0 +1,36 @@
+"""The plan of an RPC worker (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from llamasup.gguf.facts import ModelClass
+from llamasup.http.address import TcpAddress
+from llamasup.llama_server.argv_builder import Reason
+from llamasup.llama_server.plan_limits import Reduction
+from llamasup.llama_server.slots.policy import KeptSlots
+
+__all__ = ["WorkerPlan"]
+
+
+class WorkerPlan(Struct, frozen=True):
+    """How to start one generation (a ``ChildPlan``)."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    address: TcpAddress
+    offered_bytes: int
+    reasons: tuple[Reason, ...]
+    api_key: str | None = None
+    model_class: ModelClass = ModelClass.DECODER
+    checked: bool = False
+    parallel: int | None = None
+    ctx_size: int | None = None
+    slots: KeptSlots | None = None
+    nice: int | None = None
+    device: str | None = None
+    reduced: tuple[Reduction, ...] = ()
+    workers: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
