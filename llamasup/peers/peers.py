@@ -39,6 +39,7 @@ from llamasup.pool.catalog.node_listing import NodeListing
 from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
+from llamasup.system.text import sentence
 
 __all__ = ["FIRST_ANSWERS_S", "NodeRoute", "Peers"]
 
@@ -353,5 +354,5 @@ def _report(known: KnownNode) -> None:
     if known.state is NodeState.READY:
         _log.info("The node %r (%s) answers.", name, known.peer.url)
     elif known.reason:
-        remedy = f"\n  → {known.remedy[0].upper()}{known.remedy[1:]}." if known.remedy else ""
+        remedy = f"\n  → {sentence(known.remedy)}" if known.remedy else ""
         _log.warning("The node %r (%s) gets no requests: %s.%s", name, known.peer.url, known.reason, remedy)

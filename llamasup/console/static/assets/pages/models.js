@@ -73,15 +73,9 @@ function Model({ model }) {
     ["Restarts", count(model.restarts)],
   ];
   if (model.replicas) facts.push(["Replicas", `${model.replicas.filter((replica) => replica.state === "ready").length} of ${model.replicas.length} ready`]);
+  // The buttons are above all that comes and goes: they must not move while they are pressed.
   return html`<li class="card">
     <h2>${model.id} <${State} state=${model.state} /></h2>
-    ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
-    ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
-    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
-    ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
-    ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
-    <${Problem} error=${error} />
     <p class="actions">
       <button disabled=${!isIdle} onClick=${act("load")} aria-label=${`Load ${model.id}`}>Load</button>
       <button disabled=${!isLoaded && model.state !== "waiting"} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
@@ -89,7 +83,14 @@ function Model({ model }) {
       <button class="quiet" aria-expanded=${asksWhy} onClick=${() => setAsksWhy(!asksWhy)} aria-label=${`Why is ${model.id} ${model.state}?`}>Why?</button>
       <a href=${`#logs/${encodeURIComponent(model.id)}`} aria-label=${`Log of ${model.id}`}>Log</a>
     </p>
+    <${Problem} error=${error} />
     ${asksWhy && html`<${Why} model=${model} />`}
+    ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
+    ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
+    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
+    ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
+    ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
   </li>`;
 }
 
