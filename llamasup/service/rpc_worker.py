@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import psutil
 from msgspec import Struct
@@ -34,6 +34,7 @@ from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.planning.load_times import LoadFacts, LoadTimes
 from llamasup.proxy.listeners.bind import bind
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.settings.address_kinds import Listen
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.events import (
     Bus,
@@ -65,7 +66,7 @@ from llamasup.system.process.platform import free_loopback_port
 from llamasup.system.process.ready_file import ReadyFile, remove_stale
 from llamasup.system.process.sweep import record_ready_file, sweep
 
-__all__ = ["NAME", "RpcWorker", "RpcWorkerOptions"]
+__all__ = ["NAME", "RpcWorker", "RpcWorkerOptions", "listening"]
 
 NAME = "rpc-worker"
 _FIRST_PROBE_S = 0.01
@@ -211,7 +212,7 @@ class RpcWorker:
         check_listen(options)
         self._tls = None
         if options.tunnel is not None:
-            assert options.files is not None
+            assert options.files is not None  # see ``listening``
             self._tls = server_context(options.files)
         sweep()
         self.options = options
@@ -350,14 +351,62 @@ class _Shown(TcpAddress, frozen=True):
         return f"{'tls' if self.tls else 'rpc'}://{self.authority}"
 
 
-def check_listen(options: RpcWorkerOptions) -> None:
-    """Raises UnsafeBind for an address that is not private, UsageInvalid for a tunnel without files."""
-    if options.tunnel is not None:
-        if options.files is None:
+class _Listening(TypedDict, total=False):
+    host: str
+    port: int
+    tunnel: TcpAddress
+    files: TunnelFiles
+
+
+def listening(
+    host: str | None,
+    port: int | None,
+    tunnel: str | None,
+    *,
+    cert: Path | None = None,
+    key: Path | None = None,
+    client_ca: Path | None = None,
+) -> _Listening:
+    """The options about where to listen, of those on the command line. Raises UsageInvalid."""
+    files = {"--cert": cert, "--key": key, "--client-ca": client_ca}
+    if tunnel is None:
+        if given := [name for name, path in files.items() if path is not None]:
             raise UsageInvalid(
-                "--tunnel needs --cert, --key and --client-ca: both ends of it show a certificate.",
-                remedy="Give the three PEM files. --client-ca signed the certificates of the clients.",
+                f"{' and '.join(given)} would have no effect: without --tunnel there is no TLS.",
+                remedy="Add --tunnel HOST:PORT, or leave the certificates out.",
             )
+        plain: _Listening = {}
+        if host is not None:
+            plain["host"] = "127.0.0.1" if host.lower() == "localhost" else host  # rpc-server knows no names
+        if port is not None:
+            plain["port"] = port
+        return plain
+    if host is not None or port is not None:
+        raise UsageInvalid(
+            "--tunnel excludes --host and --port: behind a tunnel, rpc-server listens on loopback.",
+            remedy="Give the address and the port to --tunnel HOST:PORT alone.",
+        )
+    address = Listen().parse(tunnel)
+    if not isinstance(address, TcpAddress):
+        raise UsageInvalid(
+            f"--tunnel {tunnel} is a socket file, which other machines cannot reach.",
+            remedy="Give HOST:PORT such as 0.0.0.0:7000.",
+        )
+    if cert is None or key is None or client_ca is None:
+        missing = [name for name, path in files.items() if path is None]
+        raise UsageInvalid(
+            f"--tunnel needs {' and '.join(missing)}, too: both ends of it show a certificate.",
+            remedy="Give three PEM files. That of --client-ca signed the certificates of the clients.",
+        )
+    return {
+        "tunnel": address,
+        "files": TunnelFiles(*(str(path.absolute()) for path in (client_ca, cert, key))),
+    }
+
+
+def check_listen(options: RpcWorkerOptions) -> None:
+    """Raises UnsafeBind for an address that is not private, UsageInvalid for one that is impossible."""
+    if options.tunnel is not None:
         return
     try:
         refuse_reachable(options.host)

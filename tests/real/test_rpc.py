@@ -30,7 +30,9 @@ from llamasup.supervision.events import Bus, PublishedEvent, Ready, ServerExited
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
 from llamasup.testing.models import write_large_decoder
+from tests.certificates import make_certificate
 from tests.conftest import REQUIRE_REAL
+from tests.e2e.driver import started
 from tests.e2e.service import PATIENCE_S, Serving, serving
 from tests.patience import eventually
 from tests.ports import free_port
@@ -317,15 +319,6 @@ def test_worker_that_serves_is_not_disturbed_by_the_checks(
 # --- through a tunnel --------------------------------------------------------------------------------
 
 
-def certificate_in(folder: Path, name: str) -> tuple[str, str]:
-    """A certificate of 127.0.0.1 that is its own CA, and its key."""
-    files = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*words, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
-    return files
-
-
 def tunnel_files(ca: str, own: tuple[str, str]) -> TunnelFiles:
     return TunnelFiles(ca, *own)
 
@@ -334,7 +327,7 @@ def test_model_is_served_through_a_tunnel_and_another_certificate_is_refused(
     llama_server: str, rpc_server: FoundWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
     worker_end, client_end, stranger = (
-        certificate_in(tmp_path, name) for name in ("worker", "client", "stranger")
+        make_certificate(tmp_path, name) for name in ("worker", "client", "stranger")
     )
 
     def settings(address: str, own: tuple[str, str], ca: str = worker_end[0]) -> Settings:
@@ -368,3 +361,24 @@ def test_model_is_served_through_a_tunnel_and_another_certificate_is_refused(
                     assert await text_of(server) == expected
 
     run(test)
+
+
+def test_command_offers_a_worker_through_a_tunnel(
+    llama_server: str, rpc_server: FoundWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    worker_end, client_end = (make_certificate(tmp_path, name) for name in ("worker", "client"))
+
+    async def test(address: str) -> None:
+        cert, key = client_end
+        settings = Settings(rpc=(address,), rpc_ca=worker_end[0], rpc_cert=cert, rpc_key=key)
+        async with serving(tiny_model, runtime=llama_server, settings=settings) as server:
+            await server.reaches(State.READY, 1)
+            assert plan_of(server).workers == (address,)
+            assert await text_of(server)
+
+    files = ("--cert", worker_end[0], "--key", worker_end[1], "--client-ca", client_end[0])
+    words = ("--runtime", rpc_server.path, "--tunnel", "127.0.0.1:0", *files)
+    with started("rpc-worker", *words) as worker:
+        address = worker.url
+        run(lambda: test(address))
+        assert worker.stop() == 0

@@ -45,11 +45,6 @@ def test_address_that_llama_cpp_cannot_use_is_refused(options: RpcWorkerOptions)
         check_listen(options)
 
 
-def test_tunnel_without_certificates_is_refused() -> None:
-    with pytest.raises(UsageInvalid, match="--client-ca"):
-        check_listen(RpcWorkerOptions(tunnel=TcpAddress("0.0.0.0", 7000)))
-
-
 def test_rpc_server_is_found_next_to_llama_server(program: str) -> None:
     assert find_rpc_server(program, os.environ).path.endswith("ggml-rpc-server")
 

@@ -12,7 +12,7 @@ import typer
 from llamasup.cli.command_group import command_set
 from llamasup.cli.options import shared as o
 from llamasup.cli.options.groups import takes_groups
-from llamasup.cli.options.parsers import of_kind
+from llamasup.cli.options.parsers import of_kind, whole_number
 from llamasup.settings.address_kinds import Listen
 from llamasup.settings.kinds import SizeText
 
@@ -25,9 +25,15 @@ __all__ = ["commands"]
 commands = command_set()
 
 Host = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Loopback or private IPv4 address to listen on.")
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Loopback or private IPv4 address to listen on. Default: 127.0.0.1."
+    ),
 ]
-Port = Annotated[int, typer.Option("--port", metavar="N", help="Port to listen on.")]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", parser=whole_number, help="Port to listen on. Default: 50052."),
+]
 Runtime = Annotated[
     str | None,
     typer.Option(
@@ -75,8 +81,8 @@ ClientCa = Annotated[
 def rpc_worker(
     ctx: typer.Context,
     *,
-    host: Host = "127.0.0.1",
-    port: Port = 50_052,
+    host: Host = None,
+    port: Port = None,
     runtime: Runtime = None,
     threads: Threads = None,
     devices: Devices = None,
@@ -94,25 +100,14 @@ def rpc_worker(
     from llamasup.cli.foreground import OutputOptions, serve_until_stopped
 
     def prepare() -> Callable[[Bus], RpcWorker]:
-        from llamasup.http.address import TcpAddress
         from llamasup.llama_server.rpc.worker_line import WorkerOptions
-        from llamasup.llama_server.rpc.workers import TunnelFiles
-        from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions
+        from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions, listening
 
-        address = None if tunnel is None else Listen().parse(str(tunnel))
-        if address is not None and not isinstance(address, TcpAddress):
-            raise typer.BadParameter("--tunnel needs HOST:PORT.")
-        files = None
-        if cert is not None and key is not None and client_ca is not None:
-            files = TunnelFiles(str(client_ca.absolute()), str(cert.absolute()), str(key.absolute()))
         size = None if memory is None else SizeText(percent=False).parse(memory).bytes
         options = RpcWorkerOptions(
-            host=host,
-            port=port,
             runtime=runtime,
             worker=WorkerOptions(threads, tuple(devices or ()), size, cache),
-            tunnel=address,
-            files=files,
+            **listening(host, port, tunnel, cert=cert, key=key, client_ca=client_ca),
             **foreground,
         )
         return partial(RpcWorker, options)

@@ -63,13 +63,14 @@ def checked(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def of_kind(kind: Any) -> Callable[[str], str]:
-    """The kind of a setting as a parser."""
+    """The kind of a setting as a check of a text, which is parsed where it is used."""
 
     def read(text: str) -> str:
         try:
-            return str(kind.parse(text))
+            kind.parse(text)
         except InvalidValue as error:
             why = f" ({error.why})" if error.why else ""
             raise typer.BadParameter(f"{text!r} is not {kind.allowed}{why}.") from None
+        return text
 
     return read

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from llamasup.errors import ConfigInvalid
 from llamasup.llama_server.rpc.relay import MOST_RELAYS, Relay, Stream, client_context, server_context
 from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
+from tests.certificates import make_certificate
 from tests.patience import PATIENCE_S, eventually
 
 Pair = tuple[str, str]
@@ -24,14 +24,7 @@ Pair = tuple[str, str]
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     """A certificate that is its own CA, and its key, for each end."""
     folder = tmp_path_factory.mktemp("ends")
-    made = {}
-    for name in ("worker", "client", "stranger"):
-        made[name] = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-        words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-        names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
-        out = ["-out", made[name][0], "-keyout", made[name][1]]
-        subprocess.run([*words, *names, *out], check=True, capture_output=True)
-    return made
+    return {name: make_certificate(folder, name) for name in ("worker", "client", "stranger")}
 
 
 def files(ca: Pair, own: Pair) -> TunnelFiles:
