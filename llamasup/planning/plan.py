@@ -89,6 +89,7 @@ class LaunchPlan(Struct, frozen=True):
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
     draft: str | None = None  # as in ``DraftCounts``; None: without drafts
     draft_counts: DraftCounts | None = None  # of earlier processes with this draft
+    ignores_sigpipe: bool = False
     workers: tuple[str, ...] = ()  # the RPC workers that it uses, as in the settings
     warnings: tuple[tuple[str, str], ...] = ()  # message and remedy, for the user at the start
     measured: Measured | None = None  # the changes by ``llamasup tune`` that the plan contains

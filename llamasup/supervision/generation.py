@@ -19,6 +19,7 @@ from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMiss
 from llamasup.http.address import Address, UnixAddress
 from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
 from llamasup.llama_server.draft_log import DRAFTED, Drafted, read_drafted
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.start_log import (
     RELEVANT,
     Ready,
@@ -119,6 +120,7 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+        self._used_workers: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
@@ -126,6 +128,8 @@ class Generation:
 
     def watch(self) -> None:
         """Start to read the log and to wait for the exit."""
+        self._used_workers = self.plan.workers
+        USED.add(self._used_workers)
         self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
@@ -241,6 +245,8 @@ class Generation:
 
     async def clean_up(self) -> None:
         """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        USED.remove(self._used_workers)
+        self._used_workers = ()
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)
@@ -292,7 +298,14 @@ async def begin(
         _remove_socket(plan.address)
         oom_kills_before = oom_kills()
         cwd = context.cwd or context.work_folder
-        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder, nice=plan.nice)
+        child = spawn(
+            plan.argv,
+            env=plan.env,
+            cwd=cwd,
+            run_folder=context.work_folder,
+            nice=plan.nice,
+            ignores_sigpipe=plan.ignores_sigpipe,
+        )
     except LlamasupError as error:
         return _as_diagnosis(error, first=first)
     except OSError as error:

@@ -55,6 +55,11 @@ class ChildPlan(Protocol):
         ...
 
     @property
+    def ignores_sigpipe(self) -> bool:
+        """Whether the process is started with SIGPIPE ignored."""
+        ...
+
+    @property
     def device(self) -> str | None:
         """The device that it computes on, as in ``LaunchPlan.device``."""
         ...

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid, WorkerMissing
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.planning import attempts as module
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
@@ -521,6 +522,22 @@ def test_model_that_does_not_fit_waits_for_an_absent_worker(network: WithWorkers
     network.free(8 * MIB)
     with pytest.raises(WorkerMissing, match=r"10\.0\.0\.2:50052 \(it accepts no connection\)"):
         network.planner(rpc=("10.0.0.2:50052",)).plan(1)
+
+
+def test_worker_that_a_model_of_this_process_uses_is_not_asked(network: WithWorkers) -> None:
+    worker = "10.0.0.2:50052"
+    network.workers(_2=4096)
+    assert network.planner(rpc=(worker,)).plan(1).workers == (worker,)
+    network.workers()  # a question would find it absent
+    USED.add((worker,))
+    try:
+        other = network.planner(rpc=(worker,))
+        assert other.admission().plan.workers == (worker,)  # an estimate: with its last answer
+        assert "a model of this llamasup uses it" in other.plan(1).warnings[0][0]
+    finally:
+        USED.remove((worker,))
+    assert worker not in USED
+    assert network.planner(rpc=(worker,)).admission().plan.workers == ()
 
 
 def test_lost_worker_is_asked_again_and_named(network: WithWorkers) -> None:

@@ -19,9 +19,10 @@ import pytest
 
 from llamasup.errors import RuntimeMissing, UsageInvalid
 from llamasup.http.address import TcpAddress
-from llamasup.llama_server.inspect import find_runtime
+from llamasup.llama_server.inspect import find_runtime, run_runtime
 from llamasup.llama_server.rpc.ask import ask_workers
 from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.planning.plan import LaunchPlan
 from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions
@@ -312,6 +313,50 @@ def test_worker_that_serves_is_not_disturbed_by_the_checks(
                     assert (await prober.health(QUICK.health_timeout_s)).value == "ok"
                 assert (await server.complete()).status_code == 200
                 assert (runner.instance.generation, server.runner.instance.generation) == (1, 1)
+
+    run(test)
+
+
+def test_question_that_timed_out_does_not_end_a_supervised_worker(
+    llama_server: str, rpc_server: FoundWorker, tiny_model: Path
+) -> None:
+    runtime = find_runtime(llama_server, os.environ)
+
+    async def test() -> None:
+        async with working(rpc_server) as worker:
+            address = worker.service.address.authority
+            settings = Settings(rpc=(address,))
+            async with serving(tiny_model, runtime=llama_server, settings=settings) as server:
+                await server.reaches(State.READY, 1)
+                question = ("--rpc", address, "--list-devices")
+                asked = await asyncio.to_thread(run_runtime, runtime, os.environ, [question] * 3, 1.0)
+                assert all(answer.too_slow for answer in asked)
+            # The worker now accepts three connections whose other ends are closed.
+            (answer,) = await asyncio.to_thread(
+                ask_workers, runtime, os.environ, [address], None, again=True, timeout_s=PATIENCE_S
+            )
+            assert answer.state == "ready", answer
+            assert worker.service.runner is not None
+            assert worker.service.runner.instance.generation == 1
+
+    run(test)
+
+
+def test_used_worker_is_not_asked(llama_server: str, rpc_server: FoundWorker, tiny_model: Path) -> None:
+    runtime = find_runtime(llama_server, os.environ)
+
+    async def test() -> None:
+        async with working(rpc_server) as worker:
+            address = worker.service.address.authority
+            settings = Settings(rpc=(address,))
+            async with serving(tiny_model, runtime=llama_server, settings=settings) as server:
+                await server.reaches(State.READY, 1)
+                (answer,) = await asyncio.to_thread(
+                    ask_workers, runtime, os.environ, [address], None, again=True, timeout_s=PATIENCE_S
+                )
+                assert (answer.state, answer.problem) == ("busy", "a model of this llamasup uses it")
+                assert answer.devices  # of its last answer
+            assert address not in USED
 
     run(test)
 

@@ -63,14 +63,14 @@ def checked(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def of_kind(kind: Any) -> Callable[[str], str]:
-    """The kind of a setting as a check of a text, which is parsed where it is used."""
+    """The kind of a setting as a parser. What is no text is only checked: its user parses it again."""
 
     def read(text: str) -> str:
         try:
-            kind.parse(text)
+            parsed = kind.parse(text)
         except InvalidValue as error:
             why = f" ({error.why})" if error.why else ""
             raise typer.BadParameter(f"{text!r} is not {kind.allowed}{why}.") from None
-        return text
+        return parsed if isinstance(parsed, str) else text
 
     return read

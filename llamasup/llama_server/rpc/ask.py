@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from llamasup.errors import UsageInvalid
 from llamasup.http.rpc_address import parse_worker
 from llamasup.llama_server.inspect import Runtime, run_runtime
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.rpc.tunnel import TUNNELS
 from llamasup.llama_server.rpc.workers import TunnelFiles, WorkerAnswer
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
@@ -26,6 +27,7 @@ __all__ = ["ask_workers"]
 ASK_TIMEOUT_S = 3.0
 """An answer takes 60 ms on this machine (b11434); a worker that hangs or is busy never answers."""
 _NO_RPC = "RPC not supported in this build"
+_USED_HERE = "a model of this llamasup uses it"
 _KEPT_S = 2.0
 """How long an answer counts as new: one start asks several times."""
 
@@ -58,6 +60,10 @@ def ask_workers(
     now_s = time.monotonic()
     recent = {} if again else {name: _recent((runtime.path, name, files), now_s) for name in workers}
     known = {name: answer for name, answer in recent.items() if answer is not None}
+    for name in workers:
+        if name in USED:
+            busy = WorkerAnswer(name, _endpoint(name, files), "busy", problem=_USED_HERE)
+            known[name] = _keep((runtime.path, name, files), busy, now_s)
     wanted = [name for name in workers if name not in known]
     endpoints = [_endpoint(name, files) for name in wanted]
     commands = [("--rpc", endpoint, "--list-devices") for endpoint in endpoints]

@@ -111,6 +111,7 @@ class WrappedPlan(Struct, frozen=True):
     ctx_size: int | None = None
     slots: KeptSlots | None = None
     nice: int | None = None
+    ignores_sigpipe: bool = False
     device: str | None = None
     reduced: tuple[Reduction, ...] = ()
     workers: tuple[str, ...] = ()
