@@ -30,9 +30,7 @@ class WorkerPlan(Struct, frozen=True):
     ctx_size: int | None = None
     slots: KeptSlots | None = None
     nice: int | None = None
-    ignores_sigpipe: bool = (
-        True  # rpc-server would end if a client disconnects early (b11434)
-    )
+    ignores_sigpipe: bool = True  # rpc-server would end if a client disconnects early (b11434)
     device: str | None = None
     reduced: tuple[Reduction, ...] = ()
     workers: tuple[str, ...] = ()
