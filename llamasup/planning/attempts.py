@@ -36,6 +36,7 @@ from llamasup.llama_server.rpc.workers import (
     TunnelFiles,
     WorkerAnswer,
     choose_workers,
+    may_be_lost_worker,
     missing_error,
     name_lost,
 )
@@ -178,7 +179,9 @@ class Planner:
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
-        self._workers = choose_workers(self._ask_workers(), is_start=generation is not None)
+        self._workers = choose_workers(
+            self._ask_workers(is_start=generation is not None), is_start=generation is not None
+        )
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
@@ -319,7 +322,13 @@ class Planner:
 
     def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
         """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks."""
-        return name_lost(diagnosis, self._ask(made.workers, again=True))
+        if not may_be_lost_worker(diagnosis):
+            return diagnosis
+        try:
+            answers = self._ask(made.workers, is_start=True, again=True)
+        except (LlamasupError, OSError):  # llama-server was removed: the diagnosis without their answers
+            return diagnosis
+        return name_lost(diagnosis, answers)
 
     def served(
         self,
@@ -467,7 +476,7 @@ class Planner:
         """Those of the latest plan, with the RPC workers' devices."""
         return (*self._devices, *self._workers.devices)
 
-    def _ask_workers(self) -> tuple[WorkerAnswer, ...]:
+    def _ask_workers(self, *, is_start: bool) -> tuple[WorkerAnswer, ...]:
         """Raises UsageInvalid if the settings or the build do not allow workers."""
         settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
         if not settings.rpc:
@@ -482,16 +491,27 @@ class Planner:
                 f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
                 remedy="Leave replicas out, or give each of several names its own workers.",
             )
-        return self._ask(settings.rpc)
+        return self._ask(settings.rpc, is_start=is_start)
 
-    def _ask(self, workers: Sequence[str], *, again: bool = False) -> tuple[WorkerAnswer, ...]:
-        from llamasup.llama_server.rpc.ask import ask_workers  # here, to keep the start short
+    def _ask(
+        self, workers: Sequence[str], *, is_start: bool, again: bool = False
+    ) -> tuple[WorkerAnswer, ...]:
+        """``is_start``: with the patience of a start, and a second attempt before it does without a worker."""
+        from llamasup.llama_server.rpc import ask  # here, to keep the start short
 
         settings = self._launch.settings
         files = None
         if settings.rpc_ca and settings.rpc_cert and settings.rpc_key:
             files = TunnelFiles(settings.rpc_ca, settings.rpc_cert, settings.rpc_key)
-        return ask_workers(self._launch.runtime, self._launch.environ, workers, files, again=again)
+        return ask.ask_workers(
+            self._launch.runtime,
+            self._launch.environ,
+            workers,
+            files,
+            again=again,
+            timeout_s=ask.START_TIMEOUT_S if is_start else ask.ESTIMATE_TIMEOUT_S,
+            attempts=2 if is_start and not again else 1,
+        )
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:
         launch, settings = self._launch, self._launch.settings

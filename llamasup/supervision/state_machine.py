@@ -107,7 +107,7 @@ def _spawn(transition: Transition) -> Outcome:
 
 def reset_and_start(transition: Transition) -> Outcome:
     """A requested start resets the crash count."""
-    return _spawn(transition.with_instance(crashes=(), half_open_since_s=None))
+    return _spawn(transition.with_instance(crashes=(), waits=0, half_open_since_s=None))
 
 
 def try_half_open(transition: Transition) -> Outcome:
@@ -121,7 +121,7 @@ def restart_now(transition: Transition) -> Outcome:
 
 def spawned(transition: Transition) -> Outcome:
     assert isinstance(transition.event, Spawned)
-    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots)
+    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots, waits=0)
     return known, (Probe(known.generation),)
 
 
@@ -319,7 +319,7 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
         waiting = transition.with_instance(waits=waits)
         return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
     crashes = (*recent_crashes(instance.crashes, now_s, policy), now_s)
-    transition = transition.with_instance(crashes=crashes, waits=0)
+    transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
         failed = _settled(transition.instance, State.FAILED)
         return failed, (Report(failed.generation, diagnosis, None, by_us),)

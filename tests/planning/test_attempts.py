@@ -550,6 +550,38 @@ def test_lost_worker_is_asked_again_and_named(network: WithWorkers) -> None:
     assert planner.plan(2).workers == ("10.0.0.2:50052",)  # although its last answer is new
 
 
+def test_model_of_a_removed_llama_server_keeps_its_diagnosis(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    made = planner.plan(1)
+    network.remove_program()
+    lost = Diagnosis("rpc_worker_lost", "lost one of its RPC workers", "", (), False, 75)
+    assert planner.name_lost(made, lost) == lost
+
+
+def test_true_reason_of_an_end_is_kept_although_a_worker_is_absent(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    made = planner.plan(1)
+    network.workers()
+    bad = Diagnosis("model_corrupt", "the model is corrupt", "", (), True, 65)
+    assert planner.name_lost(made, bad) == bad
+    unknown = Diagnosis("unknown", "llama-server ended", "", (), False, 69)
+    assert planner.name_lost(made, unknown).cause == "rpc_worker_lost"
+
+
+def test_worker_gets_a_second_attempt_before_a_start_does_without_it(
+    network: WithWorkers, tmp_path: Path
+) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    program, mark = tmp_path / "llama-server", tmp_path / "asked"
+    refuse = f"if [ ! -e '{mark}' ]; then : > '{mark}'; echo 'Failed to connect' >&2; exit 134; fi"
+    program.write_text(program.read_text().replace("--rpc) ", f"--rpc) {refuse}\n", 1))
+    assert planner.plan(1).workers == ("10.0.0.2:50052",)
+    assert mark.exists()
+
+
 def test_workers_need_a_build_with_rpc(host: Machine) -> None:
     host.build("0.3.16")
     with pytest.raises(UsageInvalid, match="was built without RPC"):

@@ -231,7 +231,17 @@ def test_start_waits_for_a_missing_worker_without_an_end() -> None:
         life.wake()
     assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
     assert len(life.instance.crashes) == 1  # the loss of the worker
-    life(lc.Spawned(12, 43), lc.Healthy(12), lc.WarmupSucceeded(12), lc.Exited(12, LOST))
+    life(lc.Spawned(12, 43))
+    assert life.instance.waits == 0
+
+
+def test_requested_start_does_not_wait_longer_for_earlier_waits() -> None:
+    life = ready()
+    life(lc.Exited(1, LOST))
+    for generation in (2, 3):
+        life(lc.SpawnFailed(generation, ABSENT))
+        life.wake()
+    life(lc.StopRequested(), lc.Exited(4, LOST), lc.StartRequested())
     assert life.instance.waits == 0
 
 

@@ -24,8 +24,10 @@ from llamasup.system.process.run_once import CommandResult
 
 __all__ = ["ask_workers"]
 
-ASK_TIMEOUT_S = 3.0
+ESTIMATE_TIMEOUT_S = 3.0
 """An answer takes 60 ms on this machine (b11434); a worker that hangs or is busy never answers."""
+START_TIMEOUT_S = 10.0
+"""At a start, which does without a worker that does not answer: a machine that swaps may need seconds."""
 _NO_RPC = "RPC not supported in this build"
 _USED_HERE = "a model of this llamasup uses it"
 _KEPT_S = 2.0
@@ -51,9 +53,11 @@ def ask_workers(
     files: TunnelFiles | None,
     *,
     again: bool = False,
-    timeout_s: float = ASK_TIMEOUT_S,
+    timeout_s: float = ESTIMATE_TIMEOUT_S,
+    attempts: int = 1,
 ) -> tuple[WorkerAnswer, ...]:
-    """The answers of ``workers``, in their order, all asked together. Blocks for ``timeout_s`` at most.
+    """The answers of ``workers``, in their order, all asked together. Blocks for ``timeout_s`` at most, and
+    again for each further attempt with the workers that are not ready.
 
     ``again``: do not use a kept answer. ``files``: for the workers with a tunnel. Raises UsageInvalid.
     """
@@ -65,13 +69,28 @@ def ask_workers(
             busy = WorkerAnswer(name, _endpoint(name, files), "busy", problem=_USED_HERE)
             known[name] = _keep((runtime.path, name, files), busy, now_s)
     wanted = [name for name in workers if name not in known]
-    endpoints = [_endpoint(name, files) for name in wanted]
-    commands = [("--rpc", endpoint, "--list-devices") for endpoint in endpoints]
-    results = run_runtime(runtime, environ, commands, timeout_s) if commands else ()
-    for name, endpoint, result in zip(wanted, endpoints, results, strict=True):
-        answer = _read(name, endpoint, result, timeout_s, TUNNELS.problem(name, files))
-        known[name] = _keep((runtime.path, name, files), answer, now_s)
+    for _ in range(attempts):
+        if wanted:
+            known |= _ask(runtime, environ, wanted, files, timeout_s)
+            wanted = [name for name in wanted if known[name].state != "ready"]
     return tuple(known[name] for name in workers)
+
+
+def _ask(
+    runtime: Runtime,
+    environ: Mapping[str, str],
+    names: Sequence[str],
+    files: TunnelFiles | None,
+    timeout_s: float,
+) -> dict[str, WorkerAnswer]:
+    endpoints = [_endpoint(name, files) for name in names]
+    commands = [("--rpc", endpoint, "--list-devices") for endpoint in endpoints]
+    results = run_runtime(runtime, environ, commands, timeout_s)
+    known = {}
+    for name, endpoint, result in zip(names, endpoints, results, strict=True):
+        answer = _read(name, endpoint, result, timeout_s, TUNNELS.problem(name, files))
+        known[name] = _keep((runtime.path, name, files), answer, time.monotonic())
+    return known
 
 
 def _endpoint(name: str, files: TunnelFiles | None) -> str:

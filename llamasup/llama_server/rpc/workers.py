@@ -25,6 +25,7 @@ __all__ = [
     "Workers",
     "choose_workers",
     "give_workers",
+    "may_be_lost_worker",
     "missing_error",
     "name_lost",
     "warnings_of",
@@ -119,8 +120,16 @@ def missing_error(model: str, workers: Workers) -> WorkerMissing:
     )
 
 
+_MAY_BE_LOST = frozenset({WORKER_LOST, "hung_start", "warm_up_failed", "unresponsive", "wedged", "unknown"})
+
+
+def may_be_lost_worker(diagnosis: Diagnosis) -> bool:
+    """Whether a lost worker can be the reason: its llama-server hangs, or ends without another reason."""
+    return diagnosis.cause in _MAY_BE_LOST
+
+
 def name_lost(diagnosis: Diagnosis, answers: Sequence[WorkerAnswer]) -> Diagnosis:
-    """``diagnosis`` of a llama-server that ended, with the workers that do not answer after it.
+    """``diagnosis`` of a llama-server that may have lost a worker, with those that do not answer after it.
 
     llama-server does not say which worker it lost, and seems to hang if a worker hangs.
     """
@@ -140,4 +149,5 @@ def name_lost(diagnosis: Diagnosis, answers: Sequence[WorkerAnswer]) -> Diagnosi
         message=message,
         remedy="See the worker's log on its machine, and the network between the machines.",
         deterministic=False,
+        exit_code=75,
     )

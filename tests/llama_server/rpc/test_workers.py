@@ -94,6 +94,7 @@ def test_hang_is_the_loss_of_the_worker_that_does_not_answer() -> None:
     assert named.cause == "rpc_worker_lost"
     assert named.message == ("llama-server lost the RPC worker 10.0.0.4:50052 (it accepts no connection).")
     assert not named.deterministic
+    assert name_lost(replace(HANG, exit_code=65), (GONE,)).exit_code == 75
 
 
 def test_two_lost_workers_are_both_named() -> None:
