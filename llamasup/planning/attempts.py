@@ -496,7 +496,7 @@ class Planner:
     def _ask(
         self, workers: Sequence[str], *, is_start: bool, again: bool = False
     ) -> tuple[WorkerAnswer, ...]:
-        """``is_start``: with the patience of a start, and a second attempt before it does without a worker."""
+        """``is_start``: with the patience of a start, and a second attempt for a worker that is not ready."""
         from llamasup.llama_server.rpc import ask  # here, to keep the start short
 
         settings = self._launch.settings

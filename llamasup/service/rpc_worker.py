@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,7 @@ __all__ = ["NAME", "RpcWorker", "RpcWorkerOptions", "listening"]
 NAME = "rpc-worker"
 _FIRST_PROBE_S = 0.01
 _LONGEST_PROBE_S = 0.5
+_WARN_EVERY_S = 60.0
 
 
 class RpcWorkerOptions(Struct, frozen=True, kw_only=True):
@@ -210,10 +212,8 @@ class RpcWorker:
 
     def __init__(self, options: RpcWorkerOptions, bus: Bus, environ: Mapping[str, str] | None = None) -> None:
         check_listen(options)
-        self._tls = None
-        if options.tunnel is not None:
-            assert options.files is not None  # see ``listening``
-            self._tls = server_context(options.files)
+        if options.files is not None:
+            server_context(options.files)  # an unusable file is an error of the start
         sweep()
         self.options = options
         self._environ = os.environ if environ is None else environ
@@ -221,14 +221,15 @@ class RpcWorker:
         worker_line((self.launch.path,), self.launch.capabilities, hardware(), options.worker, "", 1)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
+        # Only ``on_log`` is called: a worker has no HTTP.
         self.on_log: Callable[[list[bytes]], None] | None = None
         self.on_request: Callable[..., None] | None = None
         self.on_slow_request: Callable[..., None] | None = None
         self.on_asked: Callable[[str, str], None] | None = None
-        """The three are never called: a worker has no HTTP."""
         self.stops_asked = 0
         self.runner: InstanceRunner | None = None
         self._bus = bus
+        self._warned_s = float("-inf")
 
     @property
     def address(self) -> TcpAddress:
@@ -254,7 +255,7 @@ class RpcWorker:
         """
         options, logs = self.options, LogFiles()
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
-        tunnel = None if options.tunnel is None else bind(options.tunnel.host, options.tunnel.port)
+        tunnel = [] if options.tunnel is None else bind(options.tunnel.host, options.tunnel.port)
         error: LlamasupError | None = None
         try:
             with guarded_run_folder() as (folder, guardian):
@@ -262,25 +263,24 @@ class RpcWorker:
                     record_ready_file(folder, ready_file.path)
                 runner = self.runner = self._runner(folder, logs)
                 async with asyncio.TaskGroup() as tasks:
-                    running = tasks.create_task(runner.run(), name=NAME)
+                    running = [tasks.create_task(runner.run(), name=NAME)]
+                    running += [tasks.create_task(self._accept(each), name="tunnel") for each in tunnel]
                     if not self.stops_asked:
                         runner.post(StartRequested())
-                    servers = [] if tunnel is None else [await self._listen(each) for each in tunnel]
                     try:
                         await runner.until(lambda now: now.state is State.READY or self._is_over(now))
                         await asyncio.to_thread(guardian.wait_until_started)
                         if runner.instance.state is State.READY:
-                            self._report_ready(ready_file, servers)
+                            self._report_ready(ready_file, tunnel)
                         await runner.until(self._is_over)
                         if runner.instance.state is State.FAILED:
                             error = failure_of(runner.instance)
                     finally:
-                        for server in servers:
-                            server.close()
-                        running.cancel()
+                        for task in running:
+                            task.cancel()
         finally:
-            for listening in tunnel or ():
-                listening.close()
+            for each in tunnel:
+                each.close()
             logs.close()
             if ready_file is not None:
                 ready_file.remove()
@@ -292,11 +292,11 @@ class RpcWorker:
         is_stopped = instance.state is State.STOPPED and self.stops_asked > 0
         return is_stopped or (instance.state is State.FAILED and instance.is_settled)
 
-    def _report_ready(self, ready_file: ReadyFile | None, servers: Sequence[asyncio.Server]) -> None:
+    def _report_ready(self, ready_file: ReadyFile | None, tunnel: Sequence[socket.socket]) -> None:
         address = self.address
-        if servers:  # port 0 was any free one
-            address = replace(address, port=servers[0].sockets[0].getsockname()[1])
-        ready = Ready(_Shown(address.host, address.port, servers != []), os.getpid(), (NAME,))
+        if tunnel:  # port 0 was any free one
+            address = replace(address, port=tunnel[0].getsockname()[1])
+        ready = Ready(_Shown(address.host, address.port, tunnel != []), os.getpid(), (NAME,))
         if ready_file is not None:
             ready_file.write(as_json(ready))
         self._bus.publish(ready)
@@ -331,15 +331,31 @@ class RpcWorker:
         )
         return runner
 
-    async def _listen(self, listening: socket.socket) -> asyncio.Server:
+    async def _accept(self, listening: socket.socket) -> None:
+        """Serve one socket of the tunnel."""
+
         async def connect() -> Stream:
             plan = None if self.runner is None else self.runner.plan
             if not isinstance(plan, WorkerPlan):
-                raise ConnectionRefusedError
+                raise ConnectionRefusedError("rpc-server does not run")
             return await asyncio.open_connection(plan.address.host, plan.address.port)
 
-        return await asyncio.start_server(
-            Relay(connect), sock=listening, ssl=self._tls, ssl_handshake_timeout=10.0
+        files = self.options.files
+        await Relay(listening, connect, files=files, on_problem=self._warn_of_tunnel).run()
+
+    def _warn_of_tunnel(self, problem: str) -> None:
+        """Not more often than once in a while: who reaches the port decides how often there are problems."""
+        now_s = time.monotonic()
+        if not problem or self.runner is None or now_s - self._warned_s < _WARN_EVERY_S:
+            return
+        self._warned_s = now_s
+        self._bus.publish(
+            ServerWarned(
+                NAME,
+                self.runner.instance.generation,
+                f"A connection through the tunnel failed: {problem}.",
+                "Further ones are not reported for a minute. Check the certificates of both ends.",
+            )
         )
 
 

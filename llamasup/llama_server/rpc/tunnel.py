@@ -8,7 +8,10 @@ llamasup ends, because plans and running llama-servers name it.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import socket
 import threading
+from collections.abc import Coroutine
 from typing import Any
 
 from llamasup.errors import ConfigInvalid
@@ -18,7 +21,7 @@ from llamasup.llama_server.rpc.workers import TunnelFiles
 
 __all__ = ["TUNNELS", "Tunnels"]
 
-_START_TIMEOUT_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 class _Tunnel:
@@ -29,16 +32,21 @@ class _Tunnel:
         self.problem = ""
 
     async def open(self, address: WorkerAddress, files: TunnelFiles) -> None:
-        context = client_context(files)
+        client_context(files)  # an unusable file is an error of the settings
 
         async def connect() -> Stream:
             return await asyncio.open_connection(
-                address.host, address.port, ssl=context, server_hostname=address.host
+                address.host, address.port, ssl=client_context(files), server_hostname=address.host
             )
 
-        server = await asyncio.start_server(Relay(connect, self._note), "127.0.0.1", 0)
-        self._server = server  # else it would be collected
-        self.port = server.sockets[0].getsockname()[1]
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        relay = Relay(self._listening, connect, on_problem=self._note)
+        self.port = relay.port
+        self._running = asyncio.ensure_future(relay.run())  # noqa: TID251 - ``_serve`` ends it
+
+    def close(self) -> None:
+        """After its loop has ended."""
+        self._listening.close()
 
     def _note(self, problem: str) -> None:
         self.problem = problem
@@ -50,6 +58,7 @@ class Tunnels:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
         self._open: dict[tuple[str, TunnelFiles | None], _Tunnel] = {}  # bounded by the config
 
     def port(self, name: str, files: TunnelFiles | None) -> int:
@@ -73,11 +82,39 @@ class Tunnels:
             found = self._open.get((name, files))
         return "" if found is None else found.problem
 
-    def _run(self, work: Any) -> None:
+    def close(self) -> None:
+        """End all tunnels and their connections. A later use opens new ones."""
+        with self._lock:
+            loop, thread, opened = self._loop, self._thread, tuple(self._open.values())
+            self._loop, self._thread, self._open = None, None, {}
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_TIMEOUT_S)
+        for tunnel in opened:
+            tunnel.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="rpc-tunnels", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_TIMEOUT_S)
+            self._loop = asyncio.SelectorEventLoop()  # a relay needs add_reader
+            self._thread = threading.Thread(
+                target=_serve, args=(self._loop,), name="rpc-tunnels", daemon=True
+            )
+            self._thread.start()
+            atexit.register(self.close)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT_S)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run ``loop`` until it is stopped, and then end its tasks."""
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
 
 
 TUNNELS = Tunnels()

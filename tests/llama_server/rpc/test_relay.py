@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,13 @@ from typing import Any
 import pytest
 
 from llamasup.errors import ConfigInvalid
-from llamasup.llama_server.rpc.relay import MOST_RELAYS, Relay, Stream, client_context, server_context
+from llamasup.llama_server.rpc.relay import (
+    MOST_RELAYS,
+    Relay,
+    Stream,
+    client_context,
+    server_context,
+)
 from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from tests.certificates import make_certificate
@@ -31,29 +40,60 @@ def files(ca: Pair, own: Pair) -> TunnelFiles:
     return TunnelFiles(ca[0], *own)
 
 
-async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while piece := await reader.read(65_536):
-        writer.write(piece)
-        await writer.drain()
-    writer.close()
+@asynccontextmanager
+async def echo() -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
+    """An echo in place of the rpc-server: the function that connects to it. It closes its ends."""
+    connections: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with suppress(ConnectionResetError):
+            while piece := await reader.read(65_536):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+
+    async def connect() -> Stream:
+        return await asyncio.open_connection(*server.sockets[0].getsockname())
+
+    try:
+        yield connect
+    finally:
+        server.close()
+        for writer in connections:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
-async def far_end(tls: TunnelFiles) -> AsyncIterator[int]:
-    """An echo behind the worker's end of a tunnel: its port."""
-    inner = await asyncio.start_server(echo, "127.0.0.1", 0)
+async def far_end(tls: TunnelFiles, problems: list[str] | None = None) -> AsyncIterator[int]:
+    """An echo behind the worker's end of a tunnel: its port. ``problems``: those that it reports."""
+    on_problem = [].append if problems is None else problems.append
+    async with echo() as connect, running(connect, files=tls, on_problem=on_problem) as relay:
+        yield relay.port
 
-    async def connect() -> Stream:
-        return await asyncio.open_connection(*inner.sockets[0].getsockname())
 
-    relay = Relay(connect)
-    outer = await asyncio.start_server(relay, "127.0.0.1", 0, ssl=server_context(tls))
-    try:
-        yield outer.sockets[0].getsockname()[1]
-    finally:
-        outer.close()
-        await ended(relay)
-        inner.close()
+@asynccontextmanager
+async def running(connect: Callable[[], Awaitable[Stream]], **options: Any) -> AsyncIterator[Relay]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        relay = Relay(listening, connect, **options)
+        task = asyncio.ensure_future(relay.run())  # noqa: TID251
+        try:
+            yield relay
+            await ended(relay)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+@pytest.fixture
+def tunnels() -> Iterator[Tunnels]:
+    tunnels = Tunnels()
+    yield tunnels
+    tunnels.close()
 
 
 async def ended(relay: Relay) -> None:
@@ -68,11 +108,10 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_bytes_pass_in_both_directions_and_both_ends_close(ends: dict[str, Pair]) -> None:
+def test_bytes_pass_in_both_directions_and_both_ends_close(tunnels: Tunnels, ends: dict[str, Pair]) -> None:
     content = bytes(range(256)) * 20_000  # more than one buffer
 
     async def test() -> None:
-        tunnels = Tunnels()
         own = files(ends["worker"], ends["client"])
         async with far_end(files(ends["client"], ends["worker"])) as port:
             name = f"tls://127.0.0.1:{port}"
@@ -101,10 +140,10 @@ async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
     ],
 )
 def test_unknown_certificate_is_refused_by_either_end(
-    ends: dict[str, Pair], ca: str, own: str, why: str
+    tunnels: Tunnels, ends: dict[str, Pair], ca: str, own: str, why: str
 ) -> None:
     async def test() -> None:
-        tunnels, mine = Tunnels(), files(ends[ca], ends[own])
+        mine = files(ends[ca], ends[own])
         async with far_end(files(ends["client"], ends["worker"])) as port:
             name = f"tls://127.0.0.1:{port}"
             local = await asyncio.to_thread(tunnels.port, name, mine)
@@ -118,9 +157,11 @@ def test_unknown_certificate_is_refused_by_either_end(
     run(test)
 
 
-def test_absent_worker_is_the_problem_of_its_tunnel(ends: dict[str, Pair], free_tcp_port: int) -> None:
+def test_absent_worker_is_the_problem_of_its_tunnel(
+    tunnels: Tunnels, ends: dict[str, Pair], free_tcp_port: int
+) -> None:
     async def test() -> None:
-        tunnels, mine = Tunnels(), files(ends["worker"], ends["client"])
+        mine = files(ends["worker"], ends["client"])
         name = f"tls://127.0.0.1:{free_tcp_port}"
         local = await asyncio.to_thread(tunnels.port, name, mine)
         _, writer = await asyncio.open_connection("127.0.0.1", local)
@@ -132,31 +173,147 @@ def test_absent_worker_is_the_problem_of_its_tunnel(ends: dict[str, Pair], free_
 
 def test_connections_of_a_tunnel_are_limited() -> None:
     async def test() -> None:
-        inner = await asyncio.start_server(echo, "127.0.0.1", 0)
-
-        async def connect() -> Stream:
-            return await asyncio.open_connection(*inner.sockets[0].getsockname())
-
-        relay = Relay(connect)
-        outer = await asyncio.start_server(relay, "127.0.0.1", 0)
-        address = outer.sockets[0].getsockname()
-        opened = []
-        for _ in range(MOST_RELAYS):
-            reader, writer = await asyncio.open_connection(*address)
-            writer.write(b"x")
-            assert await reader.readexactly(1) == b"x"
-            opened.append(writer)
-        reader, writer = await asyncio.open_connection(*address)
-        with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-            writer.write(b"x")
-            await reader.readexactly(1)
-        for each in (*opened, writer):
-            each.close()
-        outer.close()
-        await ended(relay)
-        inner.close()
+        async with echo() as connect, running(connect) as relay:
+            opened = []
+            for _ in range(MOST_RELAYS):
+                reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+                writer.write(b"x")
+                assert await reader.readexactly(1) == b"x"
+                opened.append(writer)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await said(relay.port, b"x")
+            for each in opened:
+                each.close()
 
     run(test)
+
+
+async def said(local: int, content: bytes) -> bytes:
+    """What a new connection to the local end of a tunnel gets back."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", local)
+    try:
+        writer.write(content)
+        return await reader.readexactly(len(content))
+    finally:
+        writer.close()
+
+
+def test_worker_reports_a_client_without_its_certificate(tunnels: Tunnels, ends: dict[str, Pair]) -> None:
+    problems: list[str] = []
+
+    async def test() -> None:
+        mine = files(ends["worker"], ends["stranger"])
+        async with far_end(files(ends["client"], ends["worker"]), problems) as port:
+            local = await asyncio.to_thread(tunnels.port, f"tls://127.0.0.1:{port}", mine)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await said(local, b"hello")
+            await asyncio.to_thread(eventually, lambda: problems)
+
+    run(test)
+    assert "the connection of 127.0.0.1 was refused: its certificate is not accepted" in problems[0]
+
+
+def test_renewed_certificates_are_used_without_a_restart(
+    tunnels: Tunnels, ends: dict[str, Pair], tmp_path: Path
+) -> None:
+    own = tmp_path / "own.pem", tmp_path / "own.key"
+
+    def use(pair: Pair) -> None:
+        for path, content in zip(own, pair, strict=True):
+            path.write_bytes(Path(content).read_bytes())
+
+    async def test() -> None:
+        mine = TunnelFiles(ends["worker"][0], *map(str, own))
+        async with far_end(files(ends["client"], ends["worker"])) as port:
+            name = f"tls://127.0.0.1:{port}"
+            local = await asyncio.to_thread(tunnels.port, name, mine)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await said(local, b"hello")
+            use(ends["client"])
+            assert await said(local, b"hello") == b"hello"
+            assert tunnels.problem(name, mine) == ""
+            own[0].write_text("no certificate")
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await said(local, b"hello")
+            await asyncio.to_thread(eventually, lambda: "no PEM certificate" in tunnels.problem(name, mine))
+
+    use(ends["stranger"])
+    run(test)
+
+
+def test_worker_reports_its_own_file_that_became_unusable(
+    tunnels: Tunnels, ends: dict[str, Pair], tmp_path: Path
+) -> None:
+    ca, problems = tmp_path / "ca.pem", list[str]()
+
+    async def test() -> None:
+        mine = files(ends["worker"], ends["client"])
+        async with far_end(TunnelFiles(str(ca), *ends["worker"]), problems) as port:
+            local = await asyncio.to_thread(tunnels.port, f"tls://127.0.0.1:{port}", mine)
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await said(local, b"hello")
+            await asyncio.to_thread(eventually, lambda: problems)
+
+    run(test)
+    assert "ca.pem" in problems[0]
+
+
+def test_both_connections_of_a_relay_are_kept_alive() -> None:
+    """Else a machine that lost its power would block the worker for ever."""
+    seen: list[tuple[int, int]] = []
+
+    def note(writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        idle = getattr(socket, "TCP_KEEPIDLE", None)
+        idle_s = 30 if idle is None else connection.getsockopt(socket.IPPROTO_TCP, idle)
+        seen.append((connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), idle_s))
+
+    async def test() -> None:
+        fars: list[asyncio.StreamWriter] = []
+
+        def on_accept(relay: Relay) -> None:
+            accept = relay._accept
+
+            async def noted(accepted: socket.socket) -> Stream:
+                near = await accept(accepted)
+                fars.append(near[1])
+                return near
+
+            relay._accept = noted  # type: ignore[method-assign]
+
+        async with echo() as to_echo:
+
+            async def connect() -> Stream:
+                far = await to_echo()
+                fars.append(far[1])
+                return far
+
+            async with running(connect) as relay:
+                on_accept(relay)
+                reader, writer = await asyncio.open_connection("127.0.0.1", relay.port)
+                writer.write(b"x")
+                assert await reader.readexactly(1) == b"x"
+                for each in fars:
+                    note(each)
+                writer.close()
+
+    run(test)
+    assert seen == [(1, 30), (1, 30)]
+
+
+def test_closed_tunnels_leave_no_thread_and_no_port(ends: dict[str, Pair]) -> None:
+    tunnels, mine = Tunnels(), files(ends["worker"], ends["client"])
+    tunnels.close()  # without a tunnel
+    before = threading.active_count()
+    local = tunnels.port("tls://127.0.0.1:9", mine)
+    with socket.create_connection(("127.0.0.1", local)):
+        tunnels.close()
+    assert threading.active_count() == before
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", local))
+    assert tunnels.problem("tls://127.0.0.1:9", mine) == ""
+    assert tunnels.port("tls://127.0.0.1:9", mine)
+    tunnels.close()
 
 
 def test_file_that_is_no_certificate_is_named(tmp_path: Path, ends: dict[str, Pair]) -> None:
@@ -166,3 +323,11 @@ def test_file_that_is_no_certificate_is_named(tmp_path: Path, ends: dict[str, Pa
         client_context(TunnelFiles(str(broken), *ends["client"]))
     with pytest.raises(ConfigInvalid, match="missing"):
         server_context(TunnelFiles(ends["client"][0], str(tmp_path / "missing.pem"), ends["client"][1]))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigInvalid, match="it is not a regular file"):
+        server_context(TunnelFiles(str(pipe), *ends["worker"]))
+    with pytest.raises(ConfigInvalid, match="the key belongs to another certificate"):
+        server_context(TunnelFiles(ends["client"][0], ends["worker"][0], ends["client"][1]))
+    with pytest.raises(ConfigInvalid, match="No such file"):
+        server_context(TunnelFiles(str(tmp_path / "missing.pem"), *ends["worker"]))
