@@ -31,6 +31,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _CLOSED = (
     "it ends the connection at once: it does not accept this certificate, or its rpc-server does not run"
 )
+_CLOSED_BY_WORKER = "rpc-server ended the connection without an answer"
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -116,8 +117,9 @@ class Relay:
     async def _accept(self, accepted: socket.socket) -> Stream:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
-        transport, protocol = await loop.connect_accepted_socket(
-            lambda: asyncio.StreamReaderProtocol(reader),
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(  # with TLS, uvloop returns a protocol of its own
+            lambda: protocol,
             accepted,
             ssl=None if self._files is None else server_context(self._files),
             ssl_handshake_timeout=None if self._files is None else CONNECT_TIMEOUT_S,
@@ -147,7 +149,7 @@ class Relay:
             if back.done() and not back_began.is_set():
                 # In TLS 1.3 the other end refuses a certificate only now; asyncio sends it without an alert.
                 # Before the near end is closed: llama-server may end with it, and the problem is asked for.
-                self._on_problem(_CLOSED)
+                self._on_problem(_CLOSED if self._files is None else _CLOSED_BY_WORKER)
             there.cancel()
             back.cancel()
             far_writer.close()

@@ -23,6 +23,7 @@ from llamasup.llama_server.rpc.relay import (
 )
 from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
+from llamasup.system.process.platform import loop_factory
 from tests.certificates import make_certificate
 from tests.patience import PATIENCE_S, eventually
 
@@ -105,7 +106,8 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async with asyncio.timeout(PATIENCE_S):
             await test()
 
-    asyncio.run(bounded())
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:  # as llamasup
+        runner.run(bounded())
 
 
 def test_bytes_pass_in_both_directions_and_both_ends_close(tunnels: Tunnels, ends: dict[str, Pair]) -> None:
