@@ -183,6 +183,8 @@ async def _abort(writer: asyncio.StreamWriter) -> None:
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
     connection = writer.get_extra_info("socket")
+    if connection is None:  # with TLS, it has ended meanwhile
+        return
     with contextlib.suppress(OSError):  # it has ended
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():

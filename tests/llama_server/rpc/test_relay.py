@@ -303,6 +303,37 @@ def test_both_connections_of_a_relay_are_kept_alive() -> None:
     assert seen == [(1, 30), (1, 30)]
 
 
+def test_client_that_disconnects_early_does_not_end_the_tunnel(ends: dict[str, Pair]) -> None:
+    async def test() -> None:
+        nears: list[asyncio.StreamWriter] = []
+        async with echo() as to_echo:
+
+            async def connect() -> Stream:
+                if len(nears) == 1:
+                    first = nears[0]
+                    await asyncio.to_thread(eventually, lambda: first.get_extra_info("socket") is None)
+                return await to_echo()
+
+            async with running(connect, files=files(ends["client"], ends["worker"])) as relay:
+                accept = relay._accept
+
+                async def noted(accepted: socket.socket) -> Stream:
+                    near = await accept(accepted)
+                    nears.append(near[1])
+                    return near
+
+                relay._accept = noted  # type: ignore[method-assign]
+                context = client_context(files(ends["worker"], ends["client"]))
+                for content in (b"", b"hello"):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", relay.port, ssl=context)
+                    writer.write(content)
+                    assert await reader.readexactly(len(content)) == content
+                    writer.close()
+                    await asyncio.to_thread(eventually, lambda: relay.open == 0)
+
+    run(test)
+
+
 def test_closed_tunnels_leave_no_thread_and_no_port(ends: dict[str, Pair]) -> None:
     tunnels, mine = Tunnels(), files(ends["worker"], ends["client"])
     tunnels.close()  # without a tunnel
