@@ -404,6 +404,8 @@ def test_model_is_served_through_a_tunnel_and_another_certificate_is_refused(
                     assert "accept this certificate" in warned.message or "is not accepted" in warned.message
                     assert plan_of(server).workers == ()
                     assert await text_of(server) == expected
+            reported = await worker.event(ServerWarned)
+            assert "through the tunnel failed: the connection of 127.0.0.1 was refused" in reported.message
 
     run(test)
 
