@@ -231,7 +231,7 @@ def test_killed_worker_is_named_and_the_model_is_served_without_it(
                 os.kill(pid, signal.SIGKILL)
                 assert await text_of(server) == expected  # the request waits for the next generation
                 exited = await server.exit_of(1)
-                assert exited.diagnosis.cause == "rpc_worker_lost"
+                assert exited.diagnosis.cause == "rpc_worker_lost", exited
                 assert f"lost the RPC worker {second}" in exited.diagnosis.message
                 warned = await server.wait_for_event(ServerWarned)
                 assert f"without the RPC worker {second}" in warned.message
@@ -254,7 +254,8 @@ def test_supervised_worker_comes_back_and_is_used_again(
                 assert worker.service.runner is not None
                 await worker.service.runner.reached(State.READY)
                 assert (await server.complete()).status_code == 200
-                assert (await server.exit_of(1)).diagnosis.cause == "rpc_worker_lost"
+                exited = await server.exit_of(1)
+                assert exited.diagnosis.cause == "rpc_worker_lost", exited
                 assert plan_of(server).workers == (address,)
 
     run(test)
@@ -274,7 +275,7 @@ def test_stopped_worker_is_named_as_the_cause_of_the_hang(
                 os.kill(pid, signal.SIGSTOP)
                 answer = await server.complete()
                 exited = await server.exit_of(1)
-                assert exited.diagnosis.cause == "rpc_worker_lost"
+                assert exited.diagnosis.cause == "rpc_worker_lost", exited
                 assert f"lost the RPC worker {second} (no answer within" in exited.diagnosis.message
                 assert answer.status_code == 200
                 assert plan_of(server).workers == (first,)

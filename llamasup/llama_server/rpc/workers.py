@@ -125,7 +125,7 @@ _MAY_BE_LOST = frozenset({WORKER_LOST, "hung_start", "warm_up_failed", "unrespon
 
 def may_be_lost_worker(diagnosis: Diagnosis) -> bool:
     """Whether a lost worker can be the reason: its llama-server hangs, or ends without another reason."""
-    return diagnosis.cause in _MAY_BE_LOST
+    return diagnosis.cause in _MAY_BE_LOST or (diagnosis.cause == "aborted" and not diagnosis.lines)
 
 
 def name_lost(diagnosis: Diagnosis, answers: Sequence[WorkerAnswer]) -> Diagnosis:

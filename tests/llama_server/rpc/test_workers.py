@@ -11,6 +11,7 @@ from llamasup.llama_server.rpc.workers import (
     WorkerAnswer,
     Workers,
     choose_workers,
+    may_be_lost_worker,
     missing_error,
     name_lost,
     warnings_of,
@@ -95,6 +96,13 @@ def test_hang_is_the_loss_of_the_worker_that_does_not_answer() -> None:
     assert named.message == ("llama-server lost the RPC worker 10.0.0.4:50052 (it accepts no connection).")
     assert not named.deterministic
     assert name_lost(replace(HANG, exit_code=65), (GONE,)).exit_code == 75
+
+
+def test_only_an_end_without_another_reason_may_be_a_lost_worker() -> None:
+    assert may_be_lost_worker(HANG)
+    assert may_be_lost_worker(replace(HANG, cause="aborted"))
+    assert not may_be_lost_worker(replace(HANG, cause="aborted", lines=("terminate called",)))
+    assert not may_be_lost_worker(replace(HANG, cause="out_of_memory_device"))
 
 
 def test_two_lost_workers_are_both_named() -> None:
