@@ -6,6 +6,7 @@ between two llamasups.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 
 from msgspec import Struct
@@ -16,7 +17,10 @@ from llamasup.http.address import is_loopback, is_private
 __all__ = ["WorkerAddress", "parse_worker", "refuse_reachable"]
 
 _TLS = "tls://"
+_LOCALHOST, _LOOPBACK = "localhost", "127.0.0.1"
 _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):(?P<port>[0-9]{1,5})")
+_LABEL = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
+_MAX_NAME = 253
 _MAX_PORT = 65_535
 _REMEDY = (
     "The protocol has neither keys nor encryption. Let the worker listen on 127.0.0.1 or on a private "
@@ -33,17 +37,22 @@ class WorkerAddress(Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{_TLS if self.tunnelled else ''}{host}:{self.port}"
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """Equal for two addresses of one worker."""
+        return _LOOPBACK if self.host == _LOCALHOST else self.host, self.port
+
 
 def parse_worker(text: str) -> WorkerAddress:
     """``HOST:PORT`` or ``tls://HOST:PORT``. Raises UsageInvalid, also for an address that is not private."""
     tunnelled = text.startswith(_TLS)
     found = _HOST_PORT.fullmatch(text.removeprefix(_TLS))
-    if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
+    host = None if found is None else _canonical(found["host"])
+    if found is None or host is None or not 0 < int(found["port"]) <= _MAX_PORT:
         raise UsageInvalid(
             f"{text!r} is not the address of an RPC worker.",
             remedy="Give HOST:PORT such as 10.0.0.2:50052, or tls://HOST:PORT for a tunnel.",
         )
-    host = found["host"].removeprefix("[").removesuffix("]")
     if not tunnelled:
         refuse_reachable(host)
         if ":" in host:
@@ -51,7 +60,21 @@ def parse_worker(text: str) -> WorkerAddress:
                 f"{text!r} is an IPv6 address, which llama.cpp's RPC does not support.",
                 remedy="Give an IPv4 address, or use a tunnel: tls://HOST:PORT.",
             )
-    return WorkerAddress("127.0.0.1" if host == "localhost" else host, int(found["port"]), tunnelled)
+        # A tunnel keeps the name, which is compared with that of the certificate.
+        host = _LOOPBACK if host == _LOCALHOST else host
+    return WorkerAddress(host, int(found["port"]), tunnelled)
+
+
+def _canonical(host: str) -> str | None:
+    """An address or a name in the one notation in which two are compared; None if it is neither."""
+    bare = host.removeprefix("[").removesuffix("]").lower().removesuffix(".")
+    labels = bare.split(".")
+    if host.startswith("[") or labels[-1].isdecimal():
+        try:
+            return str(ipaddress.ip_address(bare))
+        except ValueError:
+            return None
+    return bare if len(bare) <= _MAX_NAME and all(map(_LABEL.fullmatch, labels)) else None
 
 
 def refuse_reachable(host: str) -> None:

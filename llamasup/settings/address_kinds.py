@@ -15,7 +15,7 @@ from llamasup.settings.kinds import InvalidValue, ValueKind
 if TYPE_CHECKING:
     from llamasup.http.address import Address
 
-__all__ = ["HostName", "Listen", "MediaHost", "Origin", "RpcWorker"]
+__all__ = ["HostName", "Listen", "MediaHost", "Origin", "RpcWorker", "worker_identity"]
 
 _HOST_PORT = r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})"
 
@@ -105,7 +105,7 @@ class MediaHost(ValueKind, frozen=True):
 
 
 class RpcWorker(ValueKind, frozen=True):
-    """The address of an RPC worker, as text. ``llama_server.rpc.workers`` checks that it is private."""
+    """The address of an RPC worker, as text. ``http.rpc_address`` checks that it is private."""
 
     @property
     def allowed(self) -> str:
@@ -121,6 +121,13 @@ class RpcWorker(ValueKind, frozen=True):
 
     def schema(self) -> Mapping[str, Any]:
         return {"type": "string", "pattern": r"^(?:tls://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"}
+
+
+def worker_identity(text: str) -> object:
+    """Equal for two valid addresses of one RPC worker."""
+    from llamasup.http.rpc_address import parse_worker
+
+    return parse_worker(text).identity
 
 
 def _checked(check: Callable[[str], str], text: str) -> str:

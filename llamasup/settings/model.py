@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from msgspec import structs
 
-from llamasup.settings.address_kinds import RpcWorker
+from llamasup.settings.address_kinds import RpcWorker, worker_identity
 from llamasup.settings.declaration import Flag, Setting, SettingGroup, settings_of
 from llamasup.settings.kinds import (
     Boolean,
@@ -148,7 +148,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     rpc: Annotated[
         tuple[str, ...] | None,
         Setting(
-            Many(RpcWorker()),
+            Many(RpcWorker(), identity=worker_identity),
             "RPC workers on other machines, which hold a part of the layers. tls://: through a tunnel.",
             "none",
             flag=Flag(metavar="HOST:PORT", help="Place layers on this RPC worker, too."),

@@ -128,6 +128,8 @@ def test_none_means_unset_and_infinity_means_never() -> None:
         ({"extra": [1]}, "extra: invalid value [1]; expected a list"),
         ({"loras": [3]}, "loras: invalid value [3]; expected a list, each the path of"),
         ({"loras": 3}, "loras: invalid value 3; expected a list, each the path of"),
+        ({"rpc": ["tls://w:7", "tls://W:7"]}, "rpc: invalid value"),
+        ({"rpc": ["tls://w:7", "tls://W:7"]}, "('tls://w:7' occurs twice); expected a list, each HOST:PORT"),
         ({"draft_model": ""}, "draft_model: invalid value ''; expected the path of a .gguf file."),
         (
             {"draft_model": "~nobody-has-this-name/x"},

@@ -1,4 +1,4 @@
-"""``llamasup rpc-worker``: its options, up to the service. tests/real/test_rpc.py has a real rpc-server."""
+"""``llamasup rpc-worker``, up to the service, and ``--rpc``. tests/real/test_rpc.py has a real rpc-server."""
 
 from __future__ import annotations
 
@@ -80,3 +80,9 @@ def test_options_that_contradict_are_errors_of_usage(words: tuple[str, ...], why
     done = run_to_end("rpc-worker", *words)
     assert done.returncode == 2
     assert why in " ".join(done.stderr.split())
+
+
+def test_worker_that_is_given_twice_is_an_error_of_usage() -> None:
+    done = run_to_end("plan", "demo", "--rpc", "localhost:7", "--rpc", "127.0.0.1:7")
+    assert done.returncode == 2
+    assert "--rpc 127.0.0.1:7 is given twice" in done.stderr

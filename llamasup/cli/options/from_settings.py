@@ -40,7 +40,10 @@ def setting_option(field: str) -> Option:
     if isinstance(kind, Boolean):
         return switch(name, text, field=field, off=default, on=flag.on)
     if isinstance(kind, Many):
-        return many(name, flag.metavar, text, field=field, read=of_kind(kind.kind), default=default)
+        read = of_kind(kind.kind)
+        return many(
+            name, flag.metavar, text, field=field, read=read, default=default, duplicates=kind.duplicates
+        )
     metavar, python_type, read = _reading(kind, flag)
     return value_option(field, name, flag.metavar or metavar, text, default, python_type, read=read)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -16,6 +16,7 @@ import typer
 from msgspec import Struct
 
 from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
+from llamasup.errors import UsageInvalid
 
 __all__ = [
     "Group",
@@ -158,15 +159,25 @@ def many(
     field: str | None = None,
     read: Callable[[str], str],
     default: tuple[str, ...] | None = (),
+    duplicates: Callable[[Sequence[str]], Sequence[int]] = lambda _: (),
 ) -> Option:
-    """An option that can be repeated; its value is a tuple, or ``default``."""
+    """An option that can be repeated; its value is a tuple, or ``default``.
+
+    ``duplicates``: the positions of the values that repeat an earlier one, which is an error.
+    """
+
+    def convert(_: typer.Context, given: Sequence[str] | None) -> tuple[str, ...] | None:
+        if given and (repeated := duplicates(given)):
+            raise UsageInvalid(f"{flag} {given[repeated[0]]} is given twice.", remedy="Give it once.")
+        return tuple(given) if given else default
+
     option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
         field or _field(flag),
         default=default,
         annotation=Annotated[list[str] | None, option],
         typer_default=None,
-        convert=lambda _, given: tuple(given) if given else default,
+        convert=convert,
         to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
     )
 

@@ -63,7 +63,7 @@ def checked(check: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def of_kind(kind: Any) -> Callable[[str], str]:
-    """The kind of a setting as a parser. What is no text is only checked: its user parses it again."""
+    """The kind of a setting as a parser. A value that is not text is only checked, and parsed again later."""
 
     def read(text: str) -> str:
         try:
