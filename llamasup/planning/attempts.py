@@ -25,6 +25,7 @@ from llamasup.errors import (
     WorkerMissing,
 )
 from llamasup.http.address import Address, TcpAddress, UnixAddress
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.draft_log import Drafted
@@ -35,10 +36,13 @@ from llamasup.llama_server.rpc.workers import (
     NO_WORKERS,
     TunnelFiles,
     WorkerAnswer,
+    Workers,
     choose_workers,
     may_be_lost_worker,
     missing_error,
     name_lost,
+    need_every_worker,
+    why_excluded,
 )
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
@@ -162,7 +166,7 @@ class Planner:
         its successor. The facts of the machine are read again, because memory and limits change. The only
         file that is written is the key file, for a build that reads its key only from a file.
 
-        Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
+        Raises UsageInvalid, ModelInvalid, RuntimeMissing, DoesNotFit or WorkerMissing.
         """
         admission = self.admission(generation)
         if (refused := self.refused(admission)) is not None:
@@ -179,9 +183,7 @@ class Planner:
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
-        self._workers = choose_workers(
-            self._ask_workers(is_start=generation is not None), is_start=generation is not None
-        )
+        self._workers = self._find_workers(is_start=generation is not None)
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
@@ -219,6 +221,7 @@ class Planner:
 
     def conditions(self) -> Conditions:
         """The present conditions of a result of ``llamasup tune``. Raises what ``plan`` raises."""
+        self._workers = self._find_workers(is_start=False)
         return self._conditions(self._machine())
 
     def _conditions(self, machine: Hardware) -> Conditions:
@@ -476,11 +479,11 @@ class Planner:
         """Those of the latest plan, with the RPC workers' devices."""
         return (*self._devices, *self._workers.devices)
 
-    def _ask_workers(self, *, is_start: bool) -> tuple[WorkerAnswer, ...]:
-        """Raises UsageInvalid if the settings or the build do not allow workers."""
+    def _find_workers(self, *, is_start: bool) -> Workers:
+        """Raises UsageInvalid if the settings or the build do not allow workers, and WorkerMissing."""
         settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
         if not settings.rpc:
-            return ()
+            return NO_WORKERS
         if not capabilities.knows("--rpc"):
             raise UsageInvalid(
                 f"rpc is not supported: this llama-server ({capabilities.version}) was built without RPC.",
@@ -491,7 +494,13 @@ class Planner:
                 f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
                 remedy="Leave replicas out, or give each of several names its own workers.",
             )
-        return self._ask(settings.rpc, is_start=is_start)
+        extra_args = read_extra(capabilities, settings.extra)
+        if excluded := why_excluded(extra_args, settings.gpu_layers):
+            return Workers(excluded=excluded)
+        workers = choose_workers(self._ask(settings.rpc, is_start=is_start), is_start=is_start)
+        if workers.missing and need_every_worker(extra_args):
+            raise missing_error(self._launch.model_id, workers, fits=True)
+        return workers
 
     def _ask(
         self, workers: Sequence[str], *, is_start: bool, again: bool = False

@@ -120,7 +120,7 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
-        self._used_workers: tuple[str, ...] = ()
+        self._used: tuple[tuple[str, ...], str] = ((), "")  # the RPC workers, and the model as it was named
 
     def __repr__(self) -> str:
         state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
@@ -128,8 +128,8 @@ class Generation:
 
     def watch(self) -> None:
         """Start to read the log and to wait for the exit."""
-        self._used_workers = self.plan.workers
-        USED.add(self._used_workers)
+        self._used = self.plan.workers, f"the model {self.context.model}"
+        USED.add(*self._used)
         self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
@@ -245,8 +245,8 @@ class Generation:
 
     async def clean_up(self) -> None:
         """Close the child's pipe, remove its socket, and end the processes that it left behind."""
-        USED.remove(self._used_workers)
-        self._used_workers = ()
+        USED.remove(*self._used)
+        self._used = (), ""
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)

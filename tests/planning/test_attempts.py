@@ -529,15 +529,52 @@ def test_worker_that_a_model_of_this_process_uses_is_not_asked(network: WithWork
     network.workers(_2=4096)
     assert network.planner(rpc=(worker,)).plan(1).workers == (worker,)
     network.workers()  # a question would find it absent
-    USED.add((worker,))
+    USED.add((worker,), "the model a")
     try:
         other = network.planner(rpc=(worker,))
         assert other.admission().plan.workers == (worker,)  # an estimate: with its last answer
-        assert "a model of this llamasup uses it" in other.plan(1).warnings[0][0]
+        assert "the model a of this llamasup uses it" in other.plan(1).warnings[0][0]
     finally:
-        USED.remove((worker,))
-    assert worker not in USED
+        USED.remove((worker,), "the model a")
+    assert USED.user_of(worker) is None
     assert network.planner(rpc=(worker,)).admission().plan.workers == ()
+
+
+def test_worker_has_one_user_in_every_notation() -> None:
+    USED.add(("tls://localhost:7",), "a trial")
+    USED.add(("tls://localhost:7",), "a trial")
+    assert USED.user_of("127.0.0.1:7") == "a trial"
+    USED.remove(("tls://localhost:7",), "a trial")
+    assert USED.user_of("tls://127.0.0.1:7") == "a trial"
+    USED.remove(("tls://localhost:7",), "a trial")
+    assert USED.user_of("127.0.0.1:7") is None
+
+
+def test_absent_worker_that_the_devices_exclude_is_no_reason_for_a_refusal(network: WithWorkers) -> None:
+    network.workers()
+    network.free(8 * MIB)
+    planner = network.planner(rpc=("10.0.0.2:50052",), extra=("--device", "none"))
+    with pytest.raises(DoesNotFit):
+        planner.plan(1)
+    network.free(8 * GIB)
+    assert planner.plan(1).warnings == ()
+
+
+def test_devices_that_name_a_worker_need_all_of_them(network: WithWorkers) -> None:
+    rpc, extra = ("10.0.0.2:50052", "10.0.0.3:50052"), ("--device", "RPC1")
+    network.workers(_2=4096, _3=4096)
+    assert network.planner(rpc=rpc, extra=extra).plan(1).device == "RPC1"
+    network.workers(_3=4096)  # it would be RPC0
+    with pytest.raises(WorkerMissing, match=r"needs the RPC worker 10\.0\.0\.2:50052"):
+        network.planner(rpc=rpc, extra=extra).plan(1)
+
+
+def test_conditions_of_a_measurement_are_those_of_a_start_with_workers(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    before = planner.conditions()
+    planner.plan(1)
+    assert planner.conditions() == before
 
 
 def test_lost_worker_is_asked_again_and_named(network: WithWorkers) -> None:

@@ -29,7 +29,6 @@ ESTIMATE_TIMEOUT_S = 3.0
 START_TIMEOUT_S = 10.0
 """At a start, which does without a worker that does not answer: a machine that swaps may need seconds."""
 _NO_RPC = "RPC not supported in this build"
-_USED_HERE = "a model of this llamasup uses it"
 _KEPT_S = 2.0
 """How long an answer counts as new: one start asks several times."""
 
@@ -65,8 +64,9 @@ def ask_workers(
     recent = {} if again else {name: _recent((runtime.path, name, files), now_s) for name in workers}
     known = {name: answer for name, answer in recent.items() if answer is not None}
     for name in workers:
-        if name in USED:
-            busy = WorkerAnswer(name, _endpoint(name, files), "busy", problem=_USED_HERE)
+        if (user := USED.user_of(name)) is not None:
+            problem = f"{user} of this llamasup uses it"
+            busy = WorkerAnswer(name, _endpoint(name, files), "busy", problem=problem)
             known[name] = _keep((runtime.path, name, files), busy, now_s)
     wanted = [name for name in workers if name not in known]
     for _ in range(attempts):
@@ -101,7 +101,7 @@ def _endpoint(name: str, files: TunnelFiles | None) -> str:
 
 
 def _read(name: str, endpoint: str, result: CommandResult, timeout_s: float, tunnel: str) -> WorkerAnswer:
-    # An accelerator without memory of its own does not occur among them: a worker offers devices with memory.
+    # Also an integrated GPU has memory of its own here: that of the worker's machine.
     devices = tuple(
         replace(device, remote=True, shares_host_memory=False)
         for device in parse_devices(result.stdout)

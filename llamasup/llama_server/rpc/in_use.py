@@ -9,28 +9,40 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
+from llamasup.http.rpc_address import parse_worker
+
 __all__ = ["USED", "UsedWorkers"]
+
+_Use = tuple[tuple[str, int], str]
+"""The worker's identity, and its user."""
 
 
 class UsedWorkers:
-    """Counts the users of each worker. All methods may be called from any thread."""
+    """The users of each worker, such as "the model a". All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._users: Counter[str] = Counter()
+        self._uses: Counter[_Use] = Counter()
 
-    def add(self, workers: Iterable[str]) -> None:
+    def add(self, workers: Iterable[str], user: str) -> None:
         with self._lock:
-            self._users.update(workers)
+            self._uses.update(_uses(workers, user))
 
-    def remove(self, workers: Iterable[str]) -> None:
+    def remove(self, workers: Iterable[str], user: str) -> None:
+        """Undo one ``add`` with the same arguments."""
         with self._lock:
-            self._users.subtract(workers)
-            self._users = +self._users
+            self._uses.subtract(_uses(workers, user))
+            self._uses = +self._uses
 
-    def __contains__(self, worker: str) -> bool:
+    def user_of(self, worker: str) -> str | None:
+        """None: no llama-server of this process uses it."""
+        identity = parse_worker(worker).identity
         with self._lock:
-            return worker in self._users
+            return next((user for used, user in self._uses if used == identity), None)
+
+
+def _uses(workers: Iterable[str], user: str) -> list[_Use]:
+    return [(parse_worker(worker).identity, user) for worker in workers]
 
 
 USED = UsedWorkers()

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.errors import WorkerMissing
-from llamasup.llama_server.argv_builder import CommandLine
+from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs
 from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
 from llamasup.system.hardware.devices import Device
 from llamasup.system.text import memory_text
@@ -28,8 +28,13 @@ __all__ = [
     "may_be_lost_worker",
     "missing_error",
     "name_lost",
+    "need_every_worker",
     "warnings_of",
+    "why_excluded",
 ]
+
+
+_DEVICE = "RPC"  # llama-server numbers the devices of all workers: RPC0, RPC1, …
 
 
 class TunnelFiles(Struct, frozen=True):
@@ -55,16 +60,20 @@ class WorkerAnswer(Struct, frozen=True):
 
 
 class Workers(Struct, frozen=True):
-    """The workers that a start uses, and those that it has to do without."""
+    """The workers that a start uses, and those that it has to do without.
+
+    ``excluded``: why the model's other settings exclude all of them; empty if they do not.
+    """
 
     used: tuple[WorkerAnswer, ...] = ()
     missing: tuple[WorkerAnswer, ...] = ()
+    excluded: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """As llama-server numbers them: in the order of ``--rpc``."""
         found = [device for answer in self.used for device in answer.devices]
-        return tuple(replace(device, name=f"RPC{number}") for number, device in enumerate(found))
+        return tuple(replace(device, name=f"{_DEVICE}{number}") for number, device in enumerate(found))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,6 +81,24 @@ class Workers(Struct, frozen=True):
 
 
 NO_WORKERS = Workers()
+
+
+def why_excluded(extra_args: ExtraArgs, gpu_layers: int | str | None) -> str:
+    """Why no layer can be on a worker, so that none is asked; empty if layers can."""
+    devices = extra_args.value("--device")
+    if devices is not None and not _names_workers(devices):
+        return f"--device {devices} excludes them"
+    layers = extra_args.value("--gpu-layers") or gpu_layers
+    return "with 0 GPU layers, no layer is on a device" if str(layers) == "0" else ""
+
+
+def need_every_worker(extra_args: ExtraArgs) -> bool:
+    """Whether the user chose devices by their number: without one worker, the others have other numbers."""
+    return _names_workers(extra_args.value("--device") or "")
+
+
+def _names_workers(devices: str) -> bool:
+    return any(name.startswith(_DEVICE) for name in devices.split(","))
 
 
 def choose_workers(answers: Sequence[WorkerAnswer], *, is_start: bool) -> Workers:
@@ -97,6 +124,8 @@ def give_workers(line: CommandLine, workers: Workers) -> None:
         line.give("--rpc", endpoints, f"layers on other machines: {', '.join(offers)}", asked="rpc")
     for answer in workers.missing:
         line.leave_out("--rpc", f"planned without the worker {answer.address}: {answer.problem}")
+    if workers.excluded:
+        line.leave_out("--rpc", f"planned without workers: {workers.excluded}")
 
 
 def warnings_of(workers: Workers) -> tuple[tuple[str, str], ...]:
@@ -104,20 +133,28 @@ def warnings_of(workers: Workers) -> tuple[tuple[str, str], ...]:
     return tuple(
         (
             f"Started without the RPC worker {answer.address}: {answer.problem}.",
-            "Start it again (llamasup rpc-worker); the next restart of the model uses it.",
+            f"{_REMEDIES[answer.state]} The next restart of the model uses it.",
         )
         for answer in workers.missing
     )
 
 
-def missing_error(model: str, workers: Workers) -> WorkerMissing:
-    """The model does not fit without the missing workers."""
+_REMEDIES = {
+    "busy": "Stop the other llama-server that uses it, or restart the worker if it hangs.",
+    "absent": "Start it (llamasup rpc-worker), and check the network between the machines.",
+}
+
+
+def missing_error(model: str, workers: Workers, *, fits: bool = False) -> WorkerMissing:
+    """The model does not fit without the missing workers, or (``fits``) needs them for another reason."""
     names = ", ".join(f"{answer.address} ({answer.problem})" for answer in workers.missing)
     several = "s" if len(workers.missing) > 1 else ""
-    return WorkerMissing(
-        f"{model} does not fit in memory without the RPC worker{several} {names}.",
-        remedy="Start the worker (llamasup rpc-worker) and check the network between the machines.",
-    )
+    if fits:
+        message = f"{model} needs the RPC worker{several} {names}: its devices name workers by their number."
+    else:
+        message = f"{model} does not fit in memory without the RPC worker{several} {names}."
+    remedies = dict.fromkeys(_REMEDIES[answer.state] for answer in workers.missing)
+    return WorkerMissing(message, remedy=" ".join(remedies))
 
 
 _MAY_BE_LOST = frozenset({WORKER_LOST, "hung_start", "warm_up_failed", "unresponsive", "wedged", "unknown"})

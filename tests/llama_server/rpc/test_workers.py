@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
+import pytest
 from msgspec.structs import replace
 
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.rpc.workers import (
     WorkerAnswer,
@@ -14,7 +16,9 @@ from llamasup.llama_server.rpc.workers import (
     may_be_lost_worker,
     missing_error,
     name_lost,
+    need_every_worker,
     warnings_of,
+    why_excluded,
 )
 from llamasup.planning.memory.shares import needs_of
 from llamasup.system.hardware.devices import Device
@@ -70,6 +74,43 @@ def test_plan_without_a_missing_worker_says_why() -> None:
     assert "Started without the RPC worker 10.0.0.4:50052" in made.warnings[0][0]
 
 
+@pytest.mark.parametrize(
+    ("extra", "gpu_layers", "why"),
+    [
+        ((), None, ""),
+        ((), "all", ""),
+        ((), 0, "with 0 GPU layers, no layer is on a device"),
+        (("--gpu-layers", "0"), 8, "with 0 GPU layers, no layer is on a device"),
+        (("--gpu-layers", "8"), 0, ""),
+        (("--device", "CUDA0"), None, "--device CUDA0 excludes them"),
+        (("--device", "none"), None, "--device none excludes them"),
+        (("--device", "CUDA0,RPC1"), None, ""),
+    ],
+)
+def test_settings_can_exclude_all_workers(
+    extra: tuple[str, ...], gpu_layers: int | str | None, why: str
+) -> None:
+    extra_args = read_extra(capabilities(NEW), extra)
+    assert why_excluded(extra_args, gpu_layers) == why
+    assert need_every_worker(extra_args) is ("RPC" in "".join(extra))
+
+
+def test_plan_without_workers_says_which_setting_excludes_them() -> None:
+    made = planned(workers=Workers(excluded="--device CUDA0 excludes them"))
+    assert "--rpc" not in made.argv
+    assert "planned without workers: --device CUDA0 excludes them" in reason(made, "--rpc")
+    assert made.warnings == ()
+
+
+def test_remedy_for_a_busy_worker_is_not_to_start_it() -> None:
+    ((_, of_absent), (_, of_busy)) = warnings_of(Workers((), (GONE, answer("10.0.0.5", "busy"))))
+    assert of_absent.startswith("Start it")
+    assert of_busy.startswith("Stop the other llama-server")
+    both = missing_error("large", Workers((), (GONE, answer("10.0.0.5", "busy"))))
+    assert "Start it" in both.remedy
+    assert "Stop the other" in both.remedy
+
+
 def test_memory_of_workers_is_no_need_of_this_machine() -> None:
     local = Device("CUDA0", "a GPU", 24 * GIB, 22 * GIB)
     made = planned(capabilities(NEW, local, GPU), workers=Workers((FIRST,)))
@@ -86,6 +127,8 @@ def test_model_that_needs_a_missing_worker_has_an_error_that_may_pass() -> None:
     assert error.message == (
         "large does not fit in memory without the RPC worker 10.0.0.4:50052 (it accepts no connection)."
     )
+    numbered = missing_error("large", Workers((), (GONE,)), fits=True)
+    assert numbered.message.endswith("accepts no connection): its devices name workers by their number.")
     two = missing_error("large", Workers((), (GONE, answer("10.0.0.5", "absent"))))
     assert "the RPC workers 10.0.0.4:50052" in two.message
 
