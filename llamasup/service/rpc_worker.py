@@ -30,7 +30,8 @@ from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
 from llamasup.llama_server.rpc.relay import Relay, Stream, server_context
-from llamasup.llama_server.rpc.worker_line import WorkerOptions, offered_bytes, worker_line
+from llamasup.llama_server.rpc.relay_loop import RelayLoop
+from llamasup.llama_server.rpc.worker_line import WorkerOptions, check_memory, worker_line
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.planning.load_times import LoadFacts, LoadTimes
 from llamasup.proxy.listeners.bind import bind
@@ -112,20 +113,20 @@ class WorkerPlanner:
         self._environ = environ
 
     def plan(self, generation: int) -> WorkerPlan:
-        """Raises PortInUse or PortNotAllowed: rpc-server itself ends with exit code 0 then (b11434)."""
+        """Raises DoesNotFit, PortInUse or PortNotAllowed. rpc-server itself ends with 0 for a port (b11434)."""
         options, machine = self._options, hardware()
         host, port = ("127.0.0.1", free_loopback_port()) if options.tunnel else (options.host, options.port)
         for listening in bind(host, port):
             listening.close()
-        argv, reasons = worker_line(
+        line = worker_line(
             (self._found.path,), self._found.capabilities, machine, options.worker, host, port
         )
         return WorkerPlan(
-            argv,
+            line.argv,
             worker_environment(self._environ, self._found.path, str(self._folder)),
             TcpAddress(host, port),
-            offered_bytes(machine, options.worker.memory_bytes),
-            reasons,
+            line.limit_bytes,
+            line.reasons,
         )
 
     def step_down(self, made: WorkerPlan, diagnosis: Diagnosis) -> Adjustment | None:
@@ -204,7 +205,7 @@ class WorkerProber(Prober):
 class RpcWorker:
     """The service. The constructor finds every error that can be found before a process is started.
 
-    Raises UnsafeBind, UsageInvalid, ConfigInvalid, RuntimeMissing or BrokenRuntime.
+    Raises UnsafeBind, UsageInvalid, ConfigInvalid, RuntimeMissing, BrokenRuntime or DoesNotFit.
     """
 
     in_flight = 0
@@ -218,7 +219,9 @@ class RpcWorker:
         self.options = options
         self._environ = os.environ if environ is None else environ
         self.launch = find_rpc_server(options.runtime, self._environ)
-        worker_line((self.launch.path,), self.launch.capabilities, hardware(), options.worker, "", 1)
+        machine = hardware()
+        check_memory(machine, options.worker)
+        worker_line((self.launch.path,), self.launch.capabilities, machine, options.worker, "", 1)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
         # Only ``on_log`` is called: a worker has no HTTP.
@@ -256,6 +259,7 @@ class RpcWorker:
         options, logs = self.options, LogFiles()
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         tunnel = [] if options.tunnel is None else bind(options.tunnel.host, options.tunnel.port)
+        relays = RelayLoop() if tunnel else None
         error: LlamasupError | None = None
         try:
             with guarded_run_folder() as (folder, guardian):
@@ -264,7 +268,10 @@ class RpcWorker:
                 runner = self.runner = self._runner(folder, logs)
                 async with asyncio.TaskGroup() as tasks:
                     running = [tasks.create_task(runner.run(), name=NAME)]
-                    running += [tasks.create_task(self._accept(each), name="tunnel") for each in tunnel]
+                    if relays is not None:
+                        running += [
+                            tasks.create_task(self._accept(each, relays), name="tunnel") for each in tunnel
+                        ]
                     if not self.stops_asked:
                         runner.post(StartRequested())
                     try:
@@ -279,6 +286,8 @@ class RpcWorker:
                         for task in running:
                             task.cancel()
         finally:
+            if relays is not None:
+                await asyncio.to_thread(relays.close)
             for each in tunnel:
                 each.close()
             logs.close()
@@ -331,8 +340,9 @@ class RpcWorker:
         )
         return runner
 
-    async def _accept(self, listening: socket.socket) -> None:
+    async def _accept(self, listening: socket.socket, relays: RelayLoop) -> None:
         """Serve one socket of the tunnel."""
+        loop = asyncio.get_running_loop()
 
         async def connect() -> Stream:
             plan = None if self.runner is None else self.runner.plan
@@ -340,11 +350,14 @@ class RpcWorker:
                 raise ConnectionRefusedError("rpc-server does not run")
             return await asyncio.open_connection(plan.address.host, plan.address.port)
 
-        files = self.options.files
-        await Relay(listening, connect, files=files, on_problem=self._warn_of_tunnel).run()
+        def on_problem(problem: str) -> None:
+            loop.call_soon_threadsafe(self._warn_of_tunnel, problem)
+
+        relay = Relay(listening, connect, files=self.options.files, on_problem=on_problem)
+        await asyncio.wrap_future(relays.start(relay.run()))
 
     def _warn_of_tunnel(self, problem: str) -> None:
-        """Not more often than once in a while: who reaches the port decides how often there are problems."""
+        """Once a minute at most: any client that reaches the port can cause problems."""
         now_s = time.monotonic()
         if not problem or self.runner is None or now_s - self._warned_s < _WARN_EVERY_S:
             return

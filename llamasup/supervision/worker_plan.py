@@ -16,12 +16,12 @@ __all__ = ["WorkerPlan"]
 
 
 class WorkerPlan(Struct, frozen=True):
-    """How to start one generation (a ``ChildPlan``)."""
+    """How to start one generation (a ``ChildPlan``). ``limit_bytes``: as in ``WorkerLine``."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     address: TcpAddress
-    offered_bytes: int
+    limit_bytes: int | None
     reasons: tuple[Reason, ...]
     api_key: str | None = None
     model_class: ModelClass = ModelClass.DECODER

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 __all__ = ["ConsoleReporter"]
 
 _ACTIVITIES = {
-    State.STARTING: "starting llama-server for {model}",
+    State.STARTING: "starting {program} for {model}",
     State.LOADING: "loading {model}",
     State.WARMING: "warming up {model}: waiting for its first token",
     State.DRAINING: "finishing the requests in flight",
-    State.STOPPING: "stopping llama-server",
+    State.STOPPING: "stopping {program}",
     State.BACKOFF: "waiting before the next start of {model}",
 }
 
@@ -199,7 +199,9 @@ class ConsoleReporter:
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:
         activity = _ACTIVITIES.get(state)
-        self._set_activity(model, None if activity is None else activity.format(model=model))
+        program = "rpc-server" if isinstance(self._service.launch, FoundWorker) else "llama-server"
+        shown = None if activity is None else activity.format(model=model, program=program)
+        self._set_activity(model, shown)
         level: Level = "debug"
         text = f"{model} is {state}"
         if state is State.READY and (generation > 1 or self._has_many):
@@ -351,10 +353,8 @@ class ConsoleReporter:
         elif isinstance(launch, FoundWorker):
             facts = [("server", launch.path)]
             if isinstance(plan, WorkerPlan):
-                limited = any(each.passed and each.flag == "--mem" for each in plan.reasons)
-                offers = (
-                    memory_text(plan.offered_bytes) if limited else "all memory (this build has no limit)"
-                )
+                limit = plan.limit_bytes
+                offers = "all memory of its devices" if limit is None else memory_text(limit)
                 facts.append(("offers", offers))
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)

@@ -1,4 +1,4 @@
-"""The command line of an RPC worker, with a reason for each flag, and the memory that it offers (pure)."""
+"""The command line of an RPC worker, with a reason for each flag (pure)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from llamasup.errors import BrokenRuntime, UsageInvalid
+from llamasup.errors import BrokenRuntime, DoesNotFit, UsageInvalid
 from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, Reason
 from llamasup.llama_server.help_text import Capabilities, Option
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.text import memory_text
 
-__all__ = ["WorkerOptions", "offered_bytes", "read_worker_help", "worker_line"]
+__all__ = ["WorkerLine", "WorkerOptions", "check_memory", "read_worker_help", "worker_line"]
 
 _RESERVE_SHARE = 0.1
 _RESERVE_BYTES = 1 << 30
 _MIB = 1 << 20
-_MEMORY = ("--mem", "-m")  # until 2025
+_MEMORY = ("--mem", "-m")  # builds until 2025 have it
 
 
 class WorkerOptions(Struct, frozen=True):
-    """The user's own choices. ``memory_bytes`` None: planned."""
+    """The user's own choices. ``memory_bytes`` None: llamasup chooses."""
 
     threads: int | None = None
     devices: tuple[str, ...] = ()
@@ -29,32 +29,34 @@ class WorkerOptions(Struct, frozen=True):
     cache: bool = False
 
 
+class WorkerLine(Struct, frozen=True):
+    """``limit_bytes``: the memory that the worker offers; None: all memory of its devices."""
+
+    argv: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    limit_bytes: int | None
+
+
 def read_worker_help(path: str, options: tuple[Option, ...], lines: Sequence[str] = ()) -> Capabilities:
     """What an ``rpc-server`` accepts. Raises BrokenRuntime for another program."""
-    found = Capabilities("", options, ())
+    found = Capabilities("", options, (), program="rpc-server")
     if not found.knows("--host") or not found.knows("--port") or found.knows("--ctx-size"):
         raise BrokenRuntime(
             f"{path} does not answer --help as an rpc-server does.",
-            remedy="Give the folder or the path of llama.cpp's rpc-server with --runtime.",
+            remedy="Give the path of llama.cpp's rpc-server with --runtime.",
             lines=tuple(lines)[-4:],
         )
     return found
 
 
-def offered_bytes(machine: Hardware, asked_bytes: int | None) -> int:
-    """The memory of the host for the layers of others: what is free, less a reserve of 10 %, at least 1 GiB.
-
-    Raises UsageInvalid if ``asked_bytes`` is more than is free.
-    """
-    free = machine.memory_available_bytes
-    if asked_bytes is not None:
-        if asked_bytes > free:
-            raise UsageInvalid(
-                f"--memory {memory_text(asked_bytes)} is more than the {memory_text(free)} that are free.",
-                remedy="Give less, or free memory.",
-            )
-        return asked_bytes
-    return max(0, free - max(_RESERVE_BYTES, int(machine.memory_total_bytes * _RESERVE_SHARE)))
+def check_memory(machine: Hardware, options: WorkerOptions) -> None:
+    """Raises UsageInvalid if the user offers more than is free. A later start keeps the user's choice."""
+    asked, free = options.memory_bytes, machine.memory_available_bytes
+    if asked is not None and asked > free:
+        raise UsageInvalid(
+            f"--memory {memory_text(asked)} is more than the {memory_text(free)} that are free.",
+            remedy="Give less, or free memory.",
+        )
 
 
 def worker_line(
@@ -64,8 +66,8 @@ def worker_line(
     options: WorkerOptions,
     host: str,
     port: int,
-) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
-    """The command line and its reasons. Raises UsageInvalid."""
+) -> WorkerLine:
+    """The command line and its reasons. Raises UsageInvalid, and DoesNotFit on a machine without free memory."""
     line = CommandLine(command, capabilities, ExtraArgs())
     line.give("--host", host, "where clients connect", essential=True)
     line.give("--port", port, "where clients connect", essential=True)
@@ -76,13 +78,39 @@ def worker_line(
         line.give("--threads", machine.physical_cores, why)
     if options.devices:
         line.give("--device", ",".join(options.devices), "set with --device", asked="--device")
-    bytes_ = offered_bytes(machine, options.memory_bytes)
-    if options.memory_bytes is not None or not options.devices:
+    limit = _limit_bytes(capabilities, machine, options)
+    if limit is not None:
         asked = None if options.memory_bytes is None else "--memory"
-        line.give(_MEMORY, bytes_ // _MIB, "the free memory less a reserve", asked=asked, otherwise=_ALL)
+        why = "set with --memory" if asked else "the free memory less a reserve"
+        line.give(_MEMORY, limit // _MIB, why, asked=asked)
+    elif capabilities.knows(*_MEMORY):
+        line.leave_out(_MEMORY[0], "it would limit a GPU by the memory of the host")
     if options.cache:
         line.give("--cache", None, "set with --cache", asked="--cache")
-    return line.argv, line.reasons
+    return WorkerLine(line.argv, line.reasons, limit)
 
 
-_ALL = "this build has no limit, and offers all memory of its devices"
+
+def _limit_bytes(capabilities: Capabilities, machine: Hardware, options: WorkerOptions) -> int | None:
+    """The memory to offer; None: all memory of the devices.
+
+    rpc-server reads 0 as no limit. The limit is that of the device, also of a GPU, so it is chosen only for the
+    CPU.
+    """
+    if options.memory_bytes is not None:
+        if options.memory_bytes < _MIB:
+            raise UsageInvalid(
+                f"--memory {memory_text(options.memory_bytes)} is less than 1 MiB.", remedy="Give more."
+            )
+        return options.memory_bytes
+    if options.devices != ("CPU",) or not capabilities.knows(*_MEMORY):
+        return None
+    reserve = max(_RESERVE_BYTES, int(machine.memory_total_bytes * _RESERVE_SHARE))
+    free = machine.memory_available_bytes
+    if free - reserve < _MIB:
+        raise DoesNotFit(
+            f"This machine has no memory to offer: {memory_text(free)} are free, and {memory_text(reserve)} "
+            "stay reserved.",
+            remedy="Free memory, or give the size yourself with --memory.",
+        )
+    return free - reserve

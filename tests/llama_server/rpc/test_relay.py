@@ -23,6 +23,7 @@ from llamasup.llama_server.rpc.relay import (
 )
 from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
+from llamasup.settings.address_kinds import RpcWorker
 from llamasup.system.process.platform import loop_factory
 from tests.certificates import make_certificate
 from tests.patience import PATIENCE_S, eventually
@@ -125,6 +126,20 @@ def test_bytes_pass_in_both_directions_and_both_ends_close(tunnels: Tunnels, end
             await sending
             writer.close()
             assert tunnels.problem(name, own) == ""
+
+    run(test)
+
+
+def test_certificate_is_compared_with_the_name_in_the_settings(
+    tunnels: Tunnels, ends: dict[str, Pair], tmp_path: Path
+) -> None:
+    named = make_certificate(tmp_path, "named", "DNS:localhost")
+
+    async def test() -> None:
+        mine = files(named, ends["client"])
+        async with far_end(files(ends["client"], named)) as port:
+            name = RpcWorker().parse(f"tls://LocalHost:{port}")
+            assert await said(await asyncio.to_thread(tunnels.port, name, mine), b"hello") == b"hello"
 
     run(test)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from llamasup.errors import BrokenRuntime, UsageInvalid
+from llamasup.errors import BrokenRuntime, DoesNotFit, UsageInvalid
 from llamasup.llama_server.help_text import Capabilities, parse_help
 from llamasup.llama_server.rpc.worker_line import (
     WorkerOptions,
-    offered_bytes,
+    check_memory,
     read_worker_help,
     worker_line,
 )
+from llamasup.system.hardware.facts import Hardware
 from tests.paths import FIXTURES
 from tests.planning.plans import GIB, NEW, capabilities, machine
 
@@ -23,8 +24,10 @@ def worker(text: str = HELP) -> Capabilities:
     return read_worker_help("/bin/rpc-server", parse_help(text))
 
 
-def line(options: WorkerOptions, text: str = HELP) -> tuple[str, ...]:
-    return worker_line(("rpc-server",), worker(text), machine(), options, "127.0.0.1", 50052)[0]
+def line(options: WorkerOptions, text: str = HELP, host: Hardware | None = None) -> tuple[str, ...]:
+    return worker_line(
+        ("rpc-server",), worker(text), host or machine(), options, "127.0.0.1", 50052
+    ).argv
 
 
 def test_plan_gives_the_address_and_every_core() -> None:
@@ -38,24 +41,46 @@ def test_settings_of_the_user_are_passed() -> None:
     assert argv[-5:] == ("--threads", "3", "--device", "CUDA0,CUDA1", "--cache")
 
 
-def test_build_with_a_limit_gets_the_free_memory_less_a_reserve() -> None:
-    argv = line(WorkerOptions(), WITH_MEM)
+CPU = WorkerOptions(devices=("CPU",))
+
+
+def test_cpu_worker_of_a_build_with_a_limit_offers_the_free_memory_less_a_reserve() -> None:
+    argv = line(CPU, WITH_MEM)
     assert argv[argv.index("--mem") + 1] == str((28 * GIB - int(3.2 * GIB)) >> 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [(WorkerOptions(), WITH_MEM), (WorkerOptions(devices=("CPU", "CUDA0")), WITH_MEM), (CPU, HELP)],
+)
+def test_worker_that_may_have_a_gpu_gets_no_limit_of_the_host(options: WorkerOptions, text: str) -> None:
+    made = worker_line(("rpc-server",), worker(text), machine(), options, "127.0.0.1", 50052)
+    assert "--mem" not in made.argv
+    assert made.limit_bytes is None
 
 
 def test_limit_of_the_user_needs_a_build_that_has_one() -> None:
     assert "2048" in line(WorkerOptions(memory_bytes=2 * GIB), WITH_MEM)
-    with pytest.raises(UsageInvalid, match="--memory is not supported"):
+    with pytest.raises(UsageInvalid, match=r"--memory is not supported: this rpc-server has no --mem"):
         line(WorkerOptions(memory_bytes=2 * GIB))
 
 
-def test_more_memory_than_is_free_is_refused() -> None:
+def test_more_memory_than_is_free_is_refused_only_at_the_first_start() -> None:
+    much = WorkerOptions(memory_bytes=29 * GIB)
     with pytest.raises(UsageInvalid, match="more than the 28 GiB that are free"):
-        offered_bytes(machine(), 29 * GIB)
+        check_memory(machine(), much)
+    check_memory(machine(), WorkerOptions(memory_bytes=28 * GIB))
+    check_memory(machine(), WorkerOptions())
+    assert str(29 << 10) in line(much, WITH_MEM)
 
 
-def test_full_machine_offers_nothing() -> None:
-    assert offered_bytes(machine(memory_available_bytes=GIB), None) == 0
+def test_no_limit_of_zero_is_passed_which_would_be_none() -> None:
+    with pytest.raises(UsageInvalid, match="less than 1 MiB"):
+        line(WorkerOptions(memory_bytes=0), WITH_MEM)
+    full = machine(memory_available_bytes=GIB)
+    with pytest.raises(DoesNotFit, match="no memory to offer: 1 GiB are free"):
+        line(CPU, WITH_MEM, full)
+    assert "--mem" not in line(CPU, HELP, full)
 
 
 @pytest.mark.parametrize("text", ["", "  -p, --port PORT        port\n"])
