@@ -164,7 +164,9 @@ def _worker_issues(config: Config) -> _Found:
             other = users.setdefault(worker_identity(worker), name)
             if other != name and not _take_turns(config, name, other):
                 key: Place = ("models", name)
-                what = f"the RPC worker {worker} is also that of {shown(other)}, and serves one model at a time"
+                what = (
+                    f"the RPC worker {worker} is also that of {shown(other)}, and serves one model at a time"
+                )
                 remedy = "give each model its own workers, put both into a group, or set max_loaded to 1"
                 yield (key if entry.rpc is None else (*key, "rpc", number)), f"{what}; {remedy}"
 

@@ -89,9 +89,7 @@ def check_file(path: Path, origin: str, program: Program = LLAMA_SERVER) -> None
             else f"Give the path of {program.name} itself.",
         )
     if not stat.S_ISREG(mode):
-        raise BrokenRuntime(
-            f"{path} ({origin}) is not a regular file.", remedy=sentence(program.use_another)
-        )
+        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=sentence(program.use_another))
     if not os.access(path, os.X_OK):
         if _first_bytes(path).startswith(b"GGUF"):
             raise BrokenRuntime(

@@ -113,14 +113,12 @@ class WorkerPlanner:
         self._environ = environ
 
     def plan(self, generation: int) -> WorkerPlan:
-        """Raises DoesNotFit, PortInUse or PortNotAllowed. rpc-server itself ends with 0 for a port (b11434)."""
+        """Raises DoesNotFit, PortInUse or PortNotAllowed: for a port, rpc-server ends with 0 (b11434)."""
         options, machine = self._options, hardware()
         host, port = ("127.0.0.1", free_loopback_port()) if options.tunnel else (options.host, options.port)
         for listening in bind(host, port):
             listening.close()
-        line = worker_line(
-            (self._found.path,), self._found.capabilities, machine, options.worker, host, port
-        )
+        line = worker_line((self._found.path,), self._found.capabilities, machine, options.worker, host, port)
         return WorkerPlan(
             line.argv,
             worker_environment(self._environ, self._found.path, str(self._folder)),
@@ -456,8 +454,17 @@ def is_private_bind(options: RpcWorkerOptions) -> bool:
 
 
 def _text_of_worker(text: str) -> str:
-    """The supervision speaks of llama-server."""
-    return text.replace("/health requests", "connections").replace("llama-server", "rpc-server")
+    """The supervision speaks of llama-server, and of a log that ``llamasup logs`` shows."""
+    for of_server, of_worker in _WORDS:
+        text = text.replace(of_server, of_worker)
+    return text
+
+
+_WORDS = (
+    ("/health requests", "connections"),
+    ("See its log (llamasup logs). ", ""),
+    ("llama-server", "rpc-server"),
+)
 
 
 def _about_worker(error: LlamasupError) -> LlamasupError:

@@ -332,8 +332,8 @@ class FilePath(msgspec.Struct, frozen=True):
 class Many(msgspec.Struct, frozen=True):
     """A list of one kind. ``or_one``: a single value is a list of one.
 
-    ``identity``: values for which it returns the same are duplicates, which are an error. None: duplicates are
-    allowed.
+    ``identity``: values for which it returns the same are duplicates, which are an error. None: duplicates
+    are allowed.
     """
 
     kind: ScalarKind | FilePath

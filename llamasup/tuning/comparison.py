@@ -278,8 +278,8 @@ class Comparison:
     def _plan(self, changes: Changes) -> tuple[LaunchPlan, bool]:
         """The plan with these changes, and whether it fits into the free memory without being reduced.
 
-        Raises TrialFailed if it is not possible; for the default, what planning raises; and TuningFailed if an
-        RPC worker is missing.
+        Raises TrialFailed if it is not possible; for the default, what planning raises; and TuningFailed if
+        an RPC worker is missing.
         """
         self._number += 1
         planner = Planner(self._launch, self._folder, f"{self._number}-", trial=changes)

@@ -85,4 +85,4 @@ def test_options_that_contradict_are_errors_of_usage(words: tuple[str, ...], why
 def test_worker_that_is_given_twice_is_an_error_of_usage() -> None:
     done = run_to_end("plan", "demo", "--rpc", "localhost:7", "--rpc", "127.0.0.1:7")
     assert done.returncode == 2
-    assert "--rpc 127.0.0.1:7 is given twice" in done.stderr
+    assert "--rpc: 127.0.0.1:7 is given twice; give it once." in " ".join(done.stderr.split())

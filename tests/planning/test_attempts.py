@@ -562,11 +562,11 @@ def test_absent_worker_that_the_devices_exclude_is_no_reason_for_a_refusal(netwo
 
 def test_devices_that_name_a_worker_need_all_of_them(network: WithWorkers) -> None:
     rpc, extra = ("10.0.0.2:50052", "10.0.0.3:50052"), ("--device", "RPC1")
-    network.workers(_2=4096, _3=4096)
+    network.workers(_2=4096, _3=4096, _5=4096)
     assert network.planner(rpc=rpc, extra=extra).plan(1).device == "RPC1"
-    network.workers(_3=4096)  # it would be RPC0
-    with pytest.raises(WorkerMissing, match=r"needs the RPC worker 10\.0\.0\.2:50052"):
-        network.planner(rpc=rpc, extra=extra).plan(1)
+    absent = ("10.0.0.4:50052", "10.0.0.5:50052")  # the second one would be RPC0
+    with pytest.raises(WorkerMissing, match=r"needs the RPC worker 10\.0\.0\.4:50052"):
+        network.planner(rpc=absent, extra=extra).plan(1)
 
 
 def test_conditions_of_a_measurement_are_those_of_a_start_with_workers(network: WithWorkers) -> None:

@@ -47,8 +47,7 @@ from tests.ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
-# Only what a hang cannot end decides how long a test takes. The other limits are far above the delays of a busy
-# machine, where a process may get no CPU time for seconds.
+# Far above the delays of a busy machine, where a process may get no CPU time for seconds.
 QUICK = LivenessPolicy(
     interval_s=0.25, health_timeout_s=10.0, stall_s=10.0, prefill_stall_s=10.0, token_timeout_s=10.0
 )
@@ -77,7 +76,17 @@ def bare_worker(
     port = free_port()
     env = worker_environment(os.environ, found.path, str(folder))
     process = subprocess.Popen(
-        ["/bin/sh", "-c", f'ulimit -v {limit}; exec "$@"', "sh", found.path, "--port", str(port), "--threads", "1"],
+        [
+            "/bin/sh",
+            "-c",
+            f'ulimit -v {limit}; exec "$@"',
+            "sh",
+            found.path,
+            "--port",
+            str(port),
+            "--threads",
+            "1",
+        ],
         env={**env, "MALLOC_ARENA_MAX": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -370,7 +379,11 @@ def test_used_worker_is_not_asked(llama_server: str, rpc_server: FoundWorker, ti
 
 
 def test_tuned_plans_are_measured_one_after_the_other_with_the_worker(
-    llama_server: str, rpc_server: FoundWorker, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama_server: str,
+    rpc_server: FoundWorker,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     spawned: list[LaunchPlan] = []
 

@@ -11,12 +11,19 @@ import pytest
 
 from llamasup.errors import BrokenRuntime, PortInUse, RuntimeMissing, UnsafeBind, UsageInvalid
 from llamasup.http.address import TcpAddress
+from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.rpc.find import find_rpc_server
 from llamasup.llama_server.rpc.relay import client_context
 from llamasup.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.llama_server.rpc.workers import TunnelFiles
-from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions, WorkerPlanner, check_listen
-from llamasup.supervision.events import Bus
+from llamasup.service.rpc_worker import (
+    RpcWorker,
+    RpcWorkerOptions,
+    WorkerPlanner,
+    _renamed,
+    check_listen,
+)
+from llamasup.supervision.events import Bus, ServerExited
 from tests.certificates import make_certificate
 from tests.paths import FIXTURES
 from tests.patience import PATIENCE_S
@@ -111,6 +118,13 @@ def test_plan_checks_the_port_that_rpc_server_would_only_ignore(
     assert made.address == TcpAddress("127.0.0.1", free_tcp_port)
     with socket.create_server(("127.0.0.1", free_tcp_port)), pytest.raises(PortInUse):
         planner.plan(2)
+
+
+def test_events_are_about_rpc_server() -> None:
+    hung = Diagnosis("hung_start", "llama-server hung.", "See its log (llamasup logs). Check.", (), False, 75)
+    event = _renamed(ServerExited("rpc-worker", 1, None, hung, 0.0))
+    assert isinstance(event, ServerExited)
+    assert (event.diagnosis.message, event.diagnosis.remedy) == ("rpc-server hung.", "Check.")
 
 
 class WithoutReaders(asyncio.SelectorEventLoop):

@@ -16,7 +16,6 @@ import typer
 from msgspec import Struct
 
 from llamasup.cli.options.parsers import seconds, seconds_or_never, whole_number
-from llamasup.errors import UsageInvalid
 
 __all__ = [
     "Group",
@@ -168,7 +167,7 @@ def many(
 
     def convert(_: typer.Context, given: Sequence[str] | None) -> tuple[str, ...] | None:
         if given and (repeated := duplicates(given)):
-            raise UsageInvalid(f"{flag} {given[repeated[0]]} is given twice.", remedy="Give it once.")
+            raise typer.BadParameter(f"{given[repeated[0]]} is given twice; give it once.", param_hint=flag)
         return tuple(given) if given else default
 
     option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)

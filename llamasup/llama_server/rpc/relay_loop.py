@@ -1,7 +1,7 @@
 """A thread with an event loop of its own for the relays of a tunnel.
 
-Weights of many gigabytes pass through them, which would delay everything else in the main loop. And relays need
-``add_reader``, which the main loop does not have on Windows.
+Weights of many gigabytes pass through them, which would delay everything else in the main loop. And relays
+need ``add_reader``, which the main loop does not have on Windows.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from llamasup.llama_server.rpc.workers import TunnelFiles
 
 __all__ = ["TUNNELS", "Tunnels"]
 
+
 class _Tunnel:
     """One tunnel. ``problem``: why the last connection failed; empty if it did not."""
 

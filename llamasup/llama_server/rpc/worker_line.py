@@ -67,7 +67,7 @@ def worker_line(
     host: str,
     port: int,
 ) -> WorkerLine:
-    """The command line and its reasons. Raises UsageInvalid, and DoesNotFit on a machine without free memory."""
+    """The command line and its reasons. Raises UsageInvalid, and DoesNotFit if no memory is free."""
     line = CommandLine(command, capabilities, ExtraArgs())
     line.give("--host", host, "where clients connect", essential=True)
     line.give("--port", port, "where clients connect", essential=True)
@@ -90,12 +90,11 @@ def worker_line(
     return WorkerLine(line.argv, line.reasons, limit)
 
 
-
 def _limit_bytes(capabilities: Capabilities, machine: Hardware, options: WorkerOptions) -> int | None:
     """The memory to offer; None: all memory of the devices.
 
-    rpc-server reads 0 as no limit. The limit is that of the device, also of a GPU, so it is chosen only for the
-    CPU.
+    rpc-server reads 0 as no limit. The limit is that of any device, also of a GPU, so it is chosen only for
+    the CPU.
     """
     if options.memory_bytes is not None:
         if options.memory_bytes < _MIB:

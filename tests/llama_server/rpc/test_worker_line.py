@@ -25,9 +25,7 @@ def worker(text: str = HELP) -> Capabilities:
 
 
 def line(options: WorkerOptions, text: str = HELP, host: Hardware | None = None) -> tuple[str, ...]:
-    return worker_line(
-        ("rpc-server",), worker(text), host or machine(), options, "127.0.0.1", 50052
-    ).argv
+    return worker_line(("rpc-server",), worker(text), host or machine(), options, "127.0.0.1", 50052).argv
 
 
 def test_plan_gives_the_address_and_every_core() -> None:
@@ -78,7 +76,7 @@ def test_no_limit_of_zero_is_passed_which_would_be_none() -> None:
     with pytest.raises(UsageInvalid, match="less than 1 MiB"):
         line(WorkerOptions(memory_bytes=0), WITH_MEM)
     full = machine(memory_available_bytes=GIB)
-    with pytest.raises(DoesNotFit, match="no memory to offer: 1 GiB are free"):
+    with pytest.raises(DoesNotFit, match=r"no memory to offer: 1\.0 GiB are free"):
         line(CPU, WITH_MEM, full)
     assert "--mem" not in line(CPU, HELP, full)
 
