@@ -19,6 +19,7 @@ import pytest
 from llamasup.errors import RuntimeMissing, TuningFailed, UsageInvalid
 from llamasup.http.address import TcpAddress
 from llamasup.llama_server.inspect import find_runtime, run_runtime
+from llamasup.llama_server.rpc import ask
 from llamasup.llama_server.rpc.ask import ask_workers
 from llamasup.llama_server.rpc.find import FoundWorker, find_rpc_server, worker_environment
 from llamasup.llama_server.rpc.in_use import USED
@@ -49,7 +50,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 # Far above the delays of a busy machine, where a process may get no CPU time for seconds.
 QUICK = LivenessPolicy(
-    interval_s=0.25, health_timeout_s=10.0, stall_s=10.0, prefill_stall_s=10.0, token_timeout_s=10.0
+    interval_s=0.25, health_timeout_s=5.0, stall_s=3.0, prefill_stall_s=3.0, token_timeout_s=5.0
 )
 
 
@@ -276,8 +277,14 @@ def test_supervised_worker_comes_back_and_is_used_again(
 
 
 def test_stopped_worker_is_named_as_the_cause_of_the_hang(
-    llama_server: str, rpc_server: FoundWorker, tiny_model: Path, tmp_path: Path
+    llama_server: str,
+    rpc_server: FoundWorker,
+    tiny_model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ask, "START_TIMEOUT_S", 5.0)  # the stopped worker is asked three times
+
     async def test() -> None:
         with (
             bare_worker(rpc_server, tmp_path) as (first, _),
@@ -407,11 +414,11 @@ def test_tuned_plans_are_measured_one_after_the_other_with_the_worker(
         assert {plan.workers for plan in spawned} == {(worker,)}
         assert sum("--sse-ping-interval" in plan.argv for plan in spawned) == 2
 
-    with bare_worker(rpc_server, tmp_path) as (worker, pid):
+    with bare_worker(rpc_server, tmp_path) as (worker, _):
         run(lambda: test(worker))
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(TuningFailed, match=f"needs the RPC worker {worker}"):
-            run(lambda: test(worker))
+    absent = f"127.0.0.1:{free_port()}"
+    with pytest.raises(TuningFailed, match=f"needs the RPC worker {absent}"):
+        run(lambda: test(absent))
 
 
 # --- through a tunnel --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from llamasup.llama_server.rpc.relay import (
     client_context,
     server_context,
 )
+from llamasup.llama_server.rpc.relay_loop import RelayLoop
 from llamasup.llama_server.rpc.tunnel import Tunnels
 from llamasup.llama_server.rpc.workers import TunnelFiles
 from llamasup.settings.address_kinds import RpcWorker
@@ -362,6 +363,16 @@ def test_closed_tunnels_leave_no_thread_and_no_port(ends: dict[str, Pair]) -> No
     assert tunnels.problem("tls://127.0.0.1:9", mine) == ""
     assert tunnels.port("tls://127.0.0.1:9", mine)
     tunnels.close()
+
+
+def test_loop_of_relays_ends_with_and_without_work() -> None:
+    before = threading.active_count()
+    idle, busy = RelayLoop(), RelayLoop()
+    endless = busy.start(asyncio.Event().wait())
+    idle.close()
+    busy.close()
+    assert endless.cancelled()
+    assert threading.active_count() == before
 
 
 def test_file_that_is_no_certificate_is_named(tmp_path: Path, ends: dict[str, Pair]) -> None:
