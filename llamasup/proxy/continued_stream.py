@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from llamasup.continuation.answer import NotContinued
@@ -23,16 +24,15 @@ def is_continuable(request: Request) -> bool:
 class ContinuedStream:
     """The answer to one request, through all its generations.
 
-    For the exchange of a later one it is a ``BegunStream``. ``sent_at``, ``first_byte_at`` and ``opening``
-    are those of the first exchange.
+    A ``KeptStream``. For the exchange of a later generation it is a ``BegunStream``.
     """
 
-    __slots__ = ("_failed", "_on_failure", "_rest", "first_byte_at", "opening", "recording", "sent_at")
+    __slots__ = ("_failed", "_on_failure", "_recording", "_rest", "first_byte_at", "opening", "sent_at")
 
     def __init__(
         self, downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
     ) -> None:
-        self.recording = Recording(request.head.route.label, request.body)
+        self._recording = Recording(request.head.route.label, request.body)
         self.sent_at = sent_at
         self.first_byte_at = first_byte_at
         self.opening = b""
@@ -40,14 +40,23 @@ class ContinuedStream:
         self._failed: HttpError | None = None
         self._on_failure: Callable[[HttpError], None] | None = None
 
+    @property
+    def is_continued(self) -> bool:
+        return self._recording.is_continued
+
+    @property
+    def tail(self) -> deque[bytes]:
+        return self._recording.tail
+
     def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """The function that takes the first part of the answer; ``write`` sends it to the client."""
-        self.recording.begin(write)
-        return self.recording.relay
+        self._recording.begin(write)
+        return self._recording.relay
 
     def on_failure(self, fail: Callable[[HttpError], None]) -> None:
-        """Call back if the next part does not continue the answer."""
         self._on_failure = fail
+
+    def continued_body(self) -> bytes:
+        return self._recording.continued_body()
 
     # --- as a stream that has begun
 
@@ -61,13 +70,13 @@ class ContinuedStream:
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
         if not is_stream or framing is None or not framing.startswith(b"Transfer"):
             return self._rest.join(is_stream=False, framing=framing)
-        self.recording.begin(self._rest.join(is_stream=True, framing=framing))
+        self._recording.begin(self._rest.join(is_stream=True, framing=framing))
         return self._relay
 
     def _relay(self, data: bytes) -> None:
         if self._failed is None:
             try:
-                self.recording.relay(data)
+                self._recording.relay(data)
             except NotContinued as reason:
                 self._failed = _not_continued(reason)
                 assert self._on_failure is not None
@@ -78,7 +87,7 @@ class ContinuedStream:
             return error_body(self._failed)
         error = self._rest.finish(status)
         if error is None:
-            self.recording.finish()
+            self._recording.finish()
         return error
 
     def fail(self, error: bytes) -> None:

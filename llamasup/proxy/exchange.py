@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,16 +24,13 @@ from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
-from llamasup.proxy.request import Request, overdue, record_of
+from llamasup.proxy.request import KeptStream, Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
-
-if TYPE_CHECKING:
-    from llamasup.proxy.continued_stream import ContinuedStream
 
 __all__ = ["Exchange"]
 
@@ -147,9 +144,9 @@ class Exchange(Struct, eq=False):
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
-        continued = self._continued_stream(framing)
+        kept = self._kept_stream(framing)
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
-        if request.held_bytes and continued is None:
+        if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
         if self.upload is not None:  # answered before the body was complete: both connections must close
             self.upload.drop_copy()
@@ -158,14 +155,14 @@ class Exchange(Struct, eq=False):
         if request.keepalive_stream is not None:
             is_stream = self.status == 200 and upstream.streams_events
             self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
-            if continued is not None and continued is not request.keepalive_stream:
-                self._write = continued.first(self._write)
+            if kept is not None and kept is not request.keepalive_stream:
+                self._write = kept.first(self._write)
             self._write(body)
-        elif continued is None:
+        elif kept is None:
             self._write_head(upstream, framing, body)
         else:
             self._write_head(upstream, framing, b"")
-            self._write = continued.first(self._write)
+            self._write = kept.first(self._write)
             self._write(body)
         self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
         if (request.jobs > 1 or request.quota is not None) and self._is_metered:
@@ -174,15 +171,15 @@ class Exchange(Struct, eq=False):
             self._tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
-            if continued is not None:
-                continued.opening = self._opening = continued.opening or self._opening
+            if kept is not None:
+                kept.opening = self._opening = kept.opening or self._opening
         if downstream.paused:
             upstream.pause()
 
-    def _continued_stream(self, framing: bytes | None) -> ContinuedStream | None:
+    def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
         """What keeps this answer so that it can be continued; None: it is not."""
         request, route = self._request, self._request.model_route
-        stream = request.continued_stream
+        stream = request.kept_stream
         if stream is not None:
             stream.on_failure(self._continues_wrongly)
             return stream
@@ -196,7 +193,7 @@ class Exchange(Struct, eq=False):
         if not is_continuable(request):
             return None
         stream = ContinuedStream(self._downstream, request, self.sent_at, self.first_byte_at)
-        request.continued_stream = stream
+        request.kept_stream = stream
         return stream
 
     def _continues_wrongly(self, error: HttpError) -> None:
@@ -483,7 +480,7 @@ class Exchange(Struct, eq=False):
         ``refused``: its server has answered, so only another one may get it.
         """
         request, endpoint = self._request, self._lease.endpoint
-        if not request.replayable or (self.status and (refused or request.continued_stream is None)):
+        if not request.replayable or (self.status and (refused or request.kept_stream is None)):
             return False
         downstream = self._downstream
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
@@ -516,11 +513,11 @@ class Exchange(Struct, eq=False):
 
     def _continue(self, request: Request) -> bool:
         """Make the request that continues the answer. False: that is not possible."""
-        stream = request.continued_stream
+        stream = request.kept_stream
         assert stream is not None
         if self._not_continued is None:
             try:
-                request.body = stream.recording.continued_body()
+                request.body = stream.continued_body()
             except NotContinued as reason:
                 self._not_continued = str(reason)
                 self._downstream.proxy.metrics.count_continued(self._lease.endpoint.model, "refused")
@@ -580,7 +577,7 @@ class Exchange(Struct, eq=False):
     @property
     def _can_send_event(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
-        if self._request.continued_stream is not None:
+        if self._request.kept_stream is not None:
             return True  # its client gets only whole events
         if self._upstream is None or not self._upstream.streams_events:
             return False
@@ -592,10 +589,10 @@ class Exchange(Struct, eq=False):
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         now = now or monotonic()
         received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
-        stream, reads = request.continued_stream, self._tail
-        is_continued = stream is not None and stream.recording.is_continued
+        stream, reads = request.kept_stream, self._tail
+        is_continued = stream is not None and stream.is_continued
         if stream is not None and is_continued:
-            sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.recording.tail
+            sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
         counts = context = None
         if request.head.needs_permit:
             if self.status == 200:

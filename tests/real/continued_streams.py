@@ -67,12 +67,14 @@ class Outcomes:
     wrong: list[str] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
 
+    @property
+    def pauses_ms(self) -> tuple[float, float]:
+        """The median and the longest."""
+        pauses = self.pauses_s or [0.0]
+        return statistics.median(pauses) * 1e3, max(pauses) * 1e3
+
     def __str__(self) -> str:
-        pauses = sorted(self.pauses_s) or [0.0]
-        return (
-            f"{self.continued} continued, {self.finished} finished before, {len(self.wrong)} wrong; pause: "
-            f"median {statistics.median(pauses) * 1e3:.0f} ms, longest {pauses[-1] * 1e3:.0f} ms"
-        )
+        return f"{self.continued} continued, {self.finished} finished before, {len(self.wrong)} wrong"
 
 
 async def kill_in_streams(
