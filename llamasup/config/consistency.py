@@ -9,6 +9,7 @@ from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_t
 from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
 from llamasup.models.names import pattern
 from llamasup.models.rules import wrong_rules
+from llamasup.models.virtual import virtual_mistakes
 from llamasup.settings.model import ModelSettings
 from llamasup.settings.names import is_pattern
 
@@ -27,6 +28,7 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_listen_issues(config),
         *_model_issues(config, lines),
         *_group_issues(config, models_are_known=models_are_known),
+        *_virtual_issues(config, models_are_known=models_are_known),
         *_download_issues(config),
         *_peer_issues(config),
     ]
@@ -112,7 +114,9 @@ def _unserved_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
         if not any((*key, source) in lines for source in _SOURCES):
             yield key, "no model file; add path, repo or url, or add models_dir or caches to find the model"
     known = {*named, *(alias for entry in named.values() for alias in entry.aliases)}
-    if config.default_model is not None and config.default_model not in known:
+    if config.default_model is None or config.default_model in config.virtual_models:
+        return
+    if config.default_model not in known:
         yield ("default_model",), _unknown_model(config.default_model)
 
 
@@ -149,6 +153,54 @@ def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
                 if before != key:
                     what = f"model {shown(name)} is already in {place_text(before)}"
                     yield key, f"{what}; keep a model in one group, once"
+
+
+# --- virtual models ----------------------------------------------------------------------------------
+
+
+def _virtual_issues(config: Config, *, models_are_known: bool) -> _Found:
+    entries = config.virtual_models
+    named = {name: entry for name, entry in config.models.items() if not is_pattern(name)}
+    known = {*named, *(alias for entry in named.values() for alias in entry.aliases)}
+    for name, entry in entries.items():
+        key: Place = ("virtual_models", name)
+        if name in known:
+            yield key, "is the name or an alias of a model too; choose another name"
+        if entry.model is not None and entry.any:
+            yield key, "model and any exclude each other; keep one of them"
+        elif not (entry.model or entry.any or {(*key, "model"), (*key, "any", 0)} & config.lines.keys()):
+            yield key, "model is missing; add the model that it stands for, or a list of models as any"
+        yield from _member_issues(config, key, known, models_are_known=models_are_known)
+        for parameter in entry.default:
+            if parameter in entry.set:
+                yield (
+                    (*key, "default", parameter),
+                    "has no effect, because set has it too; remove one of them",
+                )
+        for number, parameter in enumerate(entry.remove):
+            if parameter in entry.set or parameter in entry.default:
+                where = "set" if parameter in entry.set else "default"
+                what = f"{shown(parameter)} is in {where} too; use set to replace what the client sends"
+                yield (*key, "remove", number), what
+    if config.default_model is not None and config.default_model in entries:
+        yield ("default_model",), f"{shown(config.default_model)} is a virtual model; name a model"
+    for name, what in virtual_mistakes(entries):
+        yield ("virtual_models", name), what
+
+
+def _member_issues(config: Config, key: Place, known: set[str], *, models_are_known: bool) -> _Found:
+    """The names in ``model`` and ``any``."""
+    entry = config.virtual_models[str(key[1])]
+    members = [((*key, "any", number), member) for number, member in enumerate(entry.any)]
+    if entry.model is not None:
+        members = [((*key, "model"), entry.model)]
+    seen = set()
+    for place, member in members:
+        if member in seen:
+            yield place, f"{shown(member)} occurs twice; remove it"
+        elif models_are_known and member not in known and member not in config.virtual_models:
+            yield place, _unknown_model(member)
+        seen.add(member)
 
 
 def _peer_issues(config: Config) -> _Found:

@@ -6,7 +6,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-__all__ = ["Choice", "Side", "Where", "choose_side"]
+from llamasup.queueing.served_load import ServedLoad
+
+__all__ = ["Choice", "Where", "choose_side"]
 
 
 class Where(StrEnum):
@@ -14,26 +16,12 @@ class Where(StrEnum):
     ELSEWHERE = "elsewhere"
 
 
-class Side(Struct, frozen=True):
-    """One of the two. ``slots``: permits of the servers that serve now, 0: no server does. ``free``: how many
-    are free. ``waiting``: requests in its queue. ``loads``: a server is being loaded; ``eta_s``: until it
-    serves (None: not known). ``can_serve``: a request may wait there.
-    """
-
-    slots: int = 0
-    free: int = 0
-    waiting: int = 0
-    loads: bool = False
-    eta_s: float | None = None
-    can_serve: bool = True
-
-
 class Choice(Struct, frozen=True):
     where: Where
     reason: str
 
 
-def choose_side(here: Side, elsewhere: Side) -> Choice:
+def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
     """A free permit here, else one elsewhere; else the shorter queue of the serving sides; else where the
     model loads; else here.
     """
@@ -61,6 +49,6 @@ def choose_side(here: Side, elsewhere: Side) -> Choice:
     return Choice(Where.HERE, "this node loads it" if here.loads else "no node has it loaded")
 
 
-def _turns(side: Side) -> float:
+def _turns(side: ServedLoad) -> float:
     """How many requests go before a new one, for each permit."""
     return (side.waiting + 1) / side.slots

@@ -53,6 +53,7 @@ class NodeRoute(Struct, frozen=True):
 
     model: ResolvedModel
     served: RemoteModel | SharedModel
+    virtual: None = None
 
 
 class Peers:

@@ -18,8 +18,9 @@ from llamasup.http.context_end import ContextWindow
 from llamasup.peers.groups import ModelGroup, cold_choice, warm, why_not_served
 from llamasup.peers.known import KnownNode
 from llamasup.pool.replicas.load_balancer import LoadBalancer
-from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
 
 __all__ = ["NodeAddress", "RemoteModel"]
@@ -96,6 +97,15 @@ class RemoteModel:
             return self._warm
         cold = self._cold
         return self._why if cold is None or cold.busy >= COLD_PERMITS else (cold,)
+
+    def load(self) -> ServedLoad:
+        waiting = len(self.queue)
+        if self.is_warm:
+            return ServedLoad(*permits_of(self.warm), waiting)
+        state = self.serving()
+        if isinstance(state, Unavailable):
+            return ServedLoad(0, 0, waiting, state.cause == "loading", state.eta_s, state.queueable)
+        return ServedLoad(0, 0, waiting)
 
     # --- for its owner
     @property

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from llamasup.http.heads import HttpError
 from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel"]
+__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualName"]
 
 
 class ModelList(Protocol):
@@ -45,6 +46,19 @@ class ServedModel(Protocol):
         ...
 
 
+class VirtualName(Protocol):
+    """The name that a request was sent to, if the config makes it one for another model."""
+
+    @property
+    def name(self) -> str:
+        """The name, for metrics and logs."""
+        ...
+
+    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
+        """The body for the model, or why the request cannot go to it. ``label``: of the route."""
+        ...
+
+
 class ModelRoute(Protocol):
     """Where the requests for one model go."""
 
@@ -56,6 +70,11 @@ class ModelRoute(Protocol):
     @property
     def served(self) -> ServedModel:
         """Its processes."""
+        ...
+
+    @property
+    def virtual(self) -> VirtualName | None:
+        """None for most requests, which are forwarded byte for byte."""
         ...
 
 

@@ -378,7 +378,9 @@ class Exchange(Struct, eq=False):
         request, lease = self._request, self._lease
         if self.over or not lease.since_s:
             return None
-        return HeldSlots(lease.endpoint.model, request.client, lease.since_s, lease.weight)
+        return HeldSlots(
+            request.counted_as or lease.endpoint.model, request.client, lease.since_s, lease.weight
+        )
 
     def waits_since(self) -> float:
         return 0.0
@@ -390,7 +392,8 @@ class Exchange(Struct, eq=False):
             needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
         )
         since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
-        shown = described(request, phase, now, model=lease.endpoint.model, since_s=since_s)
+        model = request.counted_as or lease.endpoint.model
+        shown = described(request, phase, now, model=model, since_s=since_s)
         waiting = self._waiting
         shown = replace(
             shown,
@@ -458,7 +461,9 @@ class Exchange(Struct, eq=False):
             return False
         waiting = self._waiting
         if waiting is None:
-            waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
+            waiting = self._waiting = Waiting(
+                downstream, request, queue, request.counted_as or endpoint.model
+            )
         if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)
@@ -545,7 +550,7 @@ class Exchange(Struct, eq=False):
                 status or self.status,
                 outcome,
                 now,
-                endpoint.model,
+                request.counted_as or endpoint.model,
                 endpoint.generation,
                 (self.sent_at or now) - received_at,
                 self.first_byte_at - received_at if self.first_byte_at else None,

@@ -14,7 +14,7 @@ from llamasup.http.requested_model import named_in_path
 from llamasup.http.routes import CONTROL
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.backend import Backend, ModelList
+from llamasup.proxy.backend import Backend, ModelList, VirtualName
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
@@ -107,7 +107,21 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         if refusal is not None:
             return Unavailable.because(refusal)
     request.model_route = route
+    if route.virtual is not None and (refusal := _rewrite(request, route.virtual)) is not None:
+        return Unavailable.because(refusal)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _rewrite(request: Request, virtual: VirtualName) -> HttpError | None:
+    """Change the body of a request for a virtual model; returns the refusal, if any."""
+    request.counted_as = virtual.name
+    if not request.body:
+        return None
+    body = virtual.rewrite(request.body, request.head.route.label)
+    if isinstance(body, HttpError):
+        return body
+    request.body = body
+    return None
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:

@@ -13,3 +13,4 @@ __all__ = ["ModelRoute"]
 class ModelRoute(Struct, frozen=True):
     model: ResolvedModel
     served: ReplicaSet
+    virtual: None = None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.availability import NOT_RUNNING
@@ -87,6 +88,12 @@ class ReplicaSet:
             return self._paused
         found = tuple(endpoint for runner in self.runners if (endpoint := runner.endpoint) is not None)
         return found or self._unavailable()
+
+    def load(self) -> ServedLoad:
+        state, waiting = self.serving(), len(self.queue)
+        if not isinstance(state, Unavailable):
+            return ServedLoad(*permits_of(state), waiting)
+        return ServedLoad(0, 0, waiting, state.queueable and bool(self.runners), state.eta_s, state.queueable)
 
     @property
     def answered(self) -> int:

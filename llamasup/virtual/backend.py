@@ -1,0 +1,205 @@
+"""The proxy's backend with virtual models: the names of the config, in front of the names of the models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from llamasup.http.heads import HttpError
+from llamasup.models.access import ResolvedModel
+from llamasup.models.names import folded
+from llamasup.models.virtual import Candidate, candidates_of
+from llamasup.pool.catalog.listing import encode_list, encode_one
+from llamasup.proxy.backend import Backend, ModelList, ModelRoute, ServedModel
+from llamasup.queueing.served_load import ServedLoad
+from llamasup.queueing.unavailable import Unavailable
+from llamasup.settings.sections import VirtualEntry
+from llamasup.virtual.choice import choose
+from llamasup.virtual.explain import explain_virtual
+from llamasup.virtual.listing import listed_virtual
+
+__all__ = ["Models", "VirtualBackend", "VirtualListing"]
+
+
+class Listing(ModelList, Protocol):
+    """A ``ModelList`` that is not encoded yet."""
+
+    def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]: ...
+    def entry(self, model: str) -> dict[str, Any]: ...
+
+
+class LoadedModel(ServedModel, Protocol):
+    def load(self) -> ServedLoad: ...
+
+
+class KnownRoute(Protocol):
+    """The route to a model that is not virtual."""
+
+    @property
+    def model(self) -> ResolvedModel: ...
+    @property
+    def served(self) -> LoadedModel: ...
+    @property
+    def virtual(self) -> None: ...
+
+
+class Models(Backend, Protocol):
+    """The backend with the models themselves."""
+
+    def resolve(
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> KnownRoute | Unavailable: ...
+    def listing(self) -> Listing: ...
+
+
+class Resolve(Protocol):
+    def __call__(
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> ModelRoute | Unavailable: ...
+
+
+class _Target(Struct, frozen=True):
+    """A ``VirtualName``."""
+
+    name: str
+    candidate: Candidate
+
+    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
+        from llamasup.virtual.rewrite import rewritten  # here, to keep the start short
+
+        return rewritten(body, label, self.name, self.candidate)
+
+
+class _VirtualRoute(Struct, frozen=True):
+    """A ``ModelRoute``. ``target_id``: the id of the model that was chosen, for ``choice.reason``."""
+
+    model: ResolvedModel
+    served: ServedModel
+    virtual: _Target
+    target_id: str
+
+
+class VirtualBackend:
+    """A ``Backend``. A name in ``models`` is found without a call of this class while there are no virtual
+    models.
+    """
+
+    def __init__(self, models: Models, entries: Mapping[str, VirtualEntry]) -> None:
+        self._models = models
+        self._candidates: Mapping[str, tuple[Candidate, ...]] = {}
+        self._spellings: Mapping[str, str] = {}
+        self._entries: Mapping[str, VirtualEntry] = {}
+        self.resolve: Resolve = models.resolve
+        self.apply(entries)
+
+    def apply(self, entries: Mapping[str, VirtualEntry]) -> None:
+        """Serve these virtual models from now on. They have no ``virtual_mistakes``."""
+        self._entries = entries
+        self._candidates = {name: candidates_of(name, entries) for name in entries}
+        self._spellings = {folded(name): name for name in entries}
+        self.resolve = self._resolve if entries else self._models.resolve
+
+    # --- Backend ----------------------------------------------------------------------------------------
+    def _resolve(
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> ModelRoute | Unavailable:
+        if model is None or local:
+            return self._models.resolve(model, create=create, local=local)
+        if model in self._candidates:
+            return self._route(model, create=create)
+        found = self._models.resolve(model, create=create)
+        if type(found) is Unavailable and (name := self.named(model)) is not None:
+            return self._route(name, create=create)
+        return found
+
+    def readiness(self) -> Unavailable | None:
+        return self._models.readiness()
+
+    def listing(self) -> Listing:
+        own = self._models.listing()
+        return VirtualListing(own, self) if self._entries else own
+
+    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        """Other nodes do not see virtual models: they have their own."""
+        return self._models.node_listing(allowed)
+
+    # --- virtual models ---------------------------------------------------------------------------------
+    def named(self, name: str) -> str | None:
+        """The virtual model with this name in any spelling."""
+        return name if name in self._entries else self._spellings.get(folded(name))
+
+    def why(self, name: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The answer of ``GET models/{id}/why`` for a virtual model. ``why_of``: that of a model."""
+        routes = self._routes(name, create=False)
+        known = [(candidate, route) for candidate, route in routes if not isinstance(route, Unavailable)]
+        missing = [candidate.model for candidate, route in routes if isinstance(route, Unavailable)]
+        loads = [(route.model.id, route.served.load()) for _, route in known]
+        choice = choose([load for _, load in loads]) if loads else None
+        found = explain_virtual(name, loads, choice, missing)
+        own = {} if choice is None else why_of(loads[choice.index][0])
+        return {
+            "model": name,
+            "state": own.get("state", "stopped"),
+            "sentences": [*found.sentences, *own.get("sentences", ())],
+            "change": [*found.change, *own.get("change", ())],
+            "decisions": own.get("decisions", []),
+        }
+
+    def _routes(self, name: str, *, create: bool) -> list[tuple[Candidate, KnownRoute | Unavailable]]:
+        candidates = self._candidates[name]
+        create = create and len(candidates) == 1
+        return [(candidate, self._models.resolve(candidate.model, create=create)) for candidate in candidates]
+
+    def _route(self, name: str, *, create: bool = False) -> _VirtualRoute | Unavailable:
+        routes = self._routes(name, create=create)
+        known = [(candidate, route) for candidate, route in routes if not isinstance(route, Unavailable)]
+        if not known:
+            first = next(route for _, route in routes if isinstance(route, Unavailable))
+            return replace(first, message=f"The virtual model {name!r} has no model: {first.message}")
+        index = 0 if len(known) == 1 else choose([route.served.load() for _, route in known]).index
+        candidate, route = known[index]
+        return _VirtualRoute(
+            ResolvedModel((name,), route.model.works),
+            route.served,
+            _Target(name, replace(candidate, model=route.model.id)),
+            route.model.id,
+        )
+
+    def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | Unavailable]]:
+        """Each virtual model, and where a request for it goes now."""
+        return ((name, entry, self._route(name)) for name, entry in self._entries.items())
+
+
+class VirtualListing:
+    """A ``Listing``: the models, and then the virtual ones."""
+
+    def __init__(self, models: Listing, backend: VirtualBackend) -> None:
+        self._models = models
+        self._backend = backend
+
+    def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        return encode_list(self.entries(allowed))
+
+    def one(self, model: str) -> bytes:
+        return encode_one(self.entry(model))
+
+    def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
+        yield from self._models.entries(allowed)
+        for name, entry, route in self._backend.listed():
+            model = ResolvedModel((name,)) if isinstance(route, Unavailable) else route.model
+            if allowed is None or allowed(model):
+                yield self._entry(name, entry, route)
+
+    def entry(self, model: str) -> dict[str, Any]:
+        for name, entry, route in self._backend.listed():
+            if name == model:
+                return self._entry(name, entry, route)
+        return self._models.entry(model)
+
+    def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | Unavailable) -> dict[str, Any]:
+        if isinstance(route, Unavailable):
+            return listed_virtual(name, entry, None, route.message)
+        return listed_virtual(name, entry, self._models.entry(route.target_id))

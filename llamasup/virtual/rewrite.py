@@ -1,0 +1,168 @@
+"""The body of a request for a virtual model → the body for its model (pure).
+
+Only the fields that change are decoded; all others stay byte for byte, in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from llamasup.http.heads import HttpError
+from llamasup.models.virtual import Candidate, Changes
+from llamasup.settings.parameters import ANSWER_LENGTHS
+
+__all__ = ["rewritten"]
+
+_Fields = dict[str, msgspec.Raw]
+_read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_read_list: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_read_text: Final = msgspec.json.Decoder(str).decode
+_encode: Final = msgspec.json.Encoder().encode
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_CHATS: Final = """
+    /chat/completions /v1/chat/completions /apply-template
+    /chat/completions/input_tokens /v1/chat/completions/input_tokens
+"""
+_MESSAGES: Final = "/v1/messages /v1/messages/count_tokens"
+_RESPONSES: Final = "/responses /v1/responses /responses/input_tokens /v1/responses/input_tokens"
+_WITHOUT_PROMPT: Final = """
+    /tokenize /detokenize /embedding /embeddings /v1/embeddings
+    /rerank /reranking /v1/rerank /v1/reranking
+"""
+_HAS_MESSAGES: Final = frozenset(_CHATS.split())
+_HAS_SYSTEM: Final = frozenset(_MESSAGES.split())
+_HAS_INSTRUCTIONS: Final = frozenset(_RESPONSES.split())
+_NEEDS_NO_SYSTEM: Final = frozenset(_WITHOUT_PROMPT.split())
+_COMPLETIONS: Final = frozenset(("/completion", "/completions", "/infill"))
+_SYSTEM_ROLES: Final = ("system", "developer")
+_BETWEEN: Final = "\n\n"
+
+
+def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes | HttpError:
+    """``label``: of the route. ``name``: the virtual model, for errors."""
+    try:
+        fields = _read(body)
+    except _UNREADABLE:
+        return HttpError(
+            400,
+            f"The virtual model {name!r} changes requests, and this one is not a JSON object",
+            cause="virtual_model_body",
+            remedy=f"send JSON, or use the model {candidate.model!r} itself",
+        )
+    for changes in candidate.changes:
+        _change(fields, changes, label)
+        if changes.system and not _put_in_front(fields, changes.system, label):
+            return HttpError(
+                400,
+                f"The virtual model {name!r} has a system prompt, for which {label} has no place",
+                cause="virtual_model_system",
+                remedy=f"send a chat (/v1/chat/completions), or use the model {candidate.model!r} itself",
+            )
+    fields["model"] = _raw(candidate.model)  # another node does not know the virtual model
+    return _encode(fields)
+
+
+# --- parameters --------------------------------------------------------------------------------------
+
+
+def _change(fields: _Fields, changes: Changes, label: str) -> None:
+    for parameter in changes.remove:
+        for alias in _names_of(parameter):
+            fields.pop(alias, None)
+    for parameter, value in changes.default.items():
+        sent = next((alias for alias in _names_of(parameter) if _is_sent(fields, alias)), None)
+        if sent is None:
+            fields[_name_in(parameter, label)] = _raw(value)
+        elif isinstance(value, dict):
+            fields[sent] = _merged(fields[sent], value, client_first=True)
+    for parameter, value in changes.set.items():
+        before = fields.get(parameter)
+        for alias in _names_of(parameter):
+            fields.pop(alias, None)
+        is_merged = isinstance(value, dict) and before is not None
+        fields[_name_in(parameter, label)] = (
+            _merged(before, value, client_first=False) if is_merged and before is not None else _raw(value)
+        )
+
+
+def _is_sent(fields: _Fields, parameter: str) -> bool:
+    """null stands for the default, as for llama-server."""
+    raw = fields.get(parameter)
+    return raw is not None and bytes(raw) != b"null"
+
+
+def _names_of(parameter: str) -> tuple[str, ...]:
+    return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
+
+
+def _name_in(parameter: str, label: str) -> str:
+    """The name of the parameter in the API of this route."""
+    if parameter not in ANSWER_LENGTHS:
+        return parameter
+    if label in _HAS_INSTRUCTIONS:
+        return "max_output_tokens"
+    return "n_predict" if label in _COMPLETIONS else "max_tokens"
+
+
+def _merged(sent: msgspec.Raw, value: Mapping[str, Any], *, client_first: bool) -> msgspec.Raw:
+    """The keys of both, such as those of ``chat_template_kwargs``."""
+    try:
+        keys = _read(sent)
+    except _UNREADABLE:  # not an object: llama-server tells the client
+        return sent if client_first else _raw(value)
+    own = {key: _raw(each) for key, each in value.items()}
+    return _raw(own | keys if client_first else keys | own)
+
+
+# --- the system prompt -------------------------------------------------------------------------------
+
+
+def _put_in_front(fields: _Fields, system: str, label: str) -> bool:
+    """Put ``system`` in front of the system prompt; False if the API has no place for one."""
+    if label in _HAS_MESSAGES:
+        _into_messages(fields, system)
+    elif label in _HAS_SYSTEM:
+        fields["system"] = _before(fields.get("system"), system)
+    elif label in _HAS_INSTRUCTIONS:
+        fields["instructions"] = _before(fields.get("instructions"), system)
+    else:
+        return label in _NEEDS_NO_SYSTEM
+    return True
+
+
+def _into_messages(fields: _Fields, system: str) -> None:
+    """Templates of many models accept one system message, the first."""
+    try:
+        messages = _read_list(fields["messages"])
+        first = _read(messages[0]) if messages else {}
+        role = _read_text(first["role"]) if "role" in first else ""
+    except (*_UNREADABLE, KeyError):
+        return  # llama-server tells the client
+    if role in _SYSTEM_ROLES:
+        first["content"] = _before(first.get("content"), system)
+        messages[0] = _raw(first)
+    else:
+        messages.insert(0, _raw({"role": "system", "content": system}))
+    fields["messages"] = _raw(messages)
+
+
+def _before(content: msgspec.Raw | None, system: str) -> msgspec.Raw:
+    """``system``, and then the ``content``: a text, or a list of parts."""
+    if content is None or bytes(content) == b"null":
+        return _raw(system)
+    try:
+        return _raw(f"{system}{_BETWEEN}{_read_text(content)}")
+    except _UNREADABLE:
+        pass
+    try:
+        return _raw([{"type": "text", "text": f"{system}{_BETWEEN}"}, *_read_list(content)])
+    except _UNREADABLE:
+        return content  # llama-server tells the client
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))
