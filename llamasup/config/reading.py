@@ -245,13 +245,17 @@ class _Reader:
             self.lines[place] = entry.line
             try:
                 name = ParameterName().parse(entry.key)
+            except InvalidValue as invalid:
+                reason = invalid.why or f"expected {ParameterName().allowed}"
+                self._refuse(entry.line, place, f"invalid parameter: {reason}")
+                continue
+            try:
                 value = self._json(entry.node)
                 check_parameter(name, value)
-            except InvalidValue as invalid:
-                seen = f"{_seen(entry.node)}: {invalid.why}" if invalid.why else "invalid name"
-                self._refuse(entry.line, place, seen)
             except InvalidReference as error:
                 self._refuse(entry.line, place, str(error))
+            except InvalidValue as invalid:
+                self._refuse(entry.line, place, f"{_seen(entry.node)}; {invalid.why}")
             else:
                 values[name] = value
         return values

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from llamasup.errors import ConfigInvalid
 from llamasup.settings.sections import VirtualEntry
 
-__all__ = ["Candidate", "Changes", "candidates_of", "virtual_mistakes"]
+__all__ = ["Candidate", "Changes", "candidates_of", "check_virtual", "virtual_mistakes"]
 
 MAX_CANDIDATES: Final = 64
 """Of one virtual model; each is looked at for each of its requests."""
@@ -59,6 +60,15 @@ def _members(entry: VirtualEntry) -> tuple[str, ...]:
     return entry.any if entry.model is None else (entry.model,)
 
 
+def check_virtual(entries: Mapping[str, VirtualEntry]) -> None:
+    """Check the virtual models of a config that a program has made. Raises ConfigInvalid."""
+    empty = ((name, "has neither model nor any") for name, entry in entries.items() if not _members(entry))
+    for name, what in (*empty, *virtual_mistakes(entries)):
+        raise ConfigInvalid(
+            f"The virtual model {name!r}: {what}.", remedy="docs/virtual-models.md describes them."
+        )
+
+
 class _Reach(Struct, frozen=True):
     """``models``: how many candidates a name has; ``chain``: the virtual models in a row to the farthest."""
 
@@ -93,8 +103,9 @@ def _check(
                 models += 1
     if len(path) > MAX_CHAIN or chain >= MAX_CHAIN:
         yield name, f"more than {MAX_CHAIN} virtual models in a row; name the model itself"
-        models = chain = 0  # once is enough
+        known[name] = _Reach(0, 0)  # the names before it would repeat the error
     elif models > MAX_CANDIDATES:
         yield name, f"stands for {models} models; at most {MAX_CANDIDATES} are allowed"
-        models = 0
-    known[name] = _Reach(models, chain + 1)
+        known[name] = _Reach(0, chain + 1)
+    else:
+        known[name] = _Reach(models, chain + 1)

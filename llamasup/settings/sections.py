@@ -162,7 +162,7 @@ class VirtualEntry(SettingGroup, frozen=True, kw_only=True):
     any: Annotated[
         tuple[str, ...],
         Setting(
-            Many(Name(), or_one=False),
+            Many(Name()),
             "Several models. A request takes one that is loaded, or the one that loads soonest.",
             "none",
         ),

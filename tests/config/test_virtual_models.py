@@ -1,0 +1,129 @@
+"""``virtual_models`` in a config: values, and errors with their lines."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import jsonschema
+import pytest
+
+from llamasup.config.json_schema import json_schema
+from llamasup.settings.sections import VirtualEntry
+from tests.config.reading import config_of, issue_of, issues_of
+
+MODELS = "models: {qwen: {path: q.gguf, aliases: [gpt]}, phi: {path: p.gguf}}\n"
+
+
+def test_parameters_are_read_as_in_json() -> None:
+    config = config_of(
+        MODELS
+        + """\
+virtual_models:
+  qwen:high:
+    model: qwen
+    set:
+      temperature: 0.2
+      chat_template_kwargs: {enable_thinking: true, style: 'true', steps: [1, two, ~]}
+    default: {stop: "${STOP}", max_tokens: 512}
+    remove: [top_k]
+    system: "Be ${HOW:-brief}."
+  any: {any: [qwen:high, phi]}
+""",
+        STOP="END",
+    )
+    assert config.virtual_models == {
+        "qwen:high": VirtualEntry(
+            model="qwen",
+            set={
+                "temperature": 0.2,
+                "chat_template_kwargs": {"enable_thinking": True, "style": "true", "steps": [1, "two", None]},
+            },
+            default={"stop": "END", "max_tokens": 512},
+            remove=("top_k",),
+            system="Be brief.",
+        ),
+        "any": VirtualEntry(any=("qwen:high", "phi")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("{}", "v: model is missing; add the model that it stands for, or a list of models as any"),
+        ("{any: []}", "v: model is missing; add the model that it stands for, or a list of models as any"),
+        ("{model: qwen, any: [phi]}", "v: model and any exclude each other; keep one of them"),
+        ("{model: nope}", "v.model: unknown model 'nope'; add it to models, or correct the name"),
+        ("{any: [qwen, nope]}", "v.any[1]: unknown model 'nope'; add it to models, or correct the name"),
+        ("{any: [phi, phi]}", "v.any[1]: 'phi' occurs twice; remove it"),
+        ("{any: ['a b']}", "v.any[0]: invalid value 'a b': it contains ' '"),
+        ("{model: v}", "v: the virtual models go round in a circle (v → v); one has to name a model"),
+        ("{model: qwen, set: {temprature: 1}}", "v.set.temprature: invalid parameter: llama-server would ig"),
+        ("{model: qwen, set: {'a b': 1}}", "v.set.a b: invalid parameter: expected the name of"),
+        (
+            "{model: qwen, set: {temperature: .nan}}",
+            "v.set.temperature: invalid value '.nan'; expected a num",
+        ),
+        ("{model: qwen, set: {temperature: 1e999}}", "v.set.temperature: invalid value '1e999'; the number"),
+        ("{model: qwen, set: {n: 2}}", "v.set.n: invalid parameter: a virtual model cannot change it"),
+        ("{model: qwen, set: {grammar: '${UNSET}'}}", "v.set.grammar: the environment variable UNSET is not"),
+        ("{model: qwen, set: [a]}", "v.set: found a list; expected parameters, such as temperature: 0.6"),
+        ("{model: qwen, remove: [model]}", "v.remove[0]: invalid value 'model': a virtual model cannot"),
+        (
+            "{model: qwen, set: {seed: 1}, default: {seed: 2}}",
+            "v.default.seed: has no effect, because set ha",
+        ),
+        ("{model: qwen, set: {seed: 1}, remove: [seed]}", "v.remove[0]: 'seed' is in set too; use set to"),
+        ("{model: qwen, default: {seed: 1}, remove: seed}", "v.remove: 'seed' is in default too; use set to"),
+        ("{model: qwen, system: ''}", "v.system: invalid value ''; expected text"),
+        ("{model: qwen, system: [a]}", "v.system: found a list; expected text"),
+        ("{model: qwen, temperature: 1}", "v.temperature: unknown key; valid keys: model, any, set"),
+    ],
+)
+def test_mistake_is_reported_with_its_line(entry: str, message: str) -> None:
+    found = issue_of(f"{MODELS}virtual_models:\n  v: {entry}\n")
+    line, rest = (3, f"virtual_models.{message}")
+    assert found.startswith(f"c.yaml:{line}: {rest}"), found
+
+
+def test_name_of_a_model_is_no_name_of_a_virtual_one() -> None:
+    for name in ("qwen", "gpt"):
+        (found,) = issues_of(f"{MODELS}virtual_models:\n  {name}: {{model: phi}}\n")
+        assert found == (
+            f"c.yaml:3: virtual_models.{name}: is the name or an alias of a model too; choose another name"
+        )
+
+
+def test_circle_of_two_names_its_way() -> None:
+    found = issue_of(f"{MODELS}virtual_models:\n  a: {{model: b}}\n  b: {{model: a}}\n")
+    assert found.startswith("c.yaml:4: virtual_models.b: the virtual models go round in a circle (a → b → a)")
+
+
+def test_default_model_is_not_a_virtual_one() -> None:
+    found = issue_of(f"{MODELS}default_model: v\nvirtual_models: {{v: {{model: phi}}}}\n")
+    assert found == "c.yaml:2: default_model: 'v' is a virtual model; name a model"
+
+
+def test_names_may_be_unknown_where_a_folder_has_more_models() -> None:
+    text = "models_dir: m\nvirtual_models: {v: {any: [found, other]}}\n"
+    assert config_of(text).virtual_models["v"].any == ("found", "other")
+
+
+def test_schema_accepts_what_the_reader_accepts() -> None:
+    schema = json_schema()
+    entry = {"model": "qwen", "set": {"temperature": 0.2, "chat_template_kwargs": {"a": [1]}}}
+    jsonschema.validate({"virtual_models": {"qwen:high": entry}}, schema)
+    for invalid in ({"set": {"model": "x"}}, {"set": {"a b": 1}}, {"set": 3}, {"remove": ["n"]}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"virtual_models": {"v": invalid}}, schema)
+
+
+def test_text_of_a_block_is_a_system_prompt() -> None:
+    text = dedent("""\
+        virtual_models:
+          v:
+            model: qwen
+            system: |
+              You are terse.
+              You never apologize.
+        """)
+    assert config_of(MODELS + text).virtual_models["v"].system == "You are terse.\nYou never apologize.\n"

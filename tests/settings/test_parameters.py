@@ -1,0 +1,104 @@
+"""The names and values of request parameters in a config."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from llamasup.settings.kinds import InvalidValue
+from llamasup.settings.parameters import ParameterName, check_parameter, plain_value
+
+
+@pytest.mark.parametrize("name", ["temperature", "speculative.n_max", "brand_new_option", "lora"])
+def test_known_and_new_names_are_accepted(name: str) -> None:
+    assert ParameterName().parse(name) == name
+    assert re.search(str(ParameterName().schema()["pattern"]), name)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", ""),
+        ("a b", ""),
+        ("a" * 65, ""),
+        ("temprature", "llama-server would ignore it; did you mean temperature?"),
+        ("Top_K", "llama-server would ignore it; did you mean top_k?"),
+        ("model", "a virtual model cannot change it: the key model of the virtual model names it"),
+        ("n", "a virtual model cannot change it: limits count the answers that the client asks for"),
+        ("stream", "a virtual model cannot change it: the client decides how it reads the answer"),
+        ("reasoning_budget", "requests have no parameter of this name; use thinking_budget_tokens"),
+    ],
+)
+def test_other_names_are_refused_with_the_reason(name: str, why: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        ParameterName().parse(name)
+    assert refused.value.why == why
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 1),
+        ("temperature", 0.5),
+        ("top_k", 40),
+        ("stop", "x"),
+        ("stop", ["x"]),
+        ("cache_prompt", True),
+        ("grammar", "root ::= x"),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("logit_bias", [[1, False]]),
+        ("brand_new_option", None),
+    ],
+)
+def test_fitting_values_are_accepted(name: str, value: object) -> None:
+    check_parameter(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("temperature", "hot", "expected a number"),
+        ("temperature", True, "expected a number"),
+        ("temperature", None, "expected a number"),
+        ("top_k", 0.5, "expected a whole number"),
+        ("cache_prompt", 1, "expected true or false"),
+        ("grammar", 1, "expected text"),
+        ("stop", 1, "expected a list or text"),
+        ("chat_template_kwargs", "x", "expected keys and values"),
+    ],
+)
+def test_values_that_llama_server_refuses_or_ignores_are_refused(name: str, value: object, why: str) -> None:
+    with pytest.raises(InvalidValue) as refused:
+        check_parameter(name, value)
+    assert refused.value.why == why
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("FALSE", False),
+        ("", None),
+        ("~", None),
+        ("0", 0),
+        ("-12", -12),
+        ("0.6", 0.6),
+        ("1e-3", 0.001),
+        ("no", "no"),
+        ("080", "080"),
+        ("1:30", "1:30"),
+        (".nan", ".nan"),
+        (".inf", ".inf"),
+        ("9" * 19, "9" * 19),
+        ("hello", "hello"),
+    ],
+)
+def test_text_without_quotes_is_read_as_in_json(text: str, value: object) -> None:
+    found = plain_value(text)
+    assert (type(found), found) == (type(value), value)
+
+
+def test_number_beyond_all_numbers_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="too large"):
+        plain_value("1e999")

@@ -1,0 +1,168 @@
+"""Virtual models in front of a catalog, without any process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from llamasup.http.heads import HttpError
+from llamasup.models.access import ResolvedModel
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.queueing.unavailable import Unavailable
+from llamasup.settings.sections import VirtualEntry
+from llamasup.virtual.backend import VirtualBackend
+from tests.async_tests import async_test
+from tests.pool.catalog.test_catalog import catalog_of, pool_of
+from tests.pool.pools import registry_of
+
+MODELS = (ModelSpec("qwen", "/m/qwen.gguf"), ModelSpec("phi", "/m/phi.gguf"))
+ENTRIES = {
+    "qwen:cold": VirtualEntry(model="Qwen", set={"temperature": 0}, system="secret"),
+    "any": VirtualEntry(any=("nope", "phi", "qwen")),
+    "lost": VirtualEntry(model="nope"),
+}
+
+
+def backend_of(entries: Mapping[str, VirtualEntry] = ENTRIES) -> VirtualBackend:
+    return VirtualBackend(catalog_of(registry_of(*MODELS)), entries)
+
+
+@async_test
+async def test_name_leads_to_its_model_and_changes_the_body() -> None:
+    route = backend_of().resolve("qwen:cold")
+    assert not isinstance(route, Unavailable)
+    assert (route.model, route.virtual and route.virtual.name) == (ResolvedModel(("qwen:cold",)), "qwen:cold")
+    assert route.virtual is not None
+    body = route.virtual.rewrite(b'{"model":"qwen:cold"}', "/tokenize")
+    assert body == b'{"model":"qwen","temperature":0}'
+    assert isinstance(route.virtual.rewrite(b"[]", "/tokenize"), HttpError)
+
+
+@async_test
+async def test_other_names_lead_where_they_led_before() -> None:
+    backend = backend_of()
+    catalog = catalog_of(registry_of(*MODELS))
+    backend = VirtualBackend(catalog, ENTRIES)
+    assert backend.resolve("qwen") is catalog.resolve("qwen")
+    assert isinstance(backend.resolve(None), Unavailable)
+    assert backend.readiness() == catalog.readiness()
+    assert backend.node_listing() == catalog.node_listing()
+    unknown = backend.resolve("what")
+    assert isinstance(unknown, Unavailable)
+    assert unknown.message == "The model 'what' does not exist"
+
+
+@async_test
+async def test_without_virtual_models_the_catalog_answers_itself() -> None:
+    catalog = catalog_of(registry_of(*MODELS))
+    backend = VirtualBackend(catalog, {})
+    assert backend.resolve == catalog.resolve
+    assert backend.listing().all() == catalog.listing().all()
+    backend.apply(ENTRIES)
+    assert backend.resolve != catalog.resolve
+    backend.apply({})
+    assert backend.resolve == catalog.resolve
+
+
+@async_test
+async def test_other_spelling_of_a_virtual_name_is_accepted() -> None:
+    backend = backend_of()
+    for name in ("QWEN:Cold", "qwen:cold:latest"):
+        route = backend.resolve(name)
+        assert not isinstance(route, Unavailable)
+        assert route.model.id == "qwen:cold"
+
+
+@async_test
+async def test_request_from_another_node_means_a_model_of_this_one() -> None:
+    found = backend_of().resolve("qwen:cold", local=True)
+    assert isinstance(found, Unavailable)
+
+
+@async_test
+async def test_missing_model_of_several_is_left_out() -> None:
+    route = backend_of().resolve("any")
+    assert not isinstance(route, Unavailable)
+    assert route.virtual is not None
+    assert route.virtual.rewrite(b"{}", "/tokenize") == b'{"model":"phi"}'
+
+
+@async_test
+async def test_virtual_model_without_a_model_says_so() -> None:
+    found = backend_of().resolve("lost")
+    assert isinstance(found, Unavailable)
+    assert (found.status, found.cause) == (404, "model_not_found")
+    assert found.message == "The virtual model 'lost' has no model: The model 'nope' does not exist"
+
+
+@async_test
+async def test_name_that_can_be_downloaded_is_created_for_work() -> None:
+    catalog = Catalog(registry_of(*MODELS), pool_of(), lambda name: ModelSpec(name, name))
+    backend = VirtualBackend(catalog, {"v": VirtualEntry(model="org/x")})
+    assert isinstance(backend.resolve("v"), Unavailable)
+    assert not isinstance(backend.resolve("v", create=True), Unavailable)
+
+
+@async_test
+async def test_listing_shows_what_each_virtual_model_is() -> None:
+    listing = backend_of().listing()
+    entries = {entry["id"]: entry for entry in json.loads(listing.all())["data"]}
+    assert list(entries) == ["qwen", "phi", "qwen:cold", "any", "lost"]
+    cold, any_, lost = (entries[name] for name in ENTRIES)
+    assert cold["llamasup"]["virtual"] == {
+        "model": "Qwen",
+        "any": [],
+        "takes": "qwen",
+        "set": {"temperature": 0},
+        "default": {},
+        "remove": [],
+        "system": True,
+    }
+    assert cold["status"] == entries["qwen"]["status"]
+    assert "secret" not in listing.all().decode()
+    assert any_["llamasup"]["virtual"]["takes"] == "phi"
+    assert lost["llamasup"]["virtual"]["takes"] is None
+    assert "does not exist" in lost["llamasup"]["problem"]
+    assert json.loads(listing.one("qwen:cold")) == cold
+    assert json.loads(listing.one("qwen")) == entries["qwen"]
+
+
+@async_test
+async def test_key_sees_only_the_virtual_models_that_it_names() -> None:
+    def allowed(model: ResolvedModel) -> bool:
+        return model.id in ("qwen", "any")
+
+    listed = json.loads(backend_of().listing().all(allowed))["data"]
+    assert [entry["id"] for entry in listed] == ["qwen", "any"]
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "sentence"),
+    [
+        ("qwen:cold", "stopped", "qwen:cold is a virtual model: its requests go to qwen."),
+        (
+            "any",
+            "stopped",
+            "A request now takes phi, because none is loaded, and it is the first that can be.",
+        ),
+        ("lost", "stopped", "There is no model nope."),
+    ],
+)
+def test_why_explains_the_choice_and_the_chosen_model(name: str, state: str, sentence: str) -> None:
+    @async_test
+    async def test() -> None:
+        def why_of(model: str) -> Mapping[str, Any]:
+            return {"state": state, "sentences": [f"{model}: own"], "change": ["c"], "decisions": [1]}
+
+        found = backend_of().why(name, why_of)
+        assert (found["model"], found["state"]) == (name, state)
+        assert sentence in found["sentences"]
+        if name != "lost":
+            assert found["sentences"][-1].endswith(": own")
+            assert found["decisions"] == [1]
+
+    test()

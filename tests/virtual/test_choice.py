@@ -1,0 +1,79 @@
+"""Which of its models a virtual model takes, and the sentences about it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llamasup.queueing.served_load import ServedLoad
+from llamasup.virtual.choice import RULE, choose
+from llamasup.virtual.explain import explain_virtual
+
+FREE = ServedLoad(4, 2)
+BUSY = ServedLoad(4, 0, waiting=3)
+LOADING = ServedLoad(loads=True, eta_s=9.0)
+ABSENT = ServedLoad()
+BROKEN = ServedLoad(can_serve=False)
+
+
+@pytest.mark.parametrize(
+    ("loads", "index"),
+    [
+        ([BROKEN], 0),
+        ([ABSENT, FREE, FREE], 1),
+        ([BUSY, FREE], 1),
+        ([ABSENT, BUSY], 1),
+        ([BUSY, ServedLoad(4, 0, waiting=2)], 1),
+        ([BUSY, ServedLoad(1, 0, waiting=1)], 0),  # one slot: its queue takes longer
+        ([BUSY, ServedLoad(4, 0, waiting=3)], 0),
+        ([LOADING, BUSY], 1),
+        ([ABSENT, LOADING], 1),
+        ([LOADING, ServedLoad(loads=True, eta_s=2.0)], 1),
+        ([ServedLoad(loads=True), LOADING], 1),  # an unknown time is the longest
+        ([BROKEN, ABSENT, ABSENT], 1),
+        ([BROKEN, BROKEN], 0),
+    ],
+)
+def test_request_takes_the_model_that_serves_first(loads: list[ServedLoad], index: int) -> None:
+    assert choose(loads).index == index
+
+
+LOADS = st.builds(
+    ServedLoad,
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.booleans(),
+    st.none() | st.floats(0, 9),
+    st.booleans(),
+)
+
+
+@given(st.lists(LOADS, min_size=1, max_size=5))
+def test_model_that_cannot_serve_is_taken_only_if_none_can(loads: list[ServedLoad]) -> None:
+    chosen = choose(loads)
+    assert loads[chosen.index].can_serve or not any(load.can_serve for load in loads)
+    assert chosen.reason
+
+
+def test_rule_and_each_model_are_explained() -> None:
+    loads = [("a", BUSY), ("b", FREE), ("c", LOADING), ("d", ABSENT), ("e", BROKEN)]
+    found = explain_virtual("fast", loads, choose([load for _, load in loads]), ["gone"])
+    assert found.sentences == (
+        f"fast is a virtual model, for one of a, b, c, d, e, gone. {RULE}",
+        "a is loaded: 0 of 4 slots are free, and 3 waiting.",
+        "b is loaded: 2 of 4 slots are free.",
+        "c is being loaded, about 9 s left.",
+        "d is not loaded.",
+        "e cannot be loaded now.",
+        "There is no model gone.",
+        "A request now takes b, because it is the first that is loaded and has a free slot.",
+    )
+    assert found.change == ("Add the model gone, or remove it from the virtual model fast in the config.",)
+
+
+def test_one_model_needs_no_rule() -> None:
+    found = explain_virtual("v", [("m", ServedLoad(loads=True))], choose([ABSENT]), [])
+    assert found.sentences == ("v is a virtual model: its requests go to m.",)
+    assert explain_virtual("v", [], None, ["m"]).sentences == ("There is no model m.",)

@@ -1,0 +1,182 @@
+"""The body of a request for a virtual model, and what stays byte for byte."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llamasup.http.heads import HttpError
+from llamasup.models.virtual import Candidate, Changes
+from llamasup.virtual.rewrite import rewritten
+
+CHAT = "/v1/chat/completions"
+USER = {"role": "user", "content": "Hi"}
+
+
+def sent(body: dict[str, Any] | bytes, *changes: Changes, label: str = CHAT) -> Any:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = rewritten(raw, label, "v", Candidate("m", changes))
+    assert isinstance(found, bytes), found
+    return json.loads(found)
+
+
+def refusal(body: bytes, *changes: Changes, label: str = CHAT) -> HttpError:
+    found = rewritten(body, label, "v", Candidate("m", changes))
+    assert isinstance(found, HttpError)
+    return found
+
+
+def test_only_the_model_is_replaced_if_nothing_else_is_asked_for() -> None:
+    body = b'{"model" : "v", "messages":[ {"role":"user","content":"\\u00e9 1.50e3"} ],"top_k":1.50}'
+    assert rewritten(body, CHAT, "v", Candidate("m")) == (
+        b'{"model":"m","messages":[ {"role":"user","content":"\\u00e9 1.50e3"} ],"top_k":1.50}'
+    )
+
+
+def test_body_without_a_model_gets_one() -> None:
+    assert sent({"prompt": "x"}) == {"prompt": "x", "model": "m"}
+
+
+def test_parameter_is_set_whatever_the_client_sends() -> None:
+    changes = Changes(set={"temperature": 0.2})
+    assert sent({"temperature": 1}, changes)["temperature"] == 0.2
+    assert sent({}, changes)["temperature"] == 0.2
+
+
+def test_default_counts_if_the_client_sends_nothing_or_null() -> None:
+    changes = Changes(default={"temperature": 0.2})
+    assert sent({"temperature": 1}, changes)["temperature"] == 1
+    assert sent({"temperature": None}, changes)["temperature"] == 0.2
+    assert sent({}, changes)["temperature"] == 0.2
+
+
+def test_parameter_is_removed() -> None:
+    assert sent({"top_k": 3, "top_p": 1}, Changes(remove=("top_k", "min_p"))) == {"top_p": 1, "model": "m"}
+
+
+def test_keys_of_mappings_are_merged() -> None:
+    body = {"chat_template_kwargs": {"enable_thinking": True, "style": "x"}}
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False, "effort": 1}}
+    assert sent(body, Changes(set=kwargs))["chat_template_kwargs"] == {
+        "enable_thinking": False,
+        "style": "x",
+        "effort": 1,
+    }
+    assert sent(body, Changes(default=kwargs))["chat_template_kwargs"] == {
+        "enable_thinking": True,
+        "style": "x",
+        "effort": 1,
+    }
+
+
+def test_mapping_of_another_type_is_left_to_llama_server_or_replaced() -> None:
+    kwargs = {"chat_template_kwargs": {"a": 1}}
+    assert sent({"chat_template_kwargs": 3}, Changes(default=kwargs))["chat_template_kwargs"] == 3
+    assert sent({"chat_template_kwargs": 3}, Changes(set=kwargs))["chat_template_kwargs"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        (CHAT, "max_tokens"),
+        ("/v1/messages", "max_tokens"),
+        ("/v1/responses", "max_output_tokens"),
+        ("/completion", "n_predict"),
+        ("/v1/completions", "max_tokens"),
+    ],
+)
+def test_length_of_an_answer_has_one_name_in_each_api(label: str, name: str) -> None:
+    assert sent({}, Changes(set={"max_completion_tokens": 7}), label=label) == {name: 7, "model": "m"}
+    body = {"max_completion_tokens": 9, "n_predict": 8}
+    assert sent(body, Changes(set={"max_tokens": 7}), label=label) == {name: 7, "model": "m"}
+    assert sent(body, Changes(default={"max_tokens": 7}), label=label) == {**body, "model": "m"}
+    assert sent(body, Changes(remove=("max_tokens",)), label=label) == {"model": "m"}
+
+
+def test_changes_apply_one_after_the_other() -> None:
+    first = Changes(set={"seed": 1}, system="first")
+    second = Changes(default={"seed": 2, "top_k": 3}, remove=("min_p",), system="second")
+    assert sent({"messages": [USER], "min_p": 0}, first, second) == {
+        "messages": [{"role": "system", "content": "second\n\nfirst"}, USER],
+        "seed": 1,
+        "top_k": 3,
+        "model": "m",
+    }
+
+
+# --- system prompts ----------------------------------------------------------------------------------
+
+BRIEF = Changes(system="Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "after"),
+    [
+        ([USER], [{"role": "system", "content": "Be brief."}, USER]),
+        ([], [{"role": "system", "content": "Be brief."}]),
+        (
+            [{"role": "system", "content": "You are a fox."}, USER],
+            [{"role": "system", "content": "Be brief.\n\nYou are a fox."}, USER],
+        ),
+        (
+            [{"role": "developer", "content": [{"type": "text", "text": "Fox."}]}],
+            [
+                {
+                    "role": "developer",
+                    "content": [{"type": "text", "text": "Be brief.\n\n"}, {"type": "text", "text": "Fox."}],
+                }
+            ],
+        ),
+        ([{"role": "system"}], [{"role": "system", "content": "Be brief."}]),
+        ([{"role": "system", "content": None}], [{"role": "system", "content": "Be brief."}]),
+        ([{"role": "system", "content": 5}], [{"role": "system", "content": 5}]),
+        (["x"], ["x"]),
+        ([{"role": 5}], [{"role": 5}]),
+        ("x", "x"),
+    ],
+)
+def test_system_prompt_goes_in_front_of_a_chat(messages: Any, after: Any) -> None:
+    for label in (CHAT, "/apply-template", "/v1/chat/completions/input_tokens"):
+        assert sent({"messages": messages}, BRIEF, label=label)["messages"] == after
+
+
+def test_chat_without_messages_is_left_to_llama_server() -> None:
+    assert sent({}, BRIEF) == {"model": "m"}
+
+
+def test_system_prompt_of_anthropic_messages() -> None:
+    for label in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert sent({"messages": [USER]}, BRIEF, label=label)["system"] == "Be brief."
+        assert sent({"system": "Fox."}, BRIEF, label=label)["system"] == "Be brief.\n\nFox."
+        parts = [{"type": "text", "text": "Fox.", "cache_control": {"type": "ephemeral"}}]
+        assert sent({"system": parts}, BRIEF, label=label)["system"] == [
+            {"type": "text", "text": "Be brief.\n\n"},
+            *parts,
+        ]
+
+
+def test_system_prompt_of_responses_are_instructions() -> None:
+    assert sent({"input": "x"}, BRIEF, label="/v1/responses")["instructions"] == "Be brief."
+
+
+@pytest.mark.parametrize("label", ["/completion", "/v1/completions", "/infill", "other"])
+def test_system_prompt_without_a_place_is_refused(label: str) -> None:
+    error = refusal(b'{"prompt":"x"}', BRIEF, label=label)
+    assert (error.status, error.cause) == (400, "virtual_model_system")
+    assert error.message == f"The virtual model 'v' has a system prompt, for which {label} has no place"
+
+
+@pytest.mark.parametrize("label", ["/tokenize", "/v1/embeddings", "/rerank"])
+def test_requests_that_generate_nothing_need_no_system_prompt(label: str) -> None:
+    assert sent({"content": "x"}, BRIEF, label=label) == {"content": "x", "model": "m"}
+
+
+@pytest.mark.parametrize(
+    "body", [b"[]", b"3", b"{", b"--form", b"\xff", b'{"a":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}']
+)
+def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    error = refusal(body, Changes(set={"seed": 1}))
+    assert (error.status, error.cause) == (400, "virtual_model_body")
+    assert error.remedy == "send JSON, or use the model 'm' itself"
