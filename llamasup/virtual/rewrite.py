@@ -128,7 +128,7 @@ def _put_in_front(fields: _Fields, system: str, label: str) -> bool:
     elif label in _HAS_SYSTEM:
         fields["system"] = _before(fields.get("system"), system)
     elif label in _HAS_INSTRUCTIONS:
-        fields["instructions"] = _before(fields.get("instructions"), system)
+        fields["instructions"] = _before(fields.get("instructions"), system, parts=False)
     else:
         return label in _NEEDS_NO_SYSTEM
     return True
@@ -150,18 +150,23 @@ def _into_messages(fields: _Fields, system: str) -> None:
     fields["messages"] = _raw(messages)
 
 
-def _before(content: msgspec.Raw | None, system: str) -> msgspec.Raw:
-    """``system``, and then the ``content``: a text, or a list of parts."""
-    if content is None or bytes(content) == b"null":
+def _before(content: msgspec.Raw | None, system: str, *, parts: bool = True) -> msgspec.Raw:
+    """``system``, and then the ``content``: a text, or a list of ``parts`` where the API has them.
+
+    Only ``system`` for anything else: llama-server (b11434) ignores instructions of another type, and so a
+    client could leave it out.
+    """
+    if content is None:
         return _raw(system)
     try:
         return _raw(f"{system}{_BETWEEN}{_read_text(content)}")
     except _UNREADABLE:
         pass
     try:
-        return _raw([{"type": "text", "text": f"{system}{_BETWEEN}"}, *_read_list(content)])
+        own = _read_list(content)
     except _UNREADABLE:
-        return content  # llama-server tells the client
+        return _raw(system)
+    return _raw([{"type": "text", "text": f"{system}{_BETWEEN}"}, *own] if parts else system)
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -131,7 +131,7 @@ BRIEF = Changes(system="Be brief.")
         ),
         ([{"role": "system"}], [{"role": "system", "content": "Be brief."}]),
         ([{"role": "system", "content": None}], [{"role": "system", "content": "Be brief."}]),
-        ([{"role": "system", "content": 5}], [{"role": "system", "content": 5}]),
+        ([{"role": "system", "content": 5}], [{"role": "system", "content": "Be brief."}]),
         (["x"], ["x"]),
         ([{"role": 5}], [{"role": 5}]),
         ("x", "x"),
@@ -159,6 +159,21 @@ def test_system_prompt_of_anthropic_messages() -> None:
 
 def test_system_prompt_of_responses_are_instructions() -> None:
     assert sent({"input": "x"}, BRIEF, label="/v1/responses")["instructions"] == "Be brief."
+    body = {"input": "x", "instructions": "Fox."}
+    assert sent(body, BRIEF, label="/v1/responses")["instructions"] == "Be brief.\n\nFox."
+
+
+@pytest.mark.parametrize("content", [None, 5, True, {}, {"type": "text", "text": "Fox."}])
+@pytest.mark.parametrize(("label", "field"), [("/v1/messages", "system"), ("/v1/responses", "instructions")])
+def test_value_that_llama_server_ignores_does_not_replace_the_system_prompt(
+    label: str, field: str, content: Any
+) -> None:
+    assert sent({field: content}, BRIEF, label=label)[field] == "Be brief."
+
+
+def test_instructions_that_are_a_list_do_not_replace_the_system_prompt() -> None:
+    body = {"instructions": [{"type": "text", "text": "Fox."}]}
+    assert sent(body, BRIEF, label="/v1/responses")["instructions"] == "Be brief."
 
 
 @pytest.mark.parametrize("label", ["/completion", "/v1/completions", "/infill", "other"])
