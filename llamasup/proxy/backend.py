@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from llamasup.http.heads import HttpError
+from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
@@ -52,6 +53,10 @@ class VirtualName(Protocol):
     @property
     def name(self) -> str:
         """The name, for metrics and logs."""
+        ...
+
+    def for_work(self, work: Work | None) -> ModelRoute:
+        """The route to a model that can do this work; the route to any of them if none can."""
         ...
 
     def rewrite(self, body: bytes, label: str) -> bytes | HttpError:

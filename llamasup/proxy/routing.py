@@ -103,6 +103,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         refusal = access_denied(request, None) if limited else None
         return route if refusal is None else Unavailable.because(refusal)
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
+        if route.virtual is not None:
+            route = route.virtual.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
             return Unavailable.because(refusal)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
+from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.names import folded
 from llamasup.models.virtual import Candidate, candidates_of
@@ -61,11 +62,30 @@ class Resolve(Protocol):
     ) -> ModelRoute | Unavailable: ...
 
 
-class _Target(Struct, frozen=True):
-    """A ``VirtualName``."""
+_Known = tuple[Candidate, KnownRoute]
+
+
+class _VirtualRoute(Struct, frozen=True):
+    """A ``ModelRoute`` and its ``VirtualName``. ``known``: the models that exist; ``candidate`` is the chosen
+    one, with the id of the model.
+    """
 
     name: str
+    model: ResolvedModel
+    served: ServedModel
     candidate: Candidate
+    known: Sequence[_Known]
+
+    @property
+    def virtual(self) -> _VirtualRoute:
+        return self
+
+    def for_work(self, work: Work | None) -> _VirtualRoute:
+        """The best of all models is also the best of those for this work, if it is one of them."""
+        if work is None or work in self.model.works:
+            return self
+        suited = [(candidate, route) for candidate, route in self.known if work in route.model.works]
+        return _chosen(self.name, suited) if suited else self
 
     def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
         from llamasup.virtual.rewrite import rewritten  # here, to keep the start short
@@ -73,13 +93,11 @@ class _Target(Struct, frozen=True):
         return rewritten(body, label, self.name, self.candidate)
 
 
-class _VirtualRoute(Struct, frozen=True):
-    """A ``ModelRoute``. ``target_id``: the id of the model that was chosen, for ``choice.reason``."""
-
-    model: ResolvedModel
-    served: ServedModel
-    virtual: _Target
-    target_id: str
+def _chosen(name: str, known: Sequence[_Known]) -> _VirtualRoute:
+    index = 0 if len(known) == 1 else choose([route.served.load() for _, route in known]).index
+    candidate, route = known[index]
+    own = replace(candidate, model=route.model.id)
+    return _VirtualRoute(name, ResolvedModel((name,), route.model.works), route.served, own, known)
 
 
 class VirtualBackend:
@@ -159,14 +177,7 @@ class VirtualBackend:
         if not known:
             first = next(route for _, route in routes if isinstance(route, Unavailable))
             return replace(first, message=f"The virtual model {name!r} has no model: {first.message}")
-        index = 0 if len(known) == 1 else choose([route.served.load() for _, route in known]).index
-        candidate, route = known[index]
-        return _VirtualRoute(
-            ResolvedModel((name,), route.model.works),
-            route.served,
-            _Target(name, replace(candidate, model=route.model.id)),
-            route.model.id,
-        )
+        return _chosen(name, known)
 
     def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | Unavailable]]:
         """Each virtual model, and where a request for it goes now."""
@@ -202,4 +213,4 @@ class VirtualListing:
     def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | Unavailable) -> dict[str, Any]:
         if isinstance(route, Unavailable):
             return listed_virtual(name, entry, None, route.message)
-        return listed_virtual(name, entry, self._models.entry(route.target_id))
+        return listed_virtual(name, entry, self._models.entry(route.candidate.model))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.http.heads import HttpError
+from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.models.virtual import Candidate, Changes
@@ -45,6 +46,9 @@ class Cold:
 
     @property
     def virtual(self) -> Cold:
+        return self
+
+    def for_work(self, work: Work | None) -> Cold:
         return self
 
     def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
@@ -141,4 +145,19 @@ def test_key_may_use_the_virtual_models_that_it_names(make: Make) -> None:
     itself, _ = rig.ask(post(CHAT, BODY.replace(b":cold", b""), b"Authorization: Bearer sk-1"))
     assert status(itself) == 403
     rig.send(post(CHAT, BODY, b"Authorization: Bearer sk-1"))
+    assert many.accept("qwen", rig).message()[1] == COLD
+
+
+def test_model_for_the_work_of_the_request_is_taken(make: Make) -> None:
+    rig, many = make()
+
+    class Mixed(Cold):
+        model = ResolvedModel((NAME,), (Work.EMBEDDINGS,))
+
+        def for_work(self, work: Work | None) -> Cold:
+            assert work is Work.TEXT
+            return Cold(many.models["qwen"])
+
+    rig.call(lambda: setattr(many, "resolve", lambda *_, **__: Mixed(many.models["qwen"])))
+    rig.send(post(CHAT, BODY))
     assert many.accept("qwen", rig).message()[1] == COLD

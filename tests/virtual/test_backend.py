@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from llamasup.http.heads import HttpError
+from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
@@ -16,6 +17,7 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.sections import VirtualEntry
 from llamasup.virtual.backend import VirtualBackend
 from tests.async_tests import async_test
+from tests.planning.plans import bert
 from tests.pool.catalog.test_catalog import catalog_of, pool_of
 from tests.pool.pools import registry_of
 
@@ -89,6 +91,25 @@ async def test_missing_model_of_several_is_left_out() -> None:
     assert not isinstance(route, Unavailable)
     assert route.virtual is not None
     assert route.virtual.rewrite(b"{}", "/tokenize") == b'{"model":"phi"}'
+
+
+@async_test
+async def test_models_for_other_work_are_left_out() -> None:
+    encoder = ModelSpec("embed", "/m/e.gguf", listed=bert())
+    models = catalog_of(registry_of(encoder, *MODELS))
+    route = VirtualBackend(models, {"v": VirtualEntry(any=("embed", "phi"))}).resolve("v")
+    assert not isinstance(route, Unavailable)
+    assert route.virtual is not None
+    taken = {
+        work: json.loads(virtual.rewrite(b"{}", "/tokenize"))["model"]  # type: ignore[arg-type]
+        for work in (None, *Work)
+        if (virtual := route.virtual.for_work(work).virtual) is not None
+    }
+    assert taken == {None: "embed", Work.TEXT: "phi", Work.EMBEDDINGS: "embed", Work.RERANKING: "phi"}
+    alone = VirtualBackend(models, {"v": VirtualEntry(model="embed")}).resolve("v")
+    assert not isinstance(alone, Unavailable)
+    assert alone.virtual is not None
+    assert alone.virtual.for_work(Work.TEXT) is alone
 
 
 @async_test
