@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
 from llamasup.http.heads import HttpError
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.settings.parameters import ANSWER_LENGTHS
@@ -18,7 +19,16 @@ __all__ = ["rewritten"]
 
 _Fields = dict[str, msgspec.Raw]
 _read: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_read_list: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _List(msgspec.Struct, array_like=True):
+    """Without an object for each item: a body may have ten million."""
+
+    first: msgspec.Raw = _ABSENT
+
+
+_read_first: Final = msgspec.json.Decoder(_List).decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _encode: Final = msgspec.json.Encoder().encode
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -40,10 +50,21 @@ _NEEDS_NO_SYSTEM: Final = frozenset(_WITHOUT_PROMPT.split())
 _COMPLETIONS: Final = frozenset(("/completion", "/completions", "/infill"))
 _SYSTEM_ROLES: Final = ("system", "developer")
 _BETWEEN: Final = "\n\n"
+_SMALL: Final = 1 << 18
+"""Bytes of a body that takes a few milliseconds, whatever is in it."""
+_SPACE: Final = b" \t\r\n"
 
 
 def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes | HttpError:
     """``label``: of the route. ``name``: the virtual model, for errors."""
+    if len(body) > _SMALL and scanned(body).unclear:  # an object for each field would take seconds, and GiB
+        return HttpError(
+            400,
+            f"The virtual model {name!r} changes requests, and this one is too complex for it",
+            cause="body_too_complex",
+            remedy=f"send at most {MAX_STEPS:,} strings and brackets, with fewer than {MAX_DEPTH} levels of "
+            f"nesting, or use the model {candidate.model!r} itself",
+        )
     try:
         fields = _read(body)
     except _UNREADABLE:
@@ -136,18 +157,25 @@ def _put_in_front(fields: _Fields, system: str, label: str) -> bool:
 
 def _into_messages(fields: _Fields, system: str) -> None:
     """Templates of many models accept one system message, the first."""
+    messages = fields.get("messages", _ABSENT)
     try:
-        messages = _read_list(fields["messages"])
-        first = _read(messages[0]) if messages else {}
-        role = _read_text(first["role"]) if "role" in first else ""
-    except (*_UNREADABLE, KeyError):
+        first = _read_first(messages).first
+        message = {} if first is _ABSENT else _read(first)
+        role = _read_text(message["role"]) if "role" in message else ""
+    except _UNREADABLE:
         return  # llama-server tells the client
     if role in _SYSTEM_ROLES:
-        first["content"] = _before(first.get("content"), system)
-        messages[0] = _raw(first)
+        message["content"] = _before(message.get("content"), system)
+        fields["messages"] = _with_first(messages, message, replaced=len(bytes(first)))
     else:
-        messages.insert(0, _raw({"role": "system", "content": system}))
-    fields["messages"] = _raw(messages)
+        fields["messages"] = _with_first(messages, {"role": "system", "content": system})
+
+
+def _with_first(items: msgspec.Raw, item: Any, *, replaced: int = 0) -> msgspec.Raw:
+    """The list with this first item. ``replaced``: the length of the item that it replaces."""
+    rest = bytes(items)[1:].lstrip(_SPACE)[replaced:]
+    comma = b"" if replaced or rest.startswith(b"]") else b","
+    return msgspec.Raw(b"[" + _encode(item) + comma + rest)
 
 
 def _before(content: msgspec.Raw | None, system: str, *, parts: bool = True) -> msgspec.Raw:
@@ -163,10 +191,12 @@ def _before(content: msgspec.Raw | None, system: str, *, parts: bool = True) -> 
     except _UNREADABLE:
         pass
     try:
-        own = _read_list(content)
+        _read_first(content)
     except _UNREADABLE:
         return _raw(system)
-    return _raw([{"type": "text", "text": f"{system}{_BETWEEN}"}, *own] if parts else system)
+    if not parts:
+        return _raw(system)
+    return _with_first(content, {"type": "text", "text": f"{system}{_BETWEEN}"})
 
 
 def _raw(value: Any) -> msgspec.Raw:

@@ -30,7 +30,7 @@ NAME = "qwen:cold"
 CANDIDATE = Candidate("qwen", (Changes(set={"temperature": 0}, system="Be brief."),))
 BODY = b'{"model":"qwen:cold","messages":[ {"role":"user","content":"x"} ],"temperature": 1}'
 COLD = (
-    b'{"model":"qwen","messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"x"}],'
+    b'{"model":"qwen","messages":[{"role":"system","content":"Be brief."},{"role":"user","content":"x"} ],'
     b'"temperature":0}'
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -195,3 +196,43 @@ def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     error = refusal(body, Changes(set={"seed": 1}))
     assert (error.status, error.cause) == (400, "virtual_model_body")
     assert error.remedy == "send JSON, or use the model 'm' itself"
+
+
+# --- large bodies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field",
+    [b'"a":[' + b'"x",' * 200_000 + b"1]", b",".join(b'"%d":0' % at for at in range(120_000))],
+)
+def test_body_with_too_many_strings_is_refused(field: bytes) -> None:
+    error = refusal(b"{%b}" % field, BRIEF)
+    assert (error.status, error.cause) == (400, "body_too_complex")
+    assert error.message == "The virtual model 'v' changes requests, and this one is too complex for it"
+    assert error.remedy is not None
+    assert error.remedy.endswith("or use the model 'm' itself")
+
+
+@pytest.mark.parametrize(
+    ("label", "field"),
+    [(CHAT, "messages"), ("/v1/messages", "system"), ("/v1/responses", "instructions")],
+)
+def test_list_of_many_items_is_never_decoded(label: str, field: str) -> None:
+    items = 500_000
+    body = b'{"%b":[{"role":"user"}%b]}' % (field.encode(), b",0" * items)
+    tracemalloc.start()
+    try:
+        found = rewritten(body, label, "v", Candidate("m", (BRIEF,)))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(found, bytes)
+    assert most < 10 * len(body)  # an object for each item takes 30 times the body
+
+
+def test_other_messages_stay_byte_for_byte() -> None:
+    body = b'{"messages":[ {"role":"system", "content":"Fox."} , {"role": "user","content":"\\u00e9"} ]}'
+    assert rewritten(body, CHAT, "v", Candidate("m", (BRIEF,))) == (
+        b'{"messages":[{"role":"system","content":"Be brief.\\n\\nFox."} ,'
+        b' {"role": "user","content":"\\u00e9"} ],"model":"m"}'
+    )
