@@ -22,13 +22,18 @@ class Choice(Struct, frozen=True):
 
 
 def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
-    """A free permit here, else one elsewhere; else the shorter queue of the serving sides; else where the
-    model loads; else here.
+    """A free permit here, else one elsewhere; else the only side where a request may wait; else the shorter
+    queue of the serving sides; else where the model loads; else here.
     """
     if here.free:
         return Choice(Where.HERE, "this node has a free slot")
     if elsewhere.free and elsewhere.slots:
         return Choice(Where.ELSEWHERE, "another node has a free slot")
+    if elsewhere.can_serve and not here.can_serve:
+        full = "the queue of this node is full" if here.slots or here.loads else "this node cannot load it"
+        return Choice(Where.ELSEWHERE, full)
+    if here.can_serve and not elsewhere.can_serve:
+        return Choice(Where.HERE, "only this node can take it")
     if here.slots and elsewhere.slots:
         if _turns(elsewhere) < _turns(here):
             return Choice(Where.ELSEWHERE, "all slots are busy, and the queue for other nodes is shorter")
@@ -37,14 +42,12 @@ def choose_side(here: ServedLoad, elsewhere: ServedLoad) -> Choice:
         return Choice(Where.HERE, "only this node has it loaded")
     if elsewhere.slots:
         return Choice(Where.ELSEWHERE, "only other nodes have it loaded")
-    if not here.can_serve and elsewhere.can_serve:
-        return Choice(Where.ELSEWHERE, "this node cannot load it")
     if here.loads and elsewhere.loads:
         sooner = here.eta_s is not None and elsewhere.eta_s is not None and elsewhere.eta_s < here.eta_s
         if sooner:
             return Choice(Where.ELSEWHERE, "another node will have loaded it sooner")
         return Choice(Where.HERE, "this node loads it")
-    if elsewhere.loads and elsewhere.can_serve:
+    if elsewhere.loads:
         return Choice(Where.ELSEWHERE, "another node loads it")
     return Choice(Where.HERE, "this node loads it" if here.loads else "no node has it loaded")
 

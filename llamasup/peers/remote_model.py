@@ -99,12 +99,14 @@ class RemoteModel:
         return self._why if cold is None or cold.busy >= COLD_PERMITS else (cold,)
 
     def load(self) -> ServedLoad:
-        waiting = len(self.queue)
+        waiting, has_room = len(self.queue), not self.queue.is_full
         if self.is_warm:
-            return ServedLoad(*permits_of(self.warm), waiting)
+            slots, free = permits_of(self.warm)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
         state = self.serving()
         if isinstance(state, Unavailable):
-            return ServedLoad(0, 0, waiting, state.cause == "loading", state.eta_s, state.queueable)
+            loads = state.cause == "loading"
+            return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
         return ServedLoad(0, 0, waiting)
 
     # --- for its owner

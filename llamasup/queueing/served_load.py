@@ -10,7 +10,7 @@ __all__ = ["ServedLoad"]
 class ServedLoad(Struct, frozen=True):
     """``slots``: permits of the servers that serve now, 0: no server does. ``free``: how many are free.
     ``waiting``: requests in its queue. ``loads``: a server is being loaded; ``eta_s``: until it serves (None:
-    not known). ``can_serve``: a request may wait there.
+    not known). ``can_serve``: a request gets a permit, or may wait there.
     """
 
     slots: int = 0

@@ -43,4 +43,4 @@ def choose(loads: Sequence[ServedLoad]) -> Choice:
     for index, load in numbered:
         if load.can_serve:
             return Choice(index, "none is loaded, and it is the first that can be")
-    return Choice(0, "none can be loaded, and it is the first")
+    return Choice(0, "none can take it now, and it is the first")

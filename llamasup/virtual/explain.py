@@ -35,9 +35,8 @@ def _of_model(id_: str, load: ServedLoad) -> str:
     queue = f", and {load.waiting} waiting" if load.waiting else ""
     if load.slots:
         return f"{id_} is loaded: {load.free} of {load.slots} slots are free{queue}."
-    if not load.can_serve:
-        return f"{id_} cannot be loaded now."
     if not load.loads:
-        return f"{id_} is not loaded{queue}."
+        cannot = "" if load.can_serve else ", and takes no requests now"
+        return f"{id_} is not loaded{cannot}{queue}."
     eta = "" if load.eta_s is None else f", about {eta_text(load.eta_s)} left"
     return f"{id_} is being loaded{eta}{queue}."

@@ -34,6 +34,13 @@ AWAY = ServedLoad()
         (AWAY, ServedLoad(loads=True, can_serve=False), HERE),
         (ServedLoad(loads=True), AWAY, HERE),
         (AWAY, AWAY, HERE),
+        (
+            ServedLoad(2, 0, waiting=4, can_serve=False),
+            ServedLoad(1, 0, waiting=4),
+            ELSEWHERE,
+        ),  # a full queue
+        (ServedLoad(1, 0, waiting=4), ServedLoad(2, 0, waiting=4, can_serve=False), HERE),
+        (ServedLoad(2, 0, can_serve=False), AWAY, ELSEWHERE),
     ],
 )
 def test_request_goes_where_it_is_served_first(here: ServedLoad, elsewhere: ServedLoad, where: Where) -> None:

@@ -83,6 +83,34 @@ async def test_this_node_goes_first_then_the_other_then_the_shorter_queue() -> N
 
 
 @async_test
+async def test_full_queue_takes_no_more_requests_unless_a_slot_is_free() -> None:
+    both = Both()
+    for side in (both.here, both.elsewhere):
+        side.queue.set_limits(timeout_s=60.0, max_waiting=0)
+    assert not both.here.load().can_serve
+    both.replica.becomes_ready()
+    assert both.here.load().can_serve
+    assert both.elsewhere.load().can_serve
+    assert [both.where() for _ in range(2)] == [Where.HERE, Where.ELSEWHERE]
+    assert not both.here.load().can_serve
+    assert not both.elsewhere.load().can_serve
+    both.here.queue.set_limits(timeout_s=60.0, max_waiting=1)
+    assert both.here.load().can_serve
+
+
+@async_test
+async def test_full_queue_for_a_node_that_loads_takes_no_more_requests() -> None:
+    both = Both(COLD)
+    both.elsewhere.queue.set_limits(timeout_s=60.0, max_waiting=1)
+    assert both.elsewhere.load().can_serve
+    lease = both.elsewhere.lease(infers=True)
+    assert isinstance(lease, Lease)
+    assert both.elsewhere.load().can_serve
+    both.elsewhere.queue.set_limits(timeout_s=60.0, max_waiting=0)
+    assert not both.elsewhere.load().can_serve
+
+
+@async_test
 async def test_conversation_goes_back_to_the_node_that_has_it_in_its_cache() -> None:
     both = Both()
     both.replica.becomes_ready()

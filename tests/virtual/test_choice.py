@@ -33,6 +33,8 @@ BROKEN = ServedLoad(can_serve=False)
         ([ServedLoad(loads=True), LOADING], 1),  # an unknown time is the longest
         ([BROKEN, ABSENT, ABSENT], 1),
         ([BROKEN, BROKEN], 0),
+        ([ServedLoad(4, 0, waiting=1, can_serve=False), BUSY], 1),  # its queue is full
+        ([ServedLoad(4, 0, waiting=1, can_serve=False), ABSENT], 1),
     ],
 )
 def test_request_takes_the_model_that_serves_first(loads: list[ServedLoad], index: int) -> None:
@@ -66,7 +68,7 @@ def test_rule_and_each_model_are_explained() -> None:
         "b is loaded: 2 of 4 slots are free.",
         "c is being loaded, about 9 s left.",
         "d is not loaded.",
-        "e cannot be loaded now.",
+        "e is not loaded, and takes no requests now.",
         "There is no model gone.",
         "A request now takes b, because it is the first that is loaded and has a free slot.",
     )

@@ -91,9 +91,12 @@ class ReplicaSet:
 
     def load(self) -> ServedLoad:
         state, waiting = self.serving(), len(self.queue)
+        has_room = not self.queue.is_full
         if not isinstance(state, Unavailable):
-            return ServedLoad(*permits_of(state), waiting)
-        return ServedLoad(0, 0, waiting, state.queueable and bool(self.runners), state.eta_s, state.queueable)
+            slots, free = permits_of(state)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        loads = state.queueable and bool(self.runners)
+        return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
 
     @property
     def answered(self) -> int:
