@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -179,9 +179,16 @@ class VirtualBackend:
             return replace(first, message=f"The virtual model {name!r} has no model: {first.message}")
         return _chosen(name, known)
 
+    @property
+    def names(self) -> Collection[str]:
+        return self._entries.keys()
+
     def listed(self) -> Iterator[tuple[str, VirtualEntry, _VirtualRoute | Unavailable]]:
         """Each virtual model, and where a request for it goes now."""
-        return ((name, entry, self._route(name)) for name, entry in self._entries.items())
+        return map(self.listed_one, self._entries)
+
+    def listed_one(self, name: str) -> tuple[str, VirtualEntry, _VirtualRoute | Unavailable]:
+        return name, self._entries[name], self._route(name)
 
 
 class VirtualListing:
@@ -198,17 +205,17 @@ class VirtualListing:
         return encode_one(self.entry(model))
 
     def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
-        yield from self._models.entries(allowed)
+        hidden = self._backend.names
+        yield from (entry for entry in self._models.entries(allowed) if entry["id"] not in hidden)
         for name, entry, route in self._backend.listed():
             model = ResolvedModel((name,)) if isinstance(route, Unavailable) else route.model
             if allowed is None or allowed(model):
                 yield self._entry(name, entry, route)
 
     def entry(self, model: str) -> dict[str, Any]:
-        for name, entry, route in self._backend.listed():
-            if name == model:
-                return self._entry(name, entry, route)
-        return self._models.entry(model)
+        if model not in self._backend.names:
+            return self._models.entry(model)
+        return self._entry(*self._backend.listed_one(model))
 
     def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | Unavailable) -> dict[str, Any]:
         if isinstance(route, Unavailable):

@@ -153,6 +153,15 @@ async def test_listing_shows_what_each_virtual_model_is() -> None:
 
 
 @async_test
+async def test_hidden_model_is_not_listed() -> None:
+    backend = backend_of({"qwen": VirtualEntry(model="phi")})
+    entries = json.loads(backend.listing().all())["data"]
+    assert [entry["id"] for entry in entries] == ["phi", "qwen"]
+    assert entries[1]["llamasup"]["virtual"]["takes"] == "phi"
+    assert json.loads(backend.listing().one("qwen")) == entries[1]
+
+
+@async_test
 async def test_key_sees_only_the_virtual_models_that_it_names() -> None:
     def allowed(model: ResolvedModel) -> bool:
         return model.id in ("qwen", "any")
