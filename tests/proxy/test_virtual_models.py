@@ -161,3 +161,20 @@ def test_model_for_the_work_of_the_request_is_taken(make: Make) -> None:
     rig.call(lambda: setattr(many, "resolve", lambda *_, **__: Mixed(many.models["qwen"])))
     rig.send(post(CHAT, BODY))
     assert many.accept("qwen", rig).message()[1] == COLD
+
+
+def test_request_is_not_sent_again_to_the_model_of_a_virtual_one_that_hides_its_own(make: Make) -> None:
+    rig, many = make()
+    served = many.models["qwen"]
+    client = rig.send(post(CHAT, BODY.replace(b":cold", b"")))
+    many.accept("qwen", rig).message()
+    broken, next_one = served.endpoint, Endpoint("qwen", 2, served.endpoint.address)
+
+    def reload() -> None:
+        served.endpoint = next_one
+        setattr(many, "resolve", lambda *_, **__: Cold(served))  # noqa: B010
+        broken.close(generation_ended("it crashed"))
+
+    rig.call(reload)
+    assert status(client.message()[0]) == 503
+    assert not rig.record().replayed
