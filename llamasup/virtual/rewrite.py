@@ -5,7 +5,6 @@ Only the fields that change are decoded; all others stay byte for byte, in their
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -49,6 +48,8 @@ _HAS_INSTRUCTIONS: Final = frozenset(_RESPONSES.split())
 _NEEDS_NO_SYSTEM: Final = frozenset(_WITHOUT_PROMPT.split())
 _COMPLETIONS: Final = frozenset(("/completion", "/completions", "/infill"))
 _SYSTEM_ROLES: Final = ("system", "developer")
+_MERGED: Final = ("chat_template_kwargs", "logit_bias")
+"""Keys that do not depend on each other; those of a schema or of a format do."""
 _BETWEEN: Final = "\n\n"
 _SMALL: Final = 1 << 18
 """Bytes of a body that takes a few milliseconds, whatever is in it."""
@@ -98,16 +99,16 @@ def _change(fields: _Fields, changes: Changes, label: str) -> None:
         sent = next((alias for alias in _names_of(parameter) if _is_sent(fields, alias)), None)
         if sent is None:
             fields[_name_in(parameter, label)] = _raw(value)
-        elif isinstance(value, dict):
+        elif parameter in _MERGED:
             fields[sent] = _merged(fields[sent], value, client_first=True)
     for parameter, value in changes.set.items():
         before = fields.get(parameter)
         for alias in _names_of(parameter):
             fields.pop(alias, None)
-        is_merged = isinstance(value, dict) and before is not None
-        fields[_name_in(parameter, label)] = (
-            _merged(before, value, client_first=False) if is_merged and before is not None else _raw(value)
-        )
+        if before is not None and parameter in _MERGED:
+            fields[parameter] = _merged(before, value, client_first=False)
+        else:
+            fields[_name_in(parameter, label)] = _raw(value)
 
 
 def _is_sent(fields: _Fields, parameter: str) -> bool:
@@ -129,8 +130,10 @@ def _name_in(parameter: str, label: str) -> str:
     return "n_predict" if label in _COMPLETIONS else "max_tokens"
 
 
-def _merged(sent: msgspec.Raw, value: Mapping[str, Any], *, client_first: bool) -> msgspec.Raw:
-    """The keys of both, such as those of ``chat_template_kwargs``."""
+def _merged(sent: msgspec.Raw, value: Any, *, client_first: bool) -> msgspec.Raw:
+    """The keys of both. ``logit_bias`` may also be a list, which replaces, or is replaced."""
+    if not isinstance(value, dict):
+        return sent if client_first else _raw(value)
     try:
         keys = _read(sent)
     except _UNREADABLE:  # not an object: llama-server tells the client

@@ -72,6 +72,20 @@ def test_keys_of_mappings_are_merged() -> None:
     }
 
 
+@pytest.mark.parametrize("parameter", ["json_schema", "response_format", "thinking"])
+def test_mapping_whose_keys_belong_together_is_not_merged(parameter: str) -> None:
+    own, value = {"type": "enabled", "budget_tokens": 9}, {"type": "disabled", "x": 1}
+    assert sent({parameter: own}, Changes(default={parameter: value}))[parameter] == own
+    assert sent({parameter: own}, Changes(set={parameter: value}))[parameter] == value
+
+
+def test_biases_are_merged_only_if_both_are_mappings() -> None:
+    for value, after in (({"b": 2}, {"a": 1, "b": 2}), ([["b", 2]], [["b", 2]])):
+        assert sent({"logit_bias": {"a": 1}}, Changes(set={"logit_bias": value}))["logit_bias"] == after
+    default = Changes(default={"logit_bias": [["b", 2]]})
+    assert sent({"logit_bias": {"a": 1}}, default)["logit_bias"] == {"a": 1}
+
+
 def test_mapping_of_another_type_is_left_to_llama_server_or_replaced() -> None:
     kwargs = {"chat_template_kwargs": {"a": 1}}
     assert sent({"chat_template_kwargs": 3}, Changes(default=kwargs))["chat_template_kwargs"] == 3
