@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
 from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
-from llamasup.models.names import pattern
+from llamasup.models.names import folded, pattern
 from llamasup.models.rules import wrong_rules
 from llamasup.models.virtual import virtual_mistakes
 from llamasup.settings.model import ModelSettings
@@ -162,10 +162,14 @@ def _virtual_issues(config: Config, *, models_are_known: bool) -> _Found:
     entries = config.virtual_models
     named = {name: entry for name, entry in config.models.items() if not is_pattern(name)}
     known = {*named, *(alias for entry in named.values() for alias in entry.aliases)}
+    taken = {folded(name) for name in known}
+    first: dict[str, str] = {}
     for name, entry in entries.items():
         key: Place = ("virtual_models", name)
-        if name in known:
+        if folded(name) in taken:  # a client may write it in any spelling
             yield key, "is the name or an alias of a model too; choose another name"
+        if (before := first.setdefault(folded(name), name)) != name:
+            yield key, f"is another spelling of {shown(before)}; choose another name"
         if entry.model is not None and entry.any:
             yield key, "model and any exclude each other; keep one of them"
         elif not (entry.model or entry.any or {(*key, "model"), (*key, "any", 0)} & config.lines.keys()):

@@ -126,12 +126,10 @@ class VirtualBackend:
     ) -> ModelRoute | Unavailable:
         if model is None or local:
             return self._models.resolve(model, create=create, local=local)
-        if model in self._candidates:
-            return self._route(model, create=create)
-        found = self._models.resolve(model, create=create)
-        if type(found) is Unavailable and (name := self.named(model)) is not None:
-            return self._route(name, create=create)
-        return found
+        name = self.named(model)
+        return (
+            self._models.resolve(model, create=create) if name is None else self._route(name, create=create)
+        )
 
     def readiness(self) -> Unavailable | None:
         return self._models.readiness()
@@ -205,8 +203,8 @@ class VirtualListing:
         return encode_one(self.entry(model))
 
     def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
-        hidden = self._backend.names
-        yield from (entry for entry in self._models.entries(allowed) if entry["id"] not in hidden)
+        hides = self._backend.named
+        yield from (entry for entry in self._models.entries(allowed) if hides(entry["id"]) is None)
         for name, entry, route in self._backend.listed():
             model = ResolvedModel((name,)) if isinstance(route, Unavailable) else route.model
             if allowed is None or allowed(model):

@@ -93,6 +93,15 @@ def test_name_of_a_model_is_no_name_of_a_virtual_one() -> None:
         )
 
 
+def test_other_spelling_of_a_name_is_the_same_name() -> None:
+    assert issues_of(
+        MODELS + "virtual_models: {QWEN: {model: phi}, v: {model: phi}, V: {model: qwen}}\n"
+    ) == [
+        "c.yaml:2: virtual_models.QWEN: is the name or an alias of a model too; choose another name",
+        "c.yaml:2: virtual_models.V: is another spelling of 'v'; choose another name",
+    ]
+
+
 def test_circle_of_two_names_its_way() -> None:
     found = issue_of(f"{MODELS}virtual_models:\n  a: {{model: b}}\n  b: {{model: a}}\n")
     assert found.startswith("c.yaml:4: virtual_models.b: the virtual models go round in a circle (a → b → a)")

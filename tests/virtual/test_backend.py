@@ -80,6 +80,17 @@ async def test_other_spelling_of_a_virtual_name_is_accepted() -> None:
 
 
 @async_test
+async def test_virtual_name_hides_a_found_model_in_any_spelling() -> None:
+    backend = backend_of({"QWEN": VirtualEntry(model="qwen")})
+    for name in ("qwen", "QWEN", "Qwen"):
+        route = backend.resolve(name)
+        assert not isinstance(route, Unavailable)
+        assert route.model.id == "QWEN"
+        assert route.virtual is not None
+        assert route.virtual.rewrite(b"{}", "/tokenize") == b'{"model":"qwen"}'
+
+
+@async_test
 async def test_request_from_another_node_means_a_model_of_this_one() -> None:
     found = backend_of().resolve("qwen:cold", local=True)
     assert isinstance(found, Unavailable)
@@ -157,6 +168,8 @@ async def test_hidden_model_is_not_listed() -> None:
     backend = backend_of({"qwen": VirtualEntry(model="phi")})
     entries = json.loads(backend.listing().all())["data"]
     assert [entry["id"] for entry in entries] == ["phi", "qwen"]
+    other = backend_of({"QWEN": VirtualEntry(model="phi")})
+    assert [entry["id"] for entry in json.loads(other.listing().all())["data"]] == ["phi", "QWEN"]
     assert entries[1]["llamasup"]["virtual"]["takes"] == "phi"
     assert json.loads(backend.listing().one("qwen")) == entries[1]
 
