@@ -22,7 +22,16 @@ import msgspec
 
 from llamasup.http.body_scan import MANY_JOBS, scanned, times
 
-__all__ = ["FORMS_ONLY", "LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
+__all__ = [
+    "FORMS_ONLY",
+    "LISTS",
+    "PROMPTS",
+    "BodyTooDeep",
+    "lists_of",
+    "named_in_path",
+    "plain_json",
+    "read_body",
+]
 
 MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
 MAX_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
@@ -146,10 +155,9 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
         except RecursionError:
             raise BodyTooDeep from None
         except _UNREADABLE:
-            if body.startswith(_BYTE_ORDER_MARK):
-                name, jobs = _last_name(body[3:], shape)
-            elif body.endswith(b"\0"):  # llama-server stops reading there
-                name, jobs = _last_name(body.rstrip(b"\0"), shape)
+            plain = plain_json(body)
+            if len(plain) < len(body):
+                name, jobs = _last_name(plain, shape)
             else:
                 if body.startswith(b"--"):
                     name = _named_in_form(body)
@@ -158,6 +166,11 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
     if not name and query:
         name = _named_in_query(query)
     return name or None, jobs
+
+
+def plain_json(body: bytes) -> bytes:
+    """Without what llama-server skips: a byte order mark, and NULs at the end, where it stops reading."""
+    return body.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\0")
 
 
 def _last_name(body: bytes, shape: _Shape) -> tuple[str | None, int]:

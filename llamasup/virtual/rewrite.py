@@ -11,6 +11,7 @@ import msgspec
 
 from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
 from llamasup.http.heads import HttpError
+from llamasup.http.requested_model import plain_json
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.settings.parameters import ANSWER_LENGTHS
 
@@ -67,7 +68,7 @@ def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes
             f"nesting, or use the model {candidate.model!r} itself",
         )
     try:
-        fields = _read(body)
+        fields = _read(plain_json(body))
     except _UNREADABLE:
         return HttpError(
             400,

@@ -204,12 +204,17 @@ def test_requests_that_generate_nothing_need_no_system_prompt(label: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b"3", b"{", b"--form", b"\xff", b'{"a":' + b"[" * 100_000, b'\xef\xbb\xbf{"a":1}']
+    "body", [b"[]", b"3", b"{", b"--form", b"\xff", b'{"a":' + b"[" * 100_000, b'{"a":1}\0x']
 )
 def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     error = refusal(body, Changes(set={"seed": 1}))
     assert (error.status, error.cause) == (400, "virtual_model_body")
     assert error.remedy == "send JSON, or use the model 'm' itself"
+
+
+@pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"a":1}', b'{"a":1}\0\0', b'\xef\xbb\xbf{"a":1}\0'])
+def test_what_llama_server_skips_is_left_out(body: bytes) -> None:
+    assert sent(body) == {"a": 1, "model": "m"}
 
 
 # --- large bodies ------------------------------------------------------------------------------------
