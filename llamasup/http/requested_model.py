@@ -31,6 +31,7 @@ __all__ = [
     "named_in_path",
     "plain_json",
     "read_body",
+    "renamed_form",
 ]
 
 MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
@@ -198,8 +199,19 @@ _NAME = re.compile(
 _FILE_NAME = re.compile(rb"^content-disposition:[^\r\n]*;[ \t]*filename\*?=", re.IGNORECASE | re.M)
 
 
+def renamed_form(body: bytes, name: str) -> bytes | None:
+    """The form with this model; None: it is no form that names one."""
+    found = _model_in_form(body) if body.startswith(b"--") else None
+    return None if found is None else body[: found.start] + name.encode() + body[found.stop :]
+
+
 def _named_in_form(body: bytes) -> str | None:
-    """The first field ``model`` of ``multipart/form-data`` (RFC 7578).
+    found = _model_in_form(body)
+    return None if found is None else body[found].decode("utf-8", "replace")
+
+
+def _model_in_form(body: bytes) -> slice | None:
+    """The place of the first field ``model`` of ``multipart/form-data`` (RFC 7578).
 
     The delimiter is the first line of the body. If the Content-Type has another one, llama-server finds no
     field and refuses the request. Parts are not copied: 2 to 13 ms for 32 MiB.
@@ -217,7 +229,7 @@ def _named_in_form(body: bytes) -> str | None:
         name = _NAME.search(head)
         if name is not None and b"model" in name.groups() and not _FILE_NAME.search(head):
             end = body.find(delimiter, begin, begin + MAX_NAME + len(delimiter))
-            return None if end < 0 else body[begin:end].decode("utf-8", "replace")
+            return None if end < 0 else slice(begin, end)
         end = body.find(delimiter, begin)
         if end < 0:
             return None

@@ -11,7 +11,7 @@ import msgspec
 
 from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
 from llamasup.http.heads import HttpError
-from llamasup.http.requested_model import plain_json
+from llamasup.http.requested_model import plain_json, renamed_form
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.settings.parameters import ANSWER_LENGTHS
 
@@ -70,6 +70,9 @@ def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes
     try:
         fields = _read(plain_json(body))
     except _UNREADABLE:
+        form = None if candidate.changes else renamed_form(body, candidate.model)
+        if form is not None:
+            return form
         return HttpError(
             400,
             f"The virtual model {name!r} changes requests, and this one is not a JSON object",

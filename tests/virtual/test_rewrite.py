@@ -11,6 +11,7 @@ import pytest
 from llamasup.http.heads import HttpError
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.virtual.rewrite import rewritten
+from tests.http.test_requested_model import form, part
 
 CHAT = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
@@ -210,6 +211,17 @@ def test_body_that_is_no_json_object_is_refused(body: bytes) -> None:
     error = refusal(body, Changes(set={"seed": 1}))
     assert (error.status, error.cause) == (400, "virtual_model_body")
     assert error.remedy == "send JSON, or use the model 'm' itself"
+
+
+def test_form_gets_the_name_of_the_model_if_nothing_else_is_asked_for() -> None:
+    def upload(name: bytes) -> bytes:
+        return form(part("file", bytes(99), 'filename="a.wav"'), part("model", name), part("n", b"1"))
+
+    label = "/v1/audio/transcriptions"
+    assert rewritten(upload(b"v"), label, "v", Candidate("m")) == upload(b"m")
+    assert refusal(upload(b"v"), Changes(set={"seed": 1}), label=label).cause == "virtual_model_body"
+    assert refusal(form(part("n", b"1")), label=label).cause == "virtual_model_body"
+    assert refusal(b"[]").cause == "virtual_model_body"
 
 
 @pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"a":1}', b'{"a":1}\0\0', b'\xef\xbb\xbf{"a":1}\0'])
