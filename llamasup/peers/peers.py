@@ -53,7 +53,6 @@ class NodeRoute(Struct, frozen=True):
 
     model: ResolvedModel
     served: RemoteModel | SharedModel
-    virtual: None = None
 
 
 class Peers:

@@ -6,7 +6,7 @@ The proxy resolves the name of a model once for a request, to a ``ModelRoute``, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from llamasup.http.heads import HttpError
 from llamasup.http.routes import Work
@@ -15,7 +15,7 @@ from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualName"]
+__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualRoute", "is_virtual"]
 
 
 class ModelList(Protocol):
@@ -47,23 +47,6 @@ class ServedModel(Protocol):
         ...
 
 
-class VirtualName(Protocol):
-    """The name that a request was sent to, if the config makes it one for another model."""
-
-    @property
-    def name(self) -> str:
-        """The name, for metrics and logs."""
-        ...
-
-    def for_work(self, work: Work | None) -> ModelRoute:
-        """The route to a model that can do this work; the route to any of them if none can."""
-        ...
-
-    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
-        """The body for the model, or why the request cannot go to it. ``label``: of the route."""
-        ...
-
-
 class ModelRoute(Protocol):
     """Where the requests for one model go."""
 
@@ -77,10 +60,22 @@ class ModelRoute(Protocol):
         """Its processes."""
         ...
 
-    @property
-    def virtual(self) -> VirtualName | None:
-        """None for most requests, which are forwarded byte for byte."""
+
+class VirtualRoute(ModelRoute, Protocol):
+    """The route from a name that the config makes one for another model."""
+
+    def for_work(self, work: Work | None) -> ModelRoute:
+        """The route to a model that can do this work; the route to any of them if none can."""
         ...
+
+    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
+        """The body for the model, or why the request cannot go to it. ``label``: of the route."""
+        ...
+
+
+def is_virtual(route: ModelRoute) -> TypeGuard[VirtualRoute]:
+    """False for most requests, which are forwarded byte for byte."""
+    return route.model.is_virtual
 
 
 class Backend(Protocol):

@@ -448,7 +448,7 @@ class Exchange(Struct, eq=False):
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
-        if route.virtual is not None:
+        if route.model.is_virtual:
             return False  # a virtual model hides it since then: its requests go to another model
         queue = route.served.queue
         if refused and not queue.serves_besides(endpoint):

@@ -14,7 +14,7 @@ from llamasup.http.requested_model import named_in_path
 from llamasup.http.routes import CONTROL
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.backend import Backend, ModelList, VirtualName
+from llamasup.proxy.backend import Backend, ModelList, ModelRoute, is_virtual
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
@@ -103,23 +103,23 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         refusal = access_denied(request, None) if limited else None
         return route if refusal is None else Unavailable.because(refusal)
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
-        if route.virtual is not None:
-            route = route.virtual.for_work(request.head.route.work)
+        if is_virtual(route):
+            route = route.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
             return Unavailable.because(refusal)
     request.model_route = route
-    if route.virtual is not None and (refusal := _rewrite(request, route.virtual)) is not None:
+    if route.model.is_virtual and (refusal := _rewrite(request, route)) is not None:
         return Unavailable.because(refusal)
     return route.served.lease(infers=infers, body=request.body)
 
 
-def _rewrite(request: Request, virtual: VirtualName) -> HttpError | None:
+def _rewrite(request: Request, route: ModelRoute) -> HttpError | None:
     """Change the body of a request for a virtual model; returns the refusal, if any."""
-    request.counted_as = virtual.name
-    if not request.body:
+    request.counted_as = route.model.id
+    if not request.body or not is_virtual(route):
         return None
-    body = virtual.rewrite(request.body, request.head.route.label)
+    body = route.rewrite(request.body, request.head.route.label)
     if isinstance(body, HttpError):
         return body
     request.body = body

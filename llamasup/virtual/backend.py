@@ -43,8 +43,6 @@ class KnownRoute(Protocol):
     def model(self) -> ResolvedModel: ...
     @property
     def served(self) -> LoadedModel: ...
-    @property
-    def virtual(self) -> None: ...
 
 
 class Models(Backend, Protocol):
@@ -66,7 +64,7 @@ _Known = tuple[Candidate, KnownRoute]
 
 
 class _VirtualRoute(Struct, frozen=True):
-    """A ``ModelRoute`` and its ``VirtualName``. ``known``: the models that exist; ``candidate`` is the chosen
+    """A ``VirtualRoute``. ``known``: the models that exist; ``candidate`` is the chosen
     one, with the id of the model.
     """
 
@@ -75,10 +73,6 @@ class _VirtualRoute(Struct, frozen=True):
     served: ServedModel
     candidate: Candidate
     known: Sequence[_Known]
-
-    @property
-    def virtual(self) -> _VirtualRoute:
-        return self
 
     def for_work(self, work: Work | None) -> _VirtualRoute:
         """The best of all models is also the best of those for this work, if it is one of them."""
@@ -97,7 +91,7 @@ def _chosen(name: str, known: Sequence[_Known]) -> _VirtualRoute:
     index = 0 if len(known) == 1 else choose([route.served.load() for _, route in known]).index
     candidate, route = known[index]
     own = replace(candidate, model=route.model.id)
-    return _VirtualRoute(name, ResolvedModel((name,), route.model.works), route.served, own, known)
+    return _VirtualRoute(name, ResolvedModel((name,), route.model.works, True), route.served, own, known)
 
 
 class VirtualBackend:

@@ -23,8 +23,6 @@ __all__ = ["ManyModels", "Model"]
 class Model:
     """``unavailable``: why it does not serve now; None if it serves."""
 
-    virtual = None
-
     def __init__(self, spec: ModelSpec, socket_path: Path) -> None:
         self.spec = spec
         self.model = resolved(spec)

@@ -133,8 +133,6 @@ class Clock:
 class OneModel:
     """A backend with one model, whose generation a test can end and replace."""
 
-    virtual = None
-
     def __init__(self, endpoint: Endpoint, wait_timeout_s: float, max_queued: int) -> None:
         self.endpoint = endpoint
         self.unavailable: Unavailable | None = None

@@ -74,8 +74,6 @@ _TINY = ResolvedModel(("tiny",))
 class OneModel:
     """With everything that P1 requires: a key, routing by model, ids, metrics."""
 
-    virtual = None
-
     def __init__(self) -> None:
         self.endpoint = Endpoint("tiny", 1, UnixAddress("/nowhere"))
         self.model = _TINY

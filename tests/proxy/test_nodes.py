@@ -28,8 +28,6 @@ REFUSED = b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 4\r\n\r\nno!!"
 class Backend:
     """One model on two nodes."""
 
-    virtual = None
-
     def __init__(self, folder: Path, *, slots: int = 1) -> None:
         self.folder = folder
         self.suspected: list[str] = []

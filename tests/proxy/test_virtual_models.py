@@ -39,14 +39,10 @@ class Cold:
     """The route of the virtual model (``VirtualBackend`` has its own tests)."""
 
     name = NAME
-    model = ResolvedModel((NAME,))
+    model = ResolvedModel((NAME,), is_virtual=True)
 
     def __init__(self, served: Model) -> None:
         self.served = served
-
-    @property
-    def virtual(self) -> Cold:
-        return self
 
     def for_work(self, work: Work | None) -> Cold:
         return self
@@ -152,7 +148,7 @@ def test_model_for_the_work_of_the_request_is_taken(make: Make) -> None:
     rig, many = make()
 
     class Mixed(Cold):
-        model = ResolvedModel((NAME,), (Work.EMBEDDINGS,))
+        model = ResolvedModel((NAME,), (Work.EMBEDDINGS,), True)
 
         def for_work(self, work: Work | None) -> Cold:
             assert work is Work.TEXT

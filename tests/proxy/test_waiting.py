@@ -437,7 +437,6 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
 
     class Stable:
         model = ResolvedModel(("stable",))
-        virtual = None
         queue = stable_room
 
         @property

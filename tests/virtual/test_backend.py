@@ -13,6 +13,7 @@ from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
+from llamasup.proxy.backend import is_virtual
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.sections import VirtualEntry
 from llamasup.virtual.backend import VirtualBackend
@@ -37,11 +38,11 @@ def backend_of(entries: Mapping[str, VirtualEntry] = ENTRIES) -> VirtualBackend:
 async def test_name_leads_to_its_model_and_changes_the_body() -> None:
     route = backend_of().resolve("qwen:cold")
     assert not isinstance(route, Unavailable)
-    assert (route.model, route.virtual and route.virtual.name) == (ResolvedModel(("qwen:cold",)), "qwen:cold")
-    assert route.virtual is not None
-    body = route.virtual.rewrite(b'{"model":"qwen:cold"}', "/tokenize")
+    assert route.model == ResolvedModel(("qwen:cold",), is_virtual=True)
+    assert is_virtual(route)
+    body = route.rewrite(b'{"model":"qwen:cold"}', "/tokenize")
     assert body == b'{"model":"qwen","temperature":0}'
-    assert isinstance(route.virtual.rewrite(b"[]", "/tokenize"), HttpError)
+    assert isinstance(route.rewrite(b"[]", "/tokenize"), HttpError)
 
 
 @async_test
@@ -86,8 +87,8 @@ async def test_virtual_name_hides_a_found_model_in_any_spelling() -> None:
         route = backend.resolve(name)
         assert not isinstance(route, Unavailable)
         assert route.model.id == "QWEN"
-        assert route.virtual is not None
-        assert route.virtual.rewrite(b"{}", "/tokenize") == b'{"model":"qwen"}'
+        assert is_virtual(route)
+        assert route.rewrite(b"{}", "/tokenize") == b'{"model":"qwen"}'
 
 
 @async_test
@@ -100,8 +101,8 @@ async def test_request_from_another_node_means_a_model_of_this_one() -> None:
 async def test_missing_model_of_several_is_left_out() -> None:
     route = backend_of().resolve("any")
     assert not isinstance(route, Unavailable)
-    assert route.virtual is not None
-    assert route.virtual.rewrite(b"{}", "/tokenize") == b'{"model":"phi"}'
+    assert is_virtual(route)
+    assert route.rewrite(b"{}", "/tokenize") == b'{"model":"phi"}'
 
 
 @async_test
@@ -110,17 +111,19 @@ async def test_models_for_other_work_are_left_out() -> None:
     models = catalog_of(registry_of(encoder, *MODELS))
     route = VirtualBackend(models, {"v": VirtualEntry(any=("embed", "phi"))}).resolve("v")
     assert not isinstance(route, Unavailable)
-    assert route.virtual is not None
-    taken = {
-        work: json.loads(virtual.rewrite(b"{}", "/tokenize"))["model"]  # type: ignore[arg-type]
-        for work in (None, *Work)
-        if (virtual := route.virtual.for_work(work).virtual) is not None
-    }
+    assert is_virtual(route)
+    taken = {}
+    for work in (None, *Work):
+        suited = route.for_work(work)
+        assert is_virtual(suited)
+        body = suited.rewrite(b"{}", "/tokenize")
+        assert isinstance(body, bytes)
+        taken[work] = json.loads(body)["model"]
     assert taken == {None: "embed", Work.TEXT: "phi", Work.EMBEDDINGS: "embed", Work.RERANKING: "phi"}
     alone = VirtualBackend(models, {"v": VirtualEntry(model="embed")}).resolve("v")
     assert not isinstance(alone, Unavailable)
-    assert alone.virtual is not None
-    assert alone.virtual.for_work(Work.TEXT) is alone
+    assert is_virtual(alone)
+    assert alone.for_work(Work.TEXT) is alone
 
 
 @async_test

@@ -13,4 +13,3 @@ __all__ = ["ModelRoute"]
 class ModelRoute(Struct, frozen=True):
     model: ResolvedModel
     served: ReplicaSet
-    virtual: None = None
