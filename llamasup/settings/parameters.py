@@ -98,6 +98,7 @@ _OTHERWISE: Final[Mapping[str, str]] = {
 }
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_LONG_NUMBER = re.compile(r"-?[1-9][0-9]{18,}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?$")
 _CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is like none
 
 
@@ -144,6 +145,8 @@ def plain_value(text: str) -> Any:
         return text.lower() == "true"
     if text in ("", "~", "null", "Null", "NULL"):
         return None
+    if _LONG_NUMBER.match(text):
+        raise InvalidValue("the number is too large; put it in quotes if it is text")
     if not _JSON_NUMBER.fullmatch(text):
         return text
     if "." not in text and "e" not in text and "E" not in text:

@@ -90,7 +90,6 @@ def test_values_that_llama_server_refuses_or_ignores_are_refused(name: str, valu
         ("1:30", "1:30"),
         (".nan", ".nan"),
         (".inf", ".inf"),
-        ("9" * 19, "9" * 19),
         ("hello", "hello"),
     ],
 )
@@ -102,3 +101,9 @@ def test_text_without_quotes_is_read_as_in_json(text: str, value: object) -> Non
 def test_number_beyond_all_numbers_is_refused() -> None:
     with pytest.raises(InvalidValue, match="too large"):
         plain_value("1e999")
+
+
+@pytest.mark.parametrize("text", ["1" * 19, "-" + "9" * 40, "1" * 19 + ".5", "1" * 19 + "e3"])
+def test_number_with_too_many_digits_is_refused_and_no_text(text: str) -> None:
+    with pytest.raises(InvalidValue, match="too large"):
+        plain_value(text)
