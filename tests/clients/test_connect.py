@@ -139,6 +139,7 @@ def test_model_and_key_are_checked(served: Served, env: dict[str, str], home: Pa
         (("--model", "here", "--api-key-file", str(home / "keys")), 78, "has 2 words, not one key"),
         (("--model", "here", "--api-key-file", str(home / "nothing")), 78, "cannot be read"),
         (("--url", "127.0.0.1:9", "--model", "here"), 69, "No llamasup answers at http://127.0.0.1:9"),
+        (("--url", "http://me:pw@127.0.0.1:9"), 2, "The URL contains a user name or a password."),
     ):
         ended = run_to_end("connect", "zed", *options, env=env)
         assert ended.returncode == code, (options, ended.stderr)
@@ -164,9 +165,26 @@ def test_file_that_cannot_be_kept_is_left_alone(served: Served, env: dict[str, s
         assert ended.returncode == 78
         assert "is not changed" in ended.stderr
         assert file.read_bytes() == before
+    long = home / "long.toml"
+    long.write_text("# mine\n" * 200_000)
+    ended = run_to_end("connect", "codex", "--model", "here", "--write", "--file", str(long), env=env)
+    assert (ended.returncode, "it has more than 1 MiB" in ended.stderr) == (78, True)
+    assert long.read_text() == "# mine\n" * 200_000
     folder = run_to_end("connect", "zed", "--model", "here", "--write", "--file", str(home), env=env)
     assert folder.returncode != 0
     assert "Internal error" not in folder.stderr
+
+
+def test_empty_settings_file_keeps_its_permissions(
+    served: Served, env: dict[str, str], tmp_path: Path
+) -> None:
+    file = tmp_path / "empty.json"
+    file.touch(0o640)
+    file.chmod(0o640)
+    ended = run_to_end("connect", "zed", "--model", "here", "--write", "--file", str(file), env=env)
+    assert ended.returncode == 0, ended.stderr
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert "llamasup" in file.read_text()
 
 
 def test_link_to_a_settings_file_stays_a_link(served: Served, env: dict[str, str], tmp_path: Path) -> None:

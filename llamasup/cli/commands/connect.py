@@ -28,6 +28,7 @@ commands = command_set()
 _MAX_BYTES = 1 << 20  # of a settings file; those of an editor have some kilobytes
 _MAX_KEY_BYTES = 4096
 _MAX_LISTED = 10
+_BY_HAND = "Add the settings by hand; the command shows them without --write."
 
 ClientName = Annotated[
     str | None,
@@ -165,15 +166,12 @@ def _connection(url: str | None, pid: int | None, model: str | None, key: str) -
     from llamasup.connect.clients import Connection
     from llamasup.control.client import ControlAddress, ControlClient
 
-    if pid is not None or url is None:
-        address = find_target(pid=pid, url=url, api_key_file=None)
-        if address.socket is not None:
-            with ControlClient(address) as control:
-                url = str(control.status()["url"])
-        else:
-            url = address.url
-    elif "://" not in url:
-        url = f"http://{url}"
+    address = find_target(pid=pid, url=url, api_key_file=None)
+    if address.socket is None:
+        url = address.url
+    else:
+        with ControlClient(address) as control:
+            url = str(control.status()["url"])
     url = url.rstrip("/").removesuffix("/v1")
     with ControlClient(ControlAddress(url=url, api_key=key or None)) as server:
         entries = {str(entry["id"]): entry for entry in server.models()}
@@ -222,18 +220,22 @@ def _write(
 
     path = path.expanduser()
     target = path.resolve()  # a link, such as one to a repository of settings, stays
+    before, mode = b"", 0o600
     try:
-        before = read_bounded(target, _MAX_BYTES)[0] if target.exists() else b""
-        text = before.decode("utf-8-sig")  # the rest of a longer file is missing, so that it is not valid
-        after = merged(text, settings.values, client.format)
-    except (CannotMerge, UnicodeDecodeError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise ConfigInvalid(
-            f"{str(path)!r} is not changed: {why}.",
-            remedy="Add the settings by hand; the command shows them without --write.",
-        ) from None
+        if target.exists():
+            before, status = read_bounded(target, _MAX_BYTES + 1)
+            mode = status.st_mode & 0o777
     except OSError as error:
         raise _unwritable(path, error) from None
+    if len(before) > _MAX_BYTES:
+        raise _unchanged(path, f"it has more than {_MAX_BYTES >> 20} MiB")
+    try:
+        text = before.decode("utf-8-sig")
+        after = merged(text, settings.values, client.format)
+    except UnicodeDecodeError:
+        raise _unchanged(path, "it is not UTF-8") from None
+    except CannotMerge as error:
+        raise _unchanged(path, str(error)) from None
     if after == text:
         view.say("info", "connect", f"{path} has these settings already.")
         return None
@@ -241,7 +243,6 @@ def _write(
         write_result(difference(text, after, str(path), key).rstrip("\n"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        mode = target.stat().st_mode & 0o777 if before else 0o600
         backup = _backup(target, before, mode) if before else None
         atomic_write(target, after.encode(), mode=mode)
     except OSError as error:
@@ -267,10 +268,14 @@ def _backup(path: Path, content: bytes, mode: int) -> Path:
         return backup
 
 
+def _unchanged(path: Path, why: str) -> ConfigInvalid:
+    return ConfigInvalid(f"{str(path)!r} is not changed: {why}.", remedy=_BY_HAND)
+
+
 def _unwritable(path: Path, error: OSError) -> OutputFailed:
     return OutputFailed(
         f"{str(path)!r} cannot be written: {error.strerror or error}.",
-        remedy="Add the settings by hand; the command shows them without --write.",
+        remedy=_BY_HAND,
     )
 
 
