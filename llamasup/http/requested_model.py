@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
@@ -32,6 +32,7 @@ __all__ = [
     "plain_json",
     "read_body",
     "renamed_form",
+    "renamed_query",
 ]
 
 MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
@@ -199,10 +200,10 @@ _NAME = re.compile(
 _FILE_NAME = re.compile(rb"^content-disposition:[^\r\n]*;[ \t]*filename\*?=", re.IGNORECASE | re.M)
 
 
-def renamed_form(body: bytes, name: str) -> bytes | None:
-    """The form with this model; None: it is no form that names one."""
-    found = _model_in_form(body) if body.startswith(b"--") else None
-    return None if found is None else body[: found.start] + name.encode() + body[found.stop :]
+def renamed_form(body: bytes, name: str) -> bytes:
+    """The form with this model, if it names one."""
+    found = _model_in_form(body)
+    return body if found is None else body[: found.start] + name.encode() + body[found.stop :]
 
 
 def _named_in_form(body: bytes) -> str | None:
@@ -247,6 +248,13 @@ def _named_in_query(query: bytes) -> str | None:
         if pair.startswith(b"model="):
             name = unquote_plus(pair[6:].decode("latin-1"))
     return name or None
+
+
+def renamed_query(query: bytes, name: str) -> bytes:
+    """The raw query with this model, if it names one."""
+    pairs = query.split(b"&")
+    own = b"model=" + quote(name, safe="/:@").encode()
+    return b"&".join(own if pair.startswith(b"model=") else pair for pair in pairs)
 
 
 def named_in_path(path: bytes) -> str | None:

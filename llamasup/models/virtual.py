@@ -1,7 +1,7 @@
 """Virtual models: which models a name stands for, and the changes to a request on the way (pure).
 
-A virtual model may name another one. A request then goes through both, as if the client had named the second
-one after the changes of the first.
+A virtual model may name another one, in any spelling. A request then goes through both, as if the client had
+named the second one after the changes of the first.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any, Final
 from msgspec import Struct
 
 from llamasup.errors import ConfigInvalid
+from llamasup.models.names import folded
 from llamasup.settings.sections import VirtualEntry
 
-__all__ = ["Candidate", "Changes", "candidates_of", "check_virtual", "virtual_mistakes"]
+__all__ = ["Candidate", "Changes", "candidates_of", "check_virtual", "spellings_of", "virtual_mistakes"]
 
 MAX_CANDIDATES: Final = 64
 """Of one virtual model; each is looked at for each of its requests."""
 MAX_CHAIN: Final = 8
 """Virtual models one after the other."""
+
+_Entries = Mapping[str, VirtualEntry]
 
 
 class Changes(Struct, frozen=True):
@@ -41,29 +44,56 @@ class Candidate(Struct, frozen=True):
     changes: tuple[Changes, ...] = ()
 
 
-def candidates_of(name: str, entries: Mapping[str, VirtualEntry]) -> tuple[Candidate, ...]:
-    """The candidates of a virtual model without ``virtual_mistakes``, in their order in the config."""
+def spellings_of(entries: _Entries) -> Mapping[str, str]:
+    """The name of a virtual model by its folded name."""
+    spellings: dict[str, str] = {}
+    for name in entries:
+        spellings.setdefault(folded(name), name)
+    return spellings
+
+
+def candidates_of(entries: _Entries) -> Mapping[str, tuple[Candidate, ...]]:
+    """The candidates of each virtual model, in their order in the config. ``entries`` have no
+    ``virtual_mistakes``.
+    """
+    spellings = spellings_of(entries)
+    found: dict[str, tuple[Candidate, ...]] = {}
+    for name in entries:
+        _find_candidates(name, entries, spellings, found)
+    return found
+
+
+def _find_candidates(
+    name: str, entries: _Entries, spellings: Mapping[str, str], found: dict[str, tuple[Candidate, ...]]
+) -> tuple[Candidate, ...]:
+    """Those of a virtual model or, for another name, the model itself."""
+    if name not in entries:
+        return (Candidate(name),)
+    if name in found:
+        return found[name]
     entry = entries[name]
     own = Changes(entry.set, entry.default, entry.remove, entry.system or "")
     changes = (own,) if own else ()
-    found: dict[tuple[str, tuple[int, ...]], Candidate] = {}
-    for member in _members(entry):
-        inner = candidates_of(member, entries) if member in entries else (Candidate(member),)
-        for candidate in inner:
-            # The same model twice makes no difference unless the changes differ.
-            key = candidate.model, tuple(map(id, candidate.changes))
-            found.setdefault(key, Candidate(candidate.model, (*changes, *candidate.changes)))
-    return tuple(found.values())
+    by_model: dict[str, Candidate] = {}
+    for member in _members(entry, spellings):
+        for candidate in _find_candidates(member, entries, spellings, found):
+            # The first of two with the same model gets all requests, because both are equally busy.
+            by_model.setdefault(candidate.model, Candidate(candidate.model, (*changes, *candidate.changes)))
+    found[name] = tuple(by_model.values())
+    return found[name]
 
 
-def _members(entry: VirtualEntry) -> tuple[str, ...]:
-    return entry.any if entry.model is None else (entry.model,)
+def _members(entry: VirtualEntry, spellings: Mapping[str, str]) -> tuple[str, ...]:
+    """The names in the entry. Those of virtual models are spelled as in the config."""
+    names = entry.any if entry.model is None else (entry.model,)
+    return tuple(spellings.get(folded(name), name) for name in names)
 
 
-def check_virtual(entries: Mapping[str, VirtualEntry]) -> None:
+def check_virtual(entries: _Entries) -> None:
     """Check the virtual models of a config that a program has made. Raises ConfigInvalid."""
-    empty = ((name, "has neither model nor any") for name, entry in entries.items() if not _members(entry))
-    for name, what in (*empty, *virtual_mistakes(entries)):
+    empty = (name for name, entry in entries.items() if entry.model is None and not entry.any)
+    mistakes = (*((name, "has neither model nor any") for name in empty), *virtual_mistakes(entries))
+    for name, what in mistakes:
         raise ConfigInvalid(
             f"The virtual model {name!r}: {what}.", remedy="docs/virtual-models.md describes them."
         )
@@ -76,27 +106,35 @@ class _Reach(Struct, frozen=True):
     chain: int
 
 
-def virtual_mistakes(entries: Mapping[str, VirtualEntry]) -> Iterator[tuple[str, str]]:
-    """The names that lead nowhere, or to too many models, each with the reason."""
+def virtual_mistakes(entries: _Entries) -> Iterator[tuple[str, str]]:
+    """The names that are there twice, lead nowhere, or to too many models, each with the reason."""
+    spellings = spellings_of(entries)
     known: dict[str, _Reach] = {}
     for name in entries:
-        yield from _check(name, entries, (), known)
+        if (first := spellings[folded(name)]) != name:
+            yield name, f"is another spelling of {first!r}; choose another name"
+        else:
+            yield from _check(name, entries, spellings, (), known)
 
 
 def _check(
-    name: str, entries: Mapping[str, VirtualEntry], path: tuple[str, ...], known: dict[str, _Reach]
+    name: str,
+    entries: _Entries,
+    spellings: Mapping[str, str],
+    path: tuple[str, ...],
+    known: dict[str, _Reach],
 ) -> Iterator[tuple[str, str]]:
     if name in known:
         return
     path = (*path, name)
     models = chain = 0
     if len(path) <= MAX_CHAIN:
-        for member in _members(entries[name]):
+        for member in _members(entries[name], spellings):
             if member in path:
                 circle = " → ".join((*path[path.index(member) :], member))
                 yield name, f"the virtual models go round in a circle ({circle}); one has to name a model"
             elif member in entries:
-                yield from _check(member, entries, path, known)
+                yield from _check(member, entries, spellings, path, known)
                 models += known[member].models
                 chain = max(chain, known[member].chain)
             else:

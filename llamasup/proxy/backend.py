@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeGuard
 
 from llamasup.http.heads import HttpError
-from llamasup.http.routes import Work
+from llamasup.http.routes import Route, Work
 from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
@@ -64,12 +64,17 @@ class ModelRoute(Protocol):
 class VirtualRoute(ModelRoute, Protocol):
     """The route from a name that the config makes one for another model."""
 
+    @property
+    def target(self) -> str:
+        """The id of the model that gets the request."""
+        ...
+
     def for_work(self, work: Work | None) -> ModelRoute:
         """The route to a model that can do this work; the route to any of them if none can."""
         ...
 
-    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
-        """The body for the model, or why the request cannot go to it. ``label``: of the route."""
+    def rewrite(self, body: bytes, route: Route) -> bytes | HttpError:
+        """The body for the model, or why the request cannot go to it. ``route``: of the request."""
         ...
 
 

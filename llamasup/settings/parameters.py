@@ -14,10 +14,16 @@ from typing import Any, Final
 
 from llamasup.settings.kinds import InvalidValue, ValueKind
 
-__all__ = ["ANSWER_LENGTHS", "ParameterName", "check_parameter", "plain_value"]
+__all__ = ["ANSWER_LENGTHS", "ParameterName", "check_parameter", "names_of", "plain_value"]
 
 ANSWER_LENGTHS: Final = ("max_tokens", "n_predict", "max_completion_tokens", "max_output_tokens")
 """Names of one parameter in several APIs: the most tokens of an answer."""
+
+
+def names_of(parameter: str) -> tuple[str, ...]:
+    """All names of the parameter; the first of them stands for it."""
+    return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
+
 
 _NUMBER, _WHOLE, _SWITCH, _TEXT, _LIST, _MAPPING = "number", "whole", "switch", "text", "list", "mapping"
 _KINDS: Final[Mapping[str, tuple[type[Any], ...]]] = {
@@ -97,8 +103,8 @@ _OTHERWISE: Final[Mapping[str, str]] = {
     "num_predict": "max_tokens",
 }
 _NAME: Final = r"[A-Za-z_][A-Za-z0-9_.]{0,63}"
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,40})?(?:[eE][+-]?[0-9]{1,3})?")
-_LONG_NUMBER = re.compile(r"-?[1-9][0-9]{18,}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?$")
+_JSON_NUMBER = re.compile(r"(-?(?:0|[1-9][0-9]*))(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_DIGITS: Final = 18  # of a whole number; not all of 19 fit into 64 bits
 _CUTOFF: Final = 0.8  # of difflib: top_q is top_k or top_p; a new parameter is like none
 
 
@@ -139,19 +145,20 @@ def check_parameter(name: str, value: Any) -> None:
 def plain_value(text: str) -> Any:
     """The value of a text without quotes: a number, a switch, null, or else the text itself.
 
-    Raises InvalidValue for a number that no computer has.
+    Raises InvalidValue for a number that is too large.
     """
     if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
         return text.lower() == "true"
     if text in ("", "~", "null", "Null", "NULL"):
         return None
-    if _LONG_NUMBER.match(text):
-        raise InvalidValue("the number is too large; put it in quotes if it is text")
-    if not _JSON_NUMBER.fullmatch(text):
+    found = _JSON_NUMBER.fullmatch(text)
+    if found is None:
         return text
-    if "." not in text and "e" not in text and "E" not in text:
-        return int(text)
-    number = float(text)
-    if not math.isfinite(number):
-        raise InvalidValue("the number is too large")
-    return number
+    whole, fraction, exponent = found.groups()
+    if fraction or exponent:
+        number = float(text)
+        if math.isfinite(number):
+            return number
+    elif len(whole.lstrip("-")) <= _MAX_DIGITS:
+        return int(whole)
+    raise InvalidValue("the number is too large; put it in quotes if it is text")

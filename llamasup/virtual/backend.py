@@ -9,17 +9,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
-from llamasup.http.routes import Work
-from llamasup.models.access import ResolvedModel
+from llamasup.http.routes import Route, Work
+from llamasup.models.access import ResolvedModel, unknown_model, unnamed_model
 from llamasup.models.names import folded
-from llamasup.models.virtual import Candidate, candidates_of
+from llamasup.models.virtual import Candidate, candidates_of, spellings_of
 from llamasup.pool.catalog.listing import encode_list, encode_one
 from llamasup.proxy.backend import Backend, ModelList, ModelRoute, ServedModel
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.settings.sections import VirtualEntry
 from llamasup.virtual.choice import choose
-from llamasup.virtual.explain import explain_virtual
+from llamasup.virtual.explain import Option, explain_virtual
 from llamasup.virtual.listing import listed_virtual
 
 __all__ = ["Models", "VirtualBackend", "VirtualListing"]
@@ -81,10 +81,21 @@ class _VirtualRoute(Struct, frozen=True):
         suited = [(candidate, route) for candidate, route in self.known if work in route.model.works]
         return _chosen(self.name, suited) if suited else self
 
-    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
+    @property
+    def target(self) -> str:
+        return self.candidate.model
+
+    def rewrite(self, body: bytes, route: Route) -> bytes | HttpError:
         from llamasup.virtual.rewrite import rewritten  # here, to keep the start short
 
-        return rewritten(body, label, self.name, self.candidate)
+        return rewritten(body, route, self.name, self.candidate)
+
+
+class _PlainRoute(Struct, frozen=True):
+    """A ``ModelRoute`` to a model that is not virtual."""
+
+    model: ResolvedModel
+    served: ServedModel
 
 
 def _chosen(name: str, known: Sequence[_Known]) -> _VirtualRoute:
@@ -110,20 +121,27 @@ class VirtualBackend:
     def apply(self, entries: Mapping[str, VirtualEntry]) -> None:
         """Serve these virtual models from now on. They have no ``virtual_mistakes``."""
         self._entries = entries
-        self._candidates = {name: candidates_of(name, entries) for name in entries}
-        self._spellings = {folded(name): name for name in entries}
+        self._candidates = candidates_of(entries)
+        self._spellings = spellings_of(entries)
         self.resolve = self._resolve if entries else self._models.resolve
 
     # --- Backend ----------------------------------------------------------------------------------------
     def _resolve(
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> ModelRoute | Unavailable:
-        if model is None or local:
-            return self._models.resolve(model, create=create, local=local)
-        name = self.named(model)
-        return (
-            self._models.resolve(model, create=create) if name is None else self._route(name, create=create)
-        )
+        if local:
+            return self._models.resolve(model, create=create, local=True)
+        name = None if model is None else self.named(model)
+        if name is not None:
+            return self._route(name, create=create)
+        route = self._models.resolve(model, create=create)
+        if isinstance(route, Unavailable) or (own := self.with_own_names(route.model)) is route.model:
+            return route
+        if self.named(route.model.id) is not None:
+            return Unavailable.because(
+                unnamed_model(tuple(self._entries)) if model is None else unknown_model(model)
+            )
+        return _PlainRoute(own, route.served)
 
     def readiness(self) -> Unavailable | None:
         return self._models.readiness()
@@ -141,15 +159,21 @@ class VirtualBackend:
         """The virtual model with this name in any spelling."""
         return name if name in self._entries else self._spellings.get(folded(name))
 
+    def with_own_names(self, model: ResolvedModel) -> ResolvedModel:
+        """The model without the names that lead to virtual models: a key for such a name is no key for it."""
+        names = model.names
+        if not any(map(self.named, names)):
+            return model
+        return replace(model, names=tuple(name for name in names if self.named(name) is None))
+
     def why(self, name: str, why_of: Callable[[str], Mapping[str, Any]]) -> Mapping[str, Any]:
         """The answer of ``GET models/{id}/why`` for a virtual model. ``why_of``: that of a model."""
         routes = self._routes(name, create=False)
-        known = [(candidate, route) for candidate, route in routes if not isinstance(route, Unavailable)]
+        known = [route for _, route in routes if not isinstance(route, Unavailable)]
         missing = [candidate.model for candidate, route in routes if isinstance(route, Unavailable)]
-        loads = [(route.model.id, route.served.load()) for _, route in known]
-        choice = choose([load for _, load in loads]) if loads else None
-        found = explain_virtual(name, loads, choice, missing)
-        own = {} if choice is None else why_of(loads[choice.index][0])
+        options = [Option(route.model.id, route.served.load(), route.model.works) for route in known]
+        found = explain_virtual(name, options, missing)
+        own = why_of(options[choose([option.load for option in options]).index].model) if options else {}
         return {
             "model": name,
             "state": own.get("state", "stopped"),
@@ -197,8 +221,11 @@ class VirtualListing:
         return encode_one(self.entry(model))
 
     def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
-        hides = self._backend.named
-        yield from (entry for entry in self._models.entries(allowed) if hides(entry["id"]) is None)
+        own = self._backend.with_own_names
+        may_see = None if allowed is None else lambda model: allowed(own(model))
+        for known in self._models.entries(may_see):
+            if self._backend.named(known["id"]) is None:
+                yield self._shown(known)
         for name, entry, route in self._backend.listed():
             model = ResolvedModel((name,)) if isinstance(route, Unavailable) else route.model
             if allowed is None or allowed(model):
@@ -206,8 +233,13 @@ class VirtualListing:
 
     def entry(self, model: str) -> dict[str, Any]:
         if model not in self._backend.names:
-            return self._models.entry(model)
+            return self._shown(self._models.entry(model))
         return self._entry(*self._backend.listed_one(model))
+
+    def _shown(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """The entry of a model, without the aliases that lead to virtual models."""
+        aliases = entry.get("aliases", ())
+        return {**entry, "aliases": tuple(alias for alias in aliases if self._backend.named(alias) is None)}
 
     def _entry(self, name: str, entry: VirtualEntry, route: _VirtualRoute | Unavailable) -> dict[str, Any]:
         if isinstance(route, Unavailable):

@@ -27,7 +27,7 @@ class Choice(Struct, frozen=True):
 def choose(loads: Sequence[ServedLoad]) -> Choice:
     """``loads``: in the order of the config; at least one."""
     if len(loads) == 1:
-        return Choice(0, "it is the only one")
+        return Choice(0, "it is the only one that can")
     numbered = list(enumerate(loads))
     for index, load in numbered:
         if load.slots and load.free and load.can_serve:

@@ -12,8 +12,9 @@ import msgspec
 from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
 from llamasup.http.heads import HttpError
 from llamasup.http.requested_model import plain_json, renamed_form
+from llamasup.http.routes import OTHER_LABEL, Route, Work
 from llamasup.models.virtual import Candidate, Changes
-from llamasup.settings.parameters import ANSWER_LENGTHS
+from llamasup.settings.parameters import ANSWER_LENGTHS, names_of
 
 __all__ = ["rewritten"]
 
@@ -39,14 +40,10 @@ _CHATS: Final = """
 """
 _MESSAGES: Final = "/v1/messages /v1/messages/count_tokens"
 _RESPONSES: Final = "/responses /v1/responses /responses/input_tokens /v1/responses/input_tokens"
-_WITHOUT_PROMPT: Final = """
-    /tokenize /detokenize /embedding /embeddings /v1/embeddings
-    /rerank /reranking /v1/rerank /v1/reranking
-"""
 _HAS_MESSAGES: Final = frozenset(_CHATS.split())
 _HAS_SYSTEM: Final = frozenset(_MESSAGES.split())
 _HAS_INSTRUCTIONS: Final = frozenset(_RESPONSES.split())
-_NEEDS_NO_SYSTEM: Final = frozenset(_WITHOUT_PROMPT.split())
+_WITHOUT_TEXT: Final = (Work.EMBEDDINGS, Work.RERANKING)
 _COMPLETIONS: Final = frozenset(("/completion", "/completions", "/infill"))
 _SYSTEM_ROLES: Final = ("system", "developer")
 _MERGED: Final = ("chat_template_kwargs", "logit_bias")
@@ -57,8 +54,10 @@ _SMALL: Final = 1 << 18
 _SPACE: Final = b" \t\r\n"
 
 
-def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes | HttpError:
-    """``label``: of the route. ``name``: the virtual model, for errors."""
+def rewritten(body: bytes, route: Route, name: str, candidate: Candidate) -> bytes | HttpError:
+    """``route``: of the request. ``name``: the virtual model, for errors."""
+    if body.startswith(b"--") and not candidate.changes:
+        return renamed_form(body, candidate.model)
     if len(body) > _SMALL and scanned(body).unclear:  # an object for each field would take seconds, and GiB
         return HttpError(
             400,
@@ -70,9 +69,6 @@ def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes
     try:
         fields = _read(plain_json(body))
     except _UNREADABLE:
-        form = None if candidate.changes else renamed_form(body, candidate.model)
-        if form is not None:
-            return form
         return HttpError(
             400,
             f"The virtual model {name!r} changes requests, and this one is not a JSON object",
@@ -80,11 +76,11 @@ def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes
             remedy=f"send JSON, or use the model {candidate.model!r} itself",
         )
     for changes in candidate.changes:
-        _change(fields, changes, label)
-        if changes.system and not _put_in_front(fields, changes.system, label):
+        _change(fields, changes, route.label)
+        if changes.system and not _put_in_front(fields, changes.system, route):
             return HttpError(
                 400,
-                f"The virtual model {name!r} has a system prompt, for which {label} has no place",
+                f"The virtual model {name!r} has a system prompt, {_why_no_place(route)}",
                 cause="virtual_model_system",
                 remedy=f"send a chat (/v1/chat/completions), or use the model {candidate.model!r} itself",
             )
@@ -92,22 +88,28 @@ def rewritten(body: bytes, label: str, name: str, candidate: Candidate) -> bytes
     return _encode(fields)
 
 
+def _why_no_place(route: Route) -> str:
+    if route.label == OTHER_LABEL:
+        return "and llamasup does not know where requests to this path have one"
+    return f"for which {route.label} has no place"
+
+
 # --- parameters --------------------------------------------------------------------------------------
 
 
 def _change(fields: _Fields, changes: Changes, label: str) -> None:
     for parameter in changes.remove:
-        for alias in _names_of(parameter):
+        for alias in names_of(parameter):
             fields.pop(alias, None)
     for parameter, value in changes.default.items():
-        sent = next((alias for alias in _names_of(parameter) if _is_sent(fields, alias)), None)
+        sent = next((alias for alias in names_of(parameter) if _is_sent(fields, alias)), None)
         if sent is None:
             fields[_name_in(parameter, label)] = _raw(value)
         elif parameter in _MERGED:
             fields[sent] = _merged(fields[sent], value, client_first=True)
     for parameter, value in changes.set.items():
         before = fields.get(parameter)
-        for alias in _names_of(parameter):
+        for alias in names_of(parameter):
             fields.pop(alias, None)
         if before is not None and parameter in _MERGED:
             fields[parameter] = _merged(before, value, client_first=False)
@@ -119,10 +121,6 @@ def _is_sent(fields: _Fields, parameter: str) -> bool:
     """null stands for the default, as for llama-server."""
     raw = fields.get(parameter)
     return raw is not None and bytes(raw) != b"null"
-
-
-def _names_of(parameter: str) -> tuple[str, ...]:
-    return ANSWER_LENGTHS if parameter in ANSWER_LENGTHS else (parameter,)
 
 
 def _name_in(parameter: str, label: str) -> str:
@@ -149,8 +147,9 @@ def _merged(sent: msgspec.Raw, value: Any, *, client_first: bool) -> msgspec.Raw
 # --- the system prompt -------------------------------------------------------------------------------
 
 
-def _put_in_front(fields: _Fields, system: str, label: str) -> bool:
-    """Put ``system`` in front of the system prompt; False if the API has no place for one."""
+def _put_in_front(fields: _Fields, system: str, route: Route) -> bool:
+    """Put ``system`` in front of the system prompt; False if the API has no place for one, and needs one."""
+    label = route.label
     if label in _HAS_MESSAGES:
         _into_messages(fields, system)
     elif label in _HAS_SYSTEM:
@@ -158,7 +157,7 @@ def _put_in_front(fields: _Fields, system: str, label: str) -> bool:
     elif label in _HAS_INSTRUCTIONS:
         fields["instructions"] = _before(fields.get("instructions"), system, parts=False)
     else:
-        return label in _NEEDS_NO_SYSTEM
+        return not route.infers or route.work in _WITHOUT_TEXT
     return True
 
 

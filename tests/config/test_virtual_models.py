@@ -54,7 +54,9 @@ virtual_models:
         ("{model: qwen, any: [phi]}", "v: model and any exclude each other; keep one of them"),
         ("{model: nope}", "v.model: unknown model 'nope'; add it to models, or correct the name"),
         ("{any: [qwen, nope]}", "v.any[1]: unknown model 'nope'; add it to models, or correct the name"),
-        ("{any: [phi, phi]}", "v.any[1]: 'phi' occurs twice; remove it"),
+        ("{any: [phi, phi]}", "v.any[1]: no request takes 'phi', because a name before it stands for"),
+        ("{any: [phi, PHI]}", "v.any[1]: no request takes 'PHI', because a name before it stands for"),
+        ("{any: [gpt, qwen]}", "v.any[1]: no request takes 'qwen', because a name before it stands for"),
         ("{any: ['a b']}", "v.any[0]: invalid value 'a b': it contains ' '"),
         ("{model: v}", "v: the virtual models go round in a circle (v → v); one has to name a model"),
         ("{model: qwen, set: {temprature: 1}}", "v.set.temprature: invalid parameter: llama-server would ig"),
@@ -74,6 +76,23 @@ virtual_models:
         ),
         ("{model: qwen, set: {seed: 1}, remove: [seed]}", "v.remove[0]: 'seed' is in set too; use set to"),
         ("{model: qwen, default: {seed: 1}, remove: seed}", "v.remove: 'seed' is in default too; use set to"),
+        (
+            "{model: qwen, set: {max_tokens: 1, n_predict: 2}}",
+            "v.set.n_predict: is the same parameter as set.max_tokens; remove one of them",
+        ),
+        (
+            "{model: qwen, set: {max_tokens: 1}, default: {max_output_tokens: 2}}",
+            "v.default.max_output_tokens: is the same parameter as set.max_tokens; remove one of them",
+        ),
+        (
+            "{model: qwen, default: {max_tokens: 1}, remove: [n_predict]}",
+            "v.remove[0]: 'n_predict' is in default too; use set to replace what the client sends",
+        ),
+        ("{model: qwen, remove: [seed, seed]}", "v.remove[1]: 'seed' occurs twice; remove it"),
+        (
+            "{model: qwen, remove: [max_tokens, n_predict]}",
+            "v.remove[1]: 'n_predict' is the same as 'max_tokens'; remove it",
+        ),
         ("{model: qwen, system: ''}", "v.system: invalid value ''; expected text"),
         ("{model: qwen, system: [a]}", "v.system: found a list; expected text"),
         ("{model: qwen, temperature: 1}", "v.temperature: unknown key; valid keys: model, any, set"),
@@ -107,9 +126,24 @@ def test_circle_of_two_names_its_way() -> None:
     assert found.startswith("c.yaml:4: virtual_models.b: the virtual models go round in a circle (a → b → a)")
 
 
-def test_default_model_is_not_a_virtual_one() -> None:
-    found = issue_of(f"{MODELS}default_model: v\nvirtual_models: {{v: {{model: phi}}}}\n")
-    assert found == "c.yaml:2: default_model: 'v' is a virtual model; name a model"
+@pytest.mark.parametrize("name", ["v", "V", "v:latest"])
+def test_default_model_is_not_a_virtual_one(name: str) -> None:
+    for models in (MODELS, "models_dir: m\n"):
+        found = issue_of(f"{models}default_model: {name}\nvirtual_models: {{v: {{model: phi}}}}\n")
+        assert found == "c.yaml:2: default_model: 'v' is a virtual model; name a model"
+
+
+def test_names_of_models_may_be_written_in_any_spelling() -> None:
+    virtual = "virtual_models: {v: {any: [PHI, GPT]}, w: {model: V}, x: {model: Gpt}}\n"
+    assert config_of(f"{MODELS}default_model: QWEN\n{virtual}").default_model == "QWEN"
+
+
+def test_member_without_a_model_of_its_own_is_reported() -> None:
+    virtual = "virtual_models: {v: {any: [phi, Cold, both]}, cold: {model: PHI}, both: {any: [phi, qwen]}}\n"
+    assert issues_of(MODELS + virtual) == [
+        "c.yaml:2: virtual_models.v.any[1]: no request takes 'Cold', because a name before it stands for "
+        "the same model; remove one of them"
+    ]
 
 
 def test_names_may_be_unknown_where_a_folder_has_more_models() -> None:

@@ -18,7 +18,7 @@ from llamasup.settings.sections import VirtualEntry
 
 
 def test_name_without_changes_only_stands_for_its_model() -> None:
-    assert candidates_of("a", {"a": VirtualEntry(model="m")}) == (Candidate("m"),)
+    assert candidates_of({"a": VirtualEntry(model="m")}) == {"a": (Candidate("m"),)}
 
 
 def test_changes_of_a_chain_apply_from_the_name_of_the_client_to_the_model() -> None:
@@ -26,7 +26,7 @@ def test_changes_of_a_chain_apply_from_the_name_of_the_client_to_the_model() -> 
         "outer": VirtualEntry(model="inner", set={"top_k": 1}),
         "inner": VirtualEntry(model="m", system="Be brief."),
     }
-    assert candidates_of("outer", entries) == (
+    assert candidates_of(entries)["outer"] == (
         Candidate("m", (Changes(set={"top_k": 1}), Changes(system="Be brief."))),
     )
 
@@ -36,12 +36,17 @@ def test_any_may_contain_virtual_models_and_names_each_model_once() -> None:
         "any": VirtualEntry(any=("a", "other", "b")),
         "other": VirtualEntry(any=("b", "a", "c")),
     }
-    assert candidates_of("any", entries) == (Candidate("a"), Candidate("b"), Candidate("c"))
+    assert candidates_of(entries)["any"] == (Candidate("a"), Candidate("b"), Candidate("c"))
 
 
-def test_one_model_with_different_changes_counts_as_two() -> None:
-    entries = {"any": VirtualEntry(any=("m", "cold")), "cold": VirtualEntry(model="m", set={"top_k": 1})}
-    assert candidates_of("any", entries) == (Candidate("m"), Candidate("m", (Changes(set={"top_k": 1}),)))
+def test_of_one_model_with_different_changes_the_first_counts() -> None:
+    entries = {"any": VirtualEntry(any=("cold", "m")), "cold": VirtualEntry(model="m", set={"top_k": 1})}
+    assert candidates_of(entries)["any"] == (Candidate("m", (Changes(set={"top_k": 1}),)),)
+
+
+def test_virtual_model_is_found_in_any_spelling() -> None:
+    entries = {"any": VirtualEntry(any=("COLD:latest", "M")), "cold": VirtualEntry(model="m")}
+    assert candidates_of(entries)["any"] == (Candidate("m"), Candidate("M"))
 
 
 def mistakes(entries: dict[str, VirtualEntry]) -> list[tuple[str, str]]:
@@ -57,8 +62,14 @@ def test_circle_is_a_mistake_of_one_of_its_names() -> None:
     assert mistakes(entries) == [
         ("b", "the virtual models go round in a circle (a → b → a); one has to name a model")
     ]
-    (mistake,) = mistakes({"a": VirtualEntry(model="a")})
-    assert "(a → a)" in mistake[1]
+    for spelling in ("a", "A", "a.gguf"):
+        (mistake,) = mistakes({"a": VirtualEntry(model=spelling)})
+        assert "(a → a)" in mistake[1]
+
+
+def test_two_spellings_of_one_name_are_a_mistake() -> None:
+    entry = VirtualEntry(model="m")
+    assert mistakes({"v": entry, "V": entry}) == [("V", "is another spelling of 'v'; choose another name")]
 
 
 @pytest.mark.parametrize("reverse", [False, True])

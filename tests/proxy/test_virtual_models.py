@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.http.heads import HttpError
-from llamasup.http.routes import Work
+from llamasup.http.routes import Route, Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.models.virtual import Candidate, Changes
@@ -47,8 +47,12 @@ class Cold:
     def for_work(self, work: Work | None) -> Cold:
         return self
 
-    def rewrite(self, body: bytes, label: str) -> bytes | HttpError:
-        return rewritten(body, label, NAME, CANDIDATE)
+    @property
+    def target(self) -> str:
+        return CANDIDATE.model
+
+    def rewrite(self, body: bytes, route: Route) -> bytes | HttpError:
+        return rewritten(body, route, NAME, CANDIDATE)
 
 
 class WithCold(ManyModels):
@@ -89,17 +93,42 @@ def test_llama_server_gets_the_changed_body_and_the_request_counts_by_its_name(m
     assert {key[0] for key in rig.call(lambda: dict(rig.proxy.metrics.requests))} == {NAME}
 
 
-def test_other_models_get_their_body_byte_for_byte(make: Make) -> None:
+@pytest.mark.parametrize(
+    "body",
+    [
+        BODY.replace(b"qwen:cold", b"qwen"),
+        b'\xef\xbb\xbf{"model" :"qwen:cold", "model":"qwen",\n"temperature":1.50}\r\n',
+        b'{"model":"qwen","messages":"qwen:cold","note":"\\u00e9"}\0',
+        form(part("model", b"qwen"), part("note", b"qwen:cold")),
+    ],
+)
+def test_requests_for_other_models_stay_byte_for_byte(make: Make, body: bytes) -> None:
     rig, many = make()
-    body = BODY.replace(b"qwen:cold", b"qwen")
-    rig.send(post(CHAT, body))
-    assert many.accept("qwen", rig).message()[1] == body
+    rig.send(post(CHAT + b"?model=qwen:cold&b=%20", body))
+    head, received = many.accept("qwen", rig).message()
+    assert head.startswith(b"POST /v1/chat/completions?model=qwen:cold&b=%20 HTTP/1.1\r\n")
+    assert received == body
 
 
-def test_request_without_a_body_is_forwarded_unchanged(make: Make) -> None:
+def test_name_in_the_query_is_replaced_and_the_rest_of_the_head_stays(make: Make) -> None:
     rig, many = make()
-    rig.send(get(b"/props?model=qwen:cold"))
-    assert b"GET /props?model=qwen:cold " in many.accept("qwen", rig).message()[0]
+    for _ in range(2):  # a repeated head comes from a cache
+        client = rig.send(get(b"/props?a=1&model=qwen:cold&b", b"X-Own: 1"))
+        child = many.accept("qwen", rig)
+        head = child.message()[0]
+        assert head.startswith(b"GET /props?a=1&model=qwen&b HTTP/1.1\r\nHost: localhost\r\n")
+        assert b"\r\nx-own: 1\r\n" in head.lower()
+        child.send(answer(b"{}", b"Connection: close"))
+        assert status(client.message()[0]) == 200
+        assert rig.record().model == NAME
+
+
+def test_name_only_in_the_query_changes_the_body_too(make: Make) -> None:
+    rig, many = make()
+    rig.send(post(CHAT + b"?model=qwen:cold", BODY.replace(b'"model":"qwen:cold",', b"")))
+    head, body = many.accept("qwen", rig).message()
+    assert head.startswith(b"POST /v1/chat/completions?model=qwen HTTP/1.1\r\n")
+    assert json.loads(body)["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
 def test_waiting_request_is_changed_once_and_sent_again_after_a_crash(make: Make) -> None:
@@ -119,6 +148,7 @@ def test_waiting_request_is_changed_once_and_sent_again_after_a_crash(make: Make
     again.send(answer(b"{}"))
     record = rig.record()
     assert (record.model, record.generation, record.replayed) == (NAME, 2, True)
+    assert rig.call(lambda: dict(rig.proxy.metrics.replays)) == {NAME: 1}
 
 
 def test_body_that_cannot_be_changed_is_refused(make: Make) -> None:

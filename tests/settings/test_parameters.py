@@ -85,6 +85,10 @@ def test_values_that_llama_server_refuses_or_ignores_are_refused(name: str, valu
         ("-12", -12),
         ("0.6", 0.6),
         ("1e-3", 0.001),
+        ("0." + "3" * 60, 1 / 3),
+        ("-" + "9" * 18, -(10**18) + 1),
+        ("1" * 19 + ".5", 1.1111111111111112e18),
+        ("1e0001", 10.0),
         ("no", "no"),
         ("080", "080"),
         ("1:30", "1:30"),
@@ -98,12 +102,7 @@ def test_text_without_quotes_is_read_as_in_json(text: str, value: object) -> Non
     assert (type(found), found) == (type(value), value)
 
 
-def test_number_beyond_all_numbers_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="too large"):
-        plain_value("1e999")
-
-
-@pytest.mark.parametrize("text", ["1" * 19, "-" + "9" * 40, "1" * 19 + ".5", "1" * 19 + "e3"])
-def test_number_with_too_many_digits_is_refused_and_no_text(text: str) -> None:
+@pytest.mark.parametrize("text", ["1" * 19, "-" + "9" * 40, "1e999", "1e99999", "9" * 400 + ".5"])
+def test_number_that_is_too_large_is_refused_and_no_text(text: str) -> None:
     with pytest.raises(InvalidValue, match="too large"):
         plain_value(text)

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
-from llamasup.http.routes import Work
+from llamasup.http.routes import Work, route_of
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.catalog import Catalog
@@ -22,6 +23,7 @@ from tests.planning.plans import bert
 from tests.pool.catalog.test_catalog import catalog_of, pool_of
 from tests.pool.pools import registry_of
 
+TOKENIZE = route_of(b"/tokenize")
 MODELS = (ModelSpec("qwen", "/m/qwen.gguf"), ModelSpec("phi", "/m/phi.gguf"))
 ENTRIES = {
     "qwen:cold": VirtualEntry(model="Qwen", set={"temperature": 0}, system="secret"),
@@ -40,9 +42,9 @@ async def test_name_leads_to_its_model_and_changes_the_body() -> None:
     assert not isinstance(route, Unavailable)
     assert route.model == ResolvedModel(("qwen:cold",), is_virtual=True)
     assert is_virtual(route)
-    body = route.rewrite(b'{"model":"qwen:cold"}', "/tokenize")
+    body = route.rewrite(b'{"model":"qwen:cold"}', TOKENIZE)
     assert body == b'{"model":"qwen","temperature":0}'
-    assert isinstance(route.rewrite(b"[]", "/tokenize"), HttpError)
+    assert isinstance(route.rewrite(b"[]", TOKENIZE), HttpError)
 
 
 @async_test
@@ -82,13 +84,13 @@ async def test_other_spelling_of_a_virtual_name_is_accepted() -> None:
 
 @async_test
 async def test_virtual_name_hides_a_found_model_in_any_spelling() -> None:
-    backend = backend_of({"QWEN": VirtualEntry(model="qwen")})
+    backend = backend_of({"QWEN": VirtualEntry(model="phi")})
     for name in ("qwen", "QWEN", "Qwen"):
         route = backend.resolve(name)
         assert not isinstance(route, Unavailable)
         assert route.model.id == "QWEN"
         assert is_virtual(route)
-        assert route.rewrite(b"{}", "/tokenize") == b'{"model":"qwen"}'
+        assert route.rewrite(b"{}", TOKENIZE) == b'{"model":"phi"}'
 
 
 @async_test
@@ -102,7 +104,7 @@ async def test_missing_model_of_several_is_left_out() -> None:
     route = backend_of().resolve("any")
     assert not isinstance(route, Unavailable)
     assert is_virtual(route)
-    assert route.rewrite(b"{}", "/tokenize") == b'{"model":"phi"}'
+    assert route.rewrite(b"{}", TOKENIZE) == b'{"model":"phi"}'
 
 
 @async_test
@@ -116,7 +118,7 @@ async def test_models_for_other_work_are_left_out() -> None:
     for work in (None, *Work):
         suited = route.for_work(work)
         assert is_virtual(suited)
-        body = suited.rewrite(b"{}", "/tokenize")
+        body = suited.rewrite(b"{}", TOKENIZE)
         assert isinstance(body, bytes)
         taken[work] = json.loads(body)["model"]
     assert taken == {None: "embed", Work.TEXT: "phi", Work.EMBEDDINGS: "embed", Work.RERANKING: "phi"}
@@ -177,6 +179,38 @@ async def test_hidden_model_is_not_listed() -> None:
     assert json.loads(backend.listing().one("qwen")) == entries[1]
 
 
+def with_aliases(entries: Mapping[str, VirtualEntry]) -> tuple[Catalog, VirtualBackend]:
+    registry = registry_of(ModelSpec("fox", "/m/f.gguf", aliases=("tale", "story")))
+    catalog = catalog_of(replace(registry, default="fox"))
+    return catalog, VirtualBackend(catalog, entries)
+
+
+@async_test
+async def test_alias_that_leads_to_a_virtual_model_is_no_name_of_its_model() -> None:
+    catalog, backend = with_aliases({"Tale": VirtualEntry(model="fox", system="Be brief.")})
+    for name in ("fox", "story", None):
+        route = backend.resolve(name)
+        assert not isinstance(route, Unavailable)
+        assert route.model == ResolvedModel(("fox", "story"), route.model.works)
+        assert route.served is catalog.pool.managed_models["fox"].served
+
+    def allowed(model: ResolvedModel) -> bool:
+        return "tale" in map(str.lower, model.names)
+
+    assert [entry["id"] for entry in json.loads(backend.listing().all(allowed))["data"]] == ["Tale"]
+    entry = json.loads(backend.listing().one("fox"))
+    assert entry["aliases"] == ["story"]
+
+
+@async_test
+async def test_hidden_model_is_hidden_under_its_aliases_too() -> None:
+    _, backend = with_aliases({"FOX": VirtualEntry(any=("gone",))})
+    for name, cause in (("story", "model_not_found"), (None, "model_unnamed")):
+        found = backend.resolve(name)
+        assert isinstance(found, Unavailable)
+        assert found.cause == cause
+
+
 @async_test
 async def test_key_sees_only_the_virtual_models_that_it_names() -> None:
     def allowed(model: ResolvedModel) -> bool:
@@ -212,3 +246,14 @@ def test_why_explains_the_choice_and_the_chosen_model(name: str, state: str, sen
             assert found["decisions"] == [1]
 
     test()
+
+
+@async_test
+async def test_why_names_the_model_for_each_kind_of_work() -> None:
+    encoder = ModelSpec("embed", "/m/e.gguf", listed=bert())
+    backend = VirtualBackend(
+        catalog_of(registry_of(encoder, *MODELS)), {"v": VirtualEntry(any=("embed", "phi"))}
+    )
+    found = backend.why("v", lambda model: {"sentences": [f"{model}: own"]})
+    assert "A request for text now takes phi, because it is the only one that can." in found["sentences"]
+    assert found["sentences"][-1] == "embed: own"

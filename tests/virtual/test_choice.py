@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llamasup.http.routes import Work
 from llamasup.queueing.served_load import ServedLoad
 from llamasup.virtual.choice import RULE, choose
-from llamasup.virtual.explain import explain_virtual
+from llamasup.virtual.explain import Option, explain_virtual
 
 FREE = ServedLoad(4, 2)
 BUSY = ServedLoad(4, 0, waiting=3)
@@ -60,8 +61,8 @@ def test_model_that_cannot_serve_is_taken_only_if_none_can(loads: list[ServedLoa
 
 
 def test_rule_and_each_model_are_explained() -> None:
-    loads = [("a", BUSY), ("b", FREE), ("c", LOADING), ("d", ABSENT), ("e", BROKEN)]
-    found = explain_virtual("fast", loads, choose([load for _, load in loads]), ["gone"])
+    loads = {"a": BUSY, "b": FREE, "c": LOADING, "d": ABSENT, "e": BROKEN}
+    found = explain_virtual("fast", [Option(model, load) for model, load in loads.items()], ["gone"])
     assert found.sentences == (
         f"fast is a virtual model, for one of a, b, c, d, e, gone. {RULE}",
         "a is loaded: 0 of 4 slots are free, and 3 waiting.",
@@ -76,6 +77,15 @@ def test_rule_and_each_model_are_explained() -> None:
 
 
 def test_one_model_needs_no_rule() -> None:
-    found = explain_virtual("v", [("m", ServedLoad(loads=True))], choose([ABSENT]), [])
+    found = explain_virtual("v", [Option("m", ServedLoad(loads=True))], [])
     assert found.sentences == ("v is a virtual model: its requests go to m.",)
-    assert explain_virtual("v", [], None, ["m"]).sentences == ("There is no model m.",)
+    assert explain_virtual("v", [], ["m"]).sentences == ("There is no model m.",)
+
+
+def test_models_for_different_work_are_explained_by_the_work() -> None:
+    chat, other = Option("chat", BUSY, (Work.TEXT,)), Option("other", FREE, (Work.TEXT,))
+    options = [Option("embed", FREE, (Work.EMBEDDINGS,)), chat, other]
+    assert explain_virtual("v", options, []).sentences[-2:] == (
+        "A request for text now takes other, because it is the first that is loaded and has a free slot.",
+        "A request for embeddings now takes embed, because it is the only one that can.",
+    )

@@ -9,30 +9,36 @@ from typing import Any
 import pytest
 
 from llamasup.http.heads import HttpError
+from llamasup.http.routes import Route, route_of
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.virtual.rewrite import rewritten
 from tests.http.test_requested_model import form, part
 
 CHAT = "/v1/chat/completions"
+TO_CHAT = route_of(CHAT.encode())
 USER = {"role": "user", "content": "Hi"}
+
+
+def to(path: str) -> Route:
+    return route_of(path.encode())
 
 
 def sent(body: dict[str, Any] | bytes, *changes: Changes, label: str = CHAT) -> Any:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    found = rewritten(raw, label, "v", Candidate("m", changes))
+    found = rewritten(raw, to(label), "v", Candidate("m", changes))
     assert isinstance(found, bytes), found
     return json.loads(found)
 
 
 def refusal(body: bytes, *changes: Changes, label: str = CHAT) -> HttpError:
-    found = rewritten(body, label, "v", Candidate("m", changes))
+    found = rewritten(body, to(label), "v", Candidate("m", changes))
     assert isinstance(found, HttpError)
     return found
 
 
 def test_only_the_model_is_replaced_if_nothing_else_is_asked_for() -> None:
     body = b'{"model" : "v", "messages":[ {"role":"user","content":"\\u00e9 1.50e3"} ],"top_k":1.50}'
-    assert rewritten(body, CHAT, "v", Candidate("m")) == (
+    assert rewritten(body, TO_CHAT, "v", Candidate("m")) == (
         b'{"model":"m","messages":[ {"role":"user","content":"\\u00e9 1.50e3"} ],"top_k":1.50}'
     )
 
@@ -192,14 +198,26 @@ def test_instructions_that_are_a_list_do_not_replace_the_system_prompt() -> None
     assert sent(body, BRIEF, label="/v1/responses")["instructions"] == "Be brief."
 
 
-@pytest.mark.parametrize("label", ["/completion", "/v1/completions", "/infill", "other"])
+@pytest.mark.parametrize("label", ["/completion", "/v1/completions", "/infill", "/v1/audio/transcriptions"])
 def test_system_prompt_without_a_place_is_refused(label: str) -> None:
     error = refusal(b'{"prompt":"x"}', BRIEF, label=label)
     assert (error.status, error.cause) == (400, "virtual_model_system")
     assert error.message == f"The virtual model 'v' has a system prompt, for which {label} has no place"
 
 
-@pytest.mark.parametrize("label", ["/tokenize", "/v1/embeddings", "/rerank"])
+def test_system_prompt_on_an_unknown_path_is_refused_with_the_reason() -> None:
+    error = refusal(b'{"prompt":"x"}', BRIEF, label="/v1/systemone")
+    assert (error.status, error.cause) == (400, "virtual_model_system")
+    assert error.message == (
+        "The virtual model 'v' has a system prompt, and llamasup does not know where requests to this path "
+        "have one"
+    )
+    assert sent({"prompt": "x"}, Changes(set={"seed": 1}), label="/v1/systemone")["seed"] == 1
+
+
+@pytest.mark.parametrize(
+    "label", ["/tokenize", "/v1/embeddings", "/rerank", "/v1/chat/completions/control", "/props"]
+)
 def test_requests_that_generate_nothing_need_no_system_prompt(label: str) -> None:
     assert sent({"content": "x"}, BRIEF, label=label) == {"content": "x", "model": "m"}
 
@@ -218,10 +236,20 @@ def test_form_gets_the_name_of_the_model_if_nothing_else_is_asked_for() -> None:
         return form(part("file", bytes(99), 'filename="a.wav"'), part("model", name), part("n", b"1"))
 
     label = "/v1/audio/transcriptions"
-    assert rewritten(upload(b"v"), label, "v", Candidate("m")) == upload(b"m")
+    assert rewritten(upload(b"v"), to(label), "v", Candidate("m")) == upload(b"m")
     assert refusal(upload(b"v"), Changes(set={"seed": 1}), label=label).cause == "virtual_model_body"
-    assert refusal(form(part("n", b"1")), label=label).cause == "virtual_model_body"
     assert refusal(b"[]").cause == "virtual_model_body"
+
+
+def test_form_without_a_model_stays_as_it_is() -> None:
+    nameless = form(part("n", b"1"))  # the query names the model
+    assert rewritten(nameless, to("/v1/audio/transcriptions"), "v", Candidate("m")) == nameless
+
+
+def test_large_form_is_not_checked_as_if_it_were_json() -> None:
+    audio = part("file", b'["' * 300_000, 'filename="a.wav"')
+    found = rewritten(form(audio, part("model", b"v")), to("/v1/audio/transcriptions"), "v", Candidate("m"))
+    assert found == form(audio, part("model", b"m"))
 
 
 @pytest.mark.parametrize("body", [b'\xef\xbb\xbf{"a":1}', b'{"a":1}\0\0', b'\xef\xbb\xbf{"a":1}\0'])
@@ -253,7 +281,7 @@ def test_list_of_many_items_is_never_decoded(label: str, field: str) -> None:
     body = b'{"%b":[{"role":"user"}%b]}' % (field.encode(), b",0" * items)
     tracemalloc.start()
     try:
-        found = rewritten(body, label, "v", Candidate("m", (BRIEF,)))
+        found = rewritten(body, to(label), "v", Candidate("m", (BRIEF,)))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -263,7 +291,7 @@ def test_list_of_many_items_is_never_decoded(label: str, field: str) -> None:
 
 def test_other_messages_stay_byte_for_byte() -> None:
     body = b'{"messages":[ {"role":"system", "content":"Fox."} , {"role": "user","content":"\\u00e9"} ]}'
-    assert rewritten(body, CHAT, "v", Candidate("m", (BRIEF,))) == (
+    assert rewritten(body, TO_CHAT, "v", Candidate("m", (BRIEF,))) == (
         b'{"messages":[{"role":"system","content":"Be brief.\\n\\nFox."} ,'
         b' {"role": "user","content":"\\u00e9"} ],"model":"m"}'
     )
