@@ -42,6 +42,7 @@ async def test_name_leads_to_its_model_and_changes_the_body() -> None:
     assert not isinstance(route, Unavailable)
     assert route.model == ResolvedModel(("qwen:cold",), is_virtual=True)
     assert is_virtual(route)
+    assert route.target == "qwen"
     body = route.rewrite(b'{"model":"qwen:cold"}', TOKENIZE)
     assert body == b'{"model":"qwen","temperature":0}'
     assert isinstance(route.rewrite(b"[]", TOKENIZE), HttpError)
