@@ -235,7 +235,14 @@ class _Reader:
             place = (*at, number)
             self.lines[place] = item.line
             values.append(self._scalar(item, place, kind.kind))
-        return _INVALID if any(value is _INVALID for value in values) else tuple(values)
+        if any(value is _INVALID for value in values):
+            return _INVALID
+        repeated = kind.duplicates(values)
+        for number in repeated:
+            item = node.items[number]
+            assert isinstance(item, Scalar)
+            self._refuse(item.line, (*at, number), f"duplicate value {shown(item.text)}; keep one of them")
+        return _INVALID if repeated else tuple(values)
 
     def _parameters(self, node: Node, at: Place, kind: Parameters) -> dict[str, Any]:
         """Request parameters: their names are checked, and their values read as in JSON."""
