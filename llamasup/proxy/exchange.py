@@ -513,7 +513,7 @@ class Exchange(Struct, eq=False):
             request.body = b"" if self.status else request.body
             return False
         if self.status:
-            downstream.proxy.metrics.count_continued(endpoint.model, "continued")
+            downstream.proxy.metrics.count_continued(self._counted_as, "continued")
         downstream.exchange_waits(waiting)
         self._release(abort=not refused)  # last: the free permit may serve the queued request at once
         return True
@@ -527,7 +527,7 @@ class Exchange(Struct, eq=False):
                 request.body = stream.continued_body()
             except NotContinued as reason:
                 self._not_continued = str(reason)
-                self._downstream.proxy.metrics.count_continued(self._lease.endpoint.model, "refused")
+                self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
         if self._not_continued is not None:
             return False
         request.keepalive_stream = stream
