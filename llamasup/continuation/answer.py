@@ -11,7 +11,7 @@ from llamasup.http.sse import FRAMING
 
 __all__ = ["Event", "NotContinued", "Prefix", "Sent", "event_of", "events_in"]
 
-_LONGEST_TOKEN = 16  # of a text, as a rule
+_LEAST_SAME = 4  # characters: a first event that is as long as the answer, and begins as it, repeats it
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -100,11 +100,13 @@ class Prefix:
         if not (had and text):
             self._had = had
             return text
-        if text.startswith(had) and not (text == had and self._is_one_piece):  # else a token came twice
+        if text == had and self._is_one_piece:
+            return text  # the same token once more
+        if text.startswith(had):
             return text[len(had) :]
-        same = next(
-            (at for at, (old, new) in enumerate(zip(had, text, strict=False)) if old != new), len(text)
-        )
-        if same > _LONGEST_TOKEN or (text != had and text.startswith(had.strip() or had)):
+        begun, start = had.strip(), text.lstrip()
+        pairs = enumerate(zip(begun, start, strict=False))
+        same = next((at for at, (old, new) in pairs if old != new), min(len(begun), len(start)))
+        if begun and len(start) >= len(begun) and same >= min(len(begun), _LEAST_SAME):
             raise NotContinued("llama-server reads the begun answer in another way")
         return text

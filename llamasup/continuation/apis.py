@@ -68,6 +68,7 @@ class _Chat:
 class _ChatJoint:
     def __init__(self, sent: Sent, *, is_full: bool) -> None:
         self._identity = _identity(sent.opening.get("chunk"))
+        self._has_begun = bool(sent.opening)
         self._pieces, self._is_full = sent.pieces, is_full
         self._text = Prefix(sent.text, sent.pieces)
         self._reasoning = Prefix(sent.reasoning, sent.pieces)
@@ -82,7 +83,7 @@ class _ChatJoint:
             if delta.get("tool_calls") and self._is_full:
                 return None
             is_news = bool(choice.get("finish_reason") or delta.get("tool_calls"))
-            if self._identity and delta.pop("role", None) and delta.get("content") is None:
+            if self._has_begun and delta.pop("role", None) and delta.get("content") is None:
                 delta.pop("content", None)
             for name, prefix in (("content", self._text), ("reasoning_content", self._reasoning)):
                 if isinstance(text := delta.get(name), str):
@@ -90,7 +91,7 @@ class _ChatJoint:
                     is_news = is_news or bool(delta[name])
             if self._is_full and choice.get("finish_reason"):
                 choice["finish_reason"] = "length"
-            if not is_news and self._identity:
+            if not is_news and self._has_begun:
                 return None
         if not choices and "prompt_progress" in chunk:
             return None

@@ -144,7 +144,7 @@ class Exchange(Struct, eq=False):
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
-        kept = self._kept_stream(framing)
+        kept = self._kept_stream(framing) if self._streams_events else None
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
         if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
@@ -177,13 +177,13 @@ class Exchange(Struct, eq=False):
             upstream.pause()
 
     def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
-        """What keeps this answer so that it can be continued; None: it is not."""
+        """What keeps this stream so that it can be continued; None: it is not."""
         request, route = self._request, self._request.model_route
         stream = request.kept_stream
         if stream is not None:
             stream.on_failure(self._continues_wrongly)
             return stream
-        if not (self._streams_events and route is not None and route.served.queue.continues_streams):
+        if route is None or not route.served.queue.continues_streams:
             return None
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:

@@ -11,7 +11,17 @@ import pytest
 from llamasup.continuation.answer import NotContinued
 from llamasup.continuation.stream import MAX_KEPT, TAIL_PIECES, Recording
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
-from tests.continuation.streams import PIECES, SERVERS, WHOLE, ChatServer, complete, data, framed
+from tests.continuation.streams import (
+    PIECES,
+    SERVERS,
+    WHOLE,
+    ChatServer,
+    MessagesServer,
+    ResponsesServer,
+    complete,
+    data,
+    framed,
+)
 
 FIRST, SECOND = "first", "the-second"
 EVERY_API = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.route)
@@ -156,10 +166,10 @@ def test_answer_of_more_than_one_mebibyte_is_not_kept() -> None:
         record.continued_body()
 
 
-@EVERY_API
+@pytest.mark.parametrize(
+    "server", [ChatServer, MessagesServer, ResponsesServer], ids=lambda server: server.route
+)
 def test_server_that_reads_the_beginning_in_another_way_is_refused(server: Any) -> None:
-    if server.route in ("/v1/completions", "/completion"):
-        pytest.skip("these do not repeat the beginning")
     client = Client()
     whole = server(FIRST).stream(PIECES)
     cut = next(number for number, event in enumerate(whole) if '" a"' in event) + 1

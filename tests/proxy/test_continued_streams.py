@@ -304,3 +304,23 @@ def test_answers_that_cannot_be_kept_are_not_continued(continuing: Rig, path: by
     end_generation(continuing)
     assert error_in(client.rest())["message"] == "llama-server was killed"
     assert continuing.proxy.metrics.continued == {}
+
+
+def test_events_after_a_failure_are_not_relayed(continuing: Rig) -> None:
+    """They may be in the same round of the event loop as those that failed."""
+    client, child = begun(continuing)
+    cut(continuing, child)
+    child = continue_on(continuing)
+    events = framed(SECOND.stream(PIECES[3:], prefix="Once they lived"))
+
+    def receive_two_reads() -> None:
+        (connection,) = continuing.proxy.clients
+        relay = connection._exchange.relay  # type: ignore[attr-defined]
+        relay(events[1])
+        relay(events[2])
+
+    child.send(STREAM_HEAD + events[0])
+    while not continuing.call(lambda: [one._exchange.status for one in continuing.proxy.clients] == [200]):  # type: ignore[attr-defined]
+        pass
+    continuing.call(receive_two_reads)
+    assert error_in(client.rest())["cause"] == "not_continued"
