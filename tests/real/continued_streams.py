@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
     from llamasup.supervision.runner import InstanceRunner
 
-__all__ = ["REQUESTS", "Outcomes", "kill_in_streams"]
+__all__ = ["QUESTION", "REQUESTS", "Outcomes", "kill_in_streams"]
 
 # The next server reads in one step what the first one computed token by token.
 # That changes the last digits, so another word can win a tie. With this question, the demo model is nowhere
 # undecided: each of 90 tokens is at least 1.06 times as likely as the second best.
-_QUESTION = "Tell me a story about a rabbit"
-_TELL = [{"role": "user", "content": _QUESTION}]
+QUESTION = "Tell me a story about a rabbit"
+_TELL = [{"role": "user", "content": QUESTION}]
 _PROMPT = "Once there lived a small rabbit. Her name was Clover. Clover lived in"
 _SAME: Mapping[str, Any] = {"temperature": 0, "stream": True}
 REQUESTS: Mapping[str, Mapping[str, Any]] = {
@@ -46,7 +46,7 @@ REQUESTS: Mapping[str, Mapping[str, Any]] = {
     "/v1/completions": {"prompt": _PROMPT, "max_tokens": 90, "stream_options": {"include_usage": True}},
     "/completion": {"prompt": _PROMPT, "n_predict": 90},
     "/v1/messages": {"model": "demo", "messages": _TELL, "max_tokens": 90},
-    "/v1/responses": {"model": "demo", "input": _QUESTION, "max_output_tokens": 90},
+    "/v1/responses": {"model": "demo", "input": QUESTION, "max_output_tokens": 90},
 }
 _LATEST_KILL = 60  # events
 # Which differ between two equal requests to one server: what is cached, and times.
