@@ -5,7 +5,6 @@ Imported first: a signal may come while the other modules are being imported.
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
@@ -13,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
+
+from llamasup.system.native import native
 
 __all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
 
@@ -63,10 +64,7 @@ class StopSignals:
             return
         # There is no listener yet. A signal also interrupts a blocking call of the main thread.
         self._pending = reason
-        if sys.platform == "win32":
-            _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)
+        native.stop_main_thread()
 
     def end(self) -> None:
         """Everything is stopped: ignore further signals."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -167,7 +166,7 @@ def _folder_facts(environ: Mapping[str, str]) -> Iterator[FolderFact]:
 def _other_folder_note(path: Path, environ: Mapping[str, str]) -> str:
     """The reason why the run folder is not in $XDG_RUNTIME_DIR."""
     home = environ.get("XDG_RUNTIME_DIR")
-    if sys.platform != "linux" or not home or environ.get("RUNTIME_DIRECTORY"):
+    if not home or environ.get("RUNTIME_DIRECTORY"):
         return ""
     return "" if path.is_relative_to(home) else f"{home} is not writable, or too long for sockets"
 
@@ -195,8 +194,6 @@ def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
 
     The child gets another XDG_CONFIG_HOME, so it ignores the user's file. It always reads the one in /etc.
     """
-    if sys.platform == "win32":
-        return
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config"
     for path, is_ignored in ((Path(home) / "llama.cpp", True), (Path("/etc/llama.cpp"), False)):
         try:

@@ -17,7 +17,6 @@ import errno
 import hashlib
 import os
 import stat
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import msgspec
 
 from llamasup.downloads.remote_file import Ranges, RemoteFile, added, checked, prefix, total, why_not_resumed
 from llamasup.errors import DiskFull, DownloadFailed, FolderUnusable, LlamasupError
+from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write
 from llamasup.system.text import INVALID_JSON, printable
 
@@ -190,7 +190,7 @@ class PartFile:
             )
             self.path.replace(self.target)
             self._sidecar.unlink(missing_ok=True)
-            _sync_folder(self.target.parent)
+            native.sync_folder(self.target.parent)
         self.close()
 
     def discard(self) -> None:
@@ -238,16 +238,10 @@ class PartFile:
             os.close(fd)
 
     def _lock(self, fd: int) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            native.lock(fd)
         except BlockingIOError:
             raise Busy(self._recorded().pid) from None
-        except OSError:  # a file system without locks
-            return
 
     def _read_sidecar(self) -> None:
         record = self._recorded()
@@ -278,16 +272,6 @@ def _is_file_at(fd: int, path: Path) -> bool:
         return os.path.samestat(opened, path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- records of finished files ---------------------------------------------------------------------

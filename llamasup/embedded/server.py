@@ -69,7 +69,8 @@ def _flush_log(library: str) -> None:
 def _wait_for_stop_signal() -> None:
     # Any of llama.cpp's threads may get the signal; the wake-up pipe always reaches this thread.
     woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    if sys.platform != "win32":  # where it has no such mode, and needs none
+        os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     for number in _STOP_SIGNALS:
         signal.signal(number, lambda *_: None)

@@ -19,6 +19,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.files import REVISION, CachedFacts, os_errors_of, read_uncached, split_name
 from llamasup.models.found import FileState, FoundModel
 from llamasup.system.hardware.probe import system_text
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 
 __all__ = ["ModelFolder", "list_models", "look_at", "pseudo_devices"]
@@ -225,7 +226,7 @@ class _Walk(Struct):
             status = os.stat(folder)  # noqa: PTH116 - as above
             if (status.st_dev, status.st_ino) in self._seen_folders:
                 return
-            if self.pseudo and (os.major(status.st_dev), os.minor(status.st_dev)) in self.pseudo:
+            if self.pseudo and native.device_numbers(status.st_dev) in self.pseudo:
                 return
             self._seen_folders.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:

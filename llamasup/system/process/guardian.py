@@ -75,7 +75,7 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return sys.platform != "win32" and os.getpid() != 1 and python_executable() is not None
+    return os.getpid() != 1 and python_executable() is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:

@@ -18,14 +18,13 @@ import errno
 import logging
 import os
 import re
-import select
 import stat
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from llamasup.system.native import native
 from llamasup.system.storage.folders import open_private
 
 __all__ = ["LogPump", "RotatedFile"]
@@ -147,16 +146,12 @@ class LogPump:
 
     def _readable(self) -> bool:
         """Wait for output (True) or for ``_stop`` (False)."""
-        if sys.platform == "win32":
-            return True  # Windows cannot poll pipes: the thread ends with the last writer
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
-        return all(fd != self._wake_read for fd, _ in poll.poll())
+        # Where pipes cannot be asked (Windows), the thread ends with the last writer.
+        return self._wake_read not in native.readable((self._fd, self._wake_read), None)
 
     def _drain_rest(self) -> None:
         """Read the content of the pipe without waiting for more."""
-        os.set_blocking(self._fd, False)
+        native.set_nonblocking(self._fd)
         last = self.bytes_seen + _LAST_BYTES
         with contextlib.suppress(BlockingIOError):
             while self.bytes_seen < last and (chunk := os.read(self._fd, _CHUNK_BYTES)):
@@ -294,9 +289,10 @@ class RotatedFile:
         for number in range(self._files - 1, 0, -1):
             newer = self._path if number == 1 else self._numbered(number - 1)
             with contextlib.suppress(FileNotFoundError):
-                newer.replace(self._numbered(number))
+                native.replace(newer, self._numbered(number))
         if self._files == 1:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                native.remove(self._path)
         self._open()
 
     def _numbered(self, number: int) -> Path:
@@ -311,5 +307,5 @@ class RotatedFile:
             raise OSError(reason) from error
         status = os.fstat(fd)
         self._size = status.st_size
-        if sys.platform != "win32" and stat.S_IMODE(status.st_mode) != 0o600:
-            os.fchmod(fd, 0o600)
+        if stat.S_IMODE(status.st_mode) != 0o600:
+            native.set_mode(fd, 0o600)

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
 
@@ -78,7 +79,7 @@ def run_folder() -> RunFolder:
     """
     prefix = f"{os.getpid()}-"
     for base in _run_bases():
-        if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
+        if native.has_unix_sockets and _is_too_long(base / f"{prefix}12345678"):
             continue
         with contextlib.suppress(FolderUnusable, OSError):
             return _create(prefix, private_folder(base))
@@ -116,7 +117,7 @@ def private_runtime_folder() -> Path:
 def run_folders() -> Iterator[tuple[Path, int]]:
     """Every run folder of this user, with the PID of the process that made it."""
     temporary = _short_temporary_folder()
-    bases = dict.fromkeys((*_run_bases(), *_login_bases()))
+    bases = dict.fromkeys((*_run_bases(), *native.login_folders()))
     for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
         try:
             entries = sorted(base.iterdir())
@@ -133,7 +134,11 @@ def _is_own_folder(path: Path) -> bool:
         status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
+    return stat.S_ISDIR(status.st_mode) and native.is_own(status)
+
+
+def _is_too_long(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + 1 + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES
 
 
 def _run_bases() -> Iterator[Path]:
@@ -145,21 +150,13 @@ def _run_bases() -> Iterator[Path]:
         import platformdirs
 
         yield platformdirs.user_runtime_path("llamasup", appauthor=False)
-    if sys.platform != "win32":
-        yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
-
-
-def _login_bases() -> Iterator[Path]:
-    """The folders of a login session, for commands outside one (cron, su, docker exec)."""
-    if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
-        yield Path(f"/run/user/{os.geteuid()}/llamasup")
+    yield _short_temporary_folder() / f"llamasup-{native.user()}"
 
 
 def _short_temporary_folder() -> Path:
     """``$TMPDIR``, or /tmp if that is too long for the paths of sockets (on macOS it has 50 bytes)."""
-    if sys.platform == "win32":
-        return Path(tempfile.gettempdir())
-    given = os.environ.get("TMPDIR", "")
-    folder = f"{given}/llamasup-{os.geteuid()}/{os.getpid()}-12345678/"
-    fits = len(os.fsencode(folder)) + LONGEST_SOCKET_NAME <= _SOCKET_PATH_BYTES
-    return Path(given if given.startswith("/") and fits else "/tmp")  # noqa: S108 - 0700 below it
+    *preferred, last = native.temporary_folders()
+    for folder in preferred:
+        if not _is_too_long(folder / f"llamasup-{native.user()}/{os.getpid()}-12345678"):
+            return folder
+    return last

@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.process import ready_file
 from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.identity import start_of
@@ -92,8 +92,6 @@ def _owner_lives(folder: Path, pid: int) -> bool:
 
 
 def _listening_sockets(folder: Path) -> list[Path]:
-    if sys.platform == "win32":
-        return []
     try:
         return [path for path in sorted(folder.iterdir()) if _is_listening(path)]
     except OSError:
@@ -103,7 +101,7 @@ def _listening_sockets(folder: Path) -> list[Path]:
 def _is_listening(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with native.unix_socket() as probe:
         probe.settimeout(_CONNECT_S)
         try:
             probe.connect(str(path))

@@ -1,7 +1,5 @@
-"""A Windows job object: Windows ends its processes when the last handle closes, that is with the supervisor.
-
-Written to the Win32 documentation and tested with a fake of kernel32; not yet run on Windows. A process that
-the child starts between its creation and ``adopt`` is not in the job object.
+"""Objects of Windows' kernel: job objects, and handles of processes. Tests on other systems use fakes of
+kernel32.
 """
 
 from __future__ import annotations
@@ -9,9 +7,12 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-__all__ = ["JobObject"]
+__all__ = ["ExtendedLimits", "HandleEnd", "JobObject"]
 
-# winnt.h
+# winnt.h, winbase.h, winerror.h
+_SYNCHRONIZE = 0x00100000
+_INFINITE = 0xFFFFFFFF
+_ERROR_ACCESS_DENIED = 5
 _KILL_ON_JOB_CLOSE = 0x2000
 _EXTENDED_LIMIT_INFORMATION = 9
 
@@ -44,7 +45,9 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """One child and its descendants. No other process gets its handle, so the supervisor's end closes it."""
+    """One child and its descendants. Windows ends them when the last handle closes. No other process gets
+    the handle, so the end of the supervisor closes it.
+    """
 
     def __init__(self, kernel32: Any = None) -> None:
         api = self._api = kernel32 if kernel32 is not None else _kernel32()
@@ -80,3 +83,26 @@ class JobObject:
 
 def _kernel32() -> Any:
     return getattr(ctypes, "WinDLL")("kernel32", use_last_error=True)  # noqa: B009 - not there elsewhere
+
+
+class HandleEnd:
+    """A handle with the right to wait. Windows does not reuse the PID while it is open."""
+
+    def __init__(self, pid: int, kernel32: Any, last_error: Any) -> None:
+        self._kernel32 = kernel32
+        # Without these ctypes truncates handles to 32 bits.
+        kernel32.OpenProcess.restype = ctypes.c_void_p
+        kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+        kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
+        self._handle = kernel32.OpenProcess(_SYNCHRONIZE, False, pid)
+        if not self._handle:
+            if last_error() == _ERROR_ACCESS_DENIED:
+                raise PermissionError(pid)
+            raise ProcessLookupError(pid)
+        if kernel32.WaitForSingleObject(self._handle, 0) == 0:  # it has exited, but another handle is open
+            kernel32.CloseHandle(self._handle)
+            raise ProcessLookupError(pid)
+
+    def wait(self) -> None:
+        self._kernel32.WaitForSingleObject(self._handle, _INFINITE)
+        self._kernel32.CloseHandle(self._handle)

@@ -1,0 +1,122 @@
+"""macOS and the BSDs: kqueue and psutil. Tested with fakes only: see docs/sidecar.md."""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform != "win32"
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llamasup.system.native.by_psutil import load_counts
+from llamasup.system.native.posix import Posix
+
+__all__ = ["KqueueEnd", "MacOS"]
+
+
+class KqueueEnd:
+    """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""
+
+    def __init__(self, pid: int, api: Any = select) -> None:
+        self._queue = api.kqueue()
+        watch = api.kevent(
+            pid,
+            filter=api.KQ_FILTER_PROC,
+            flags=api.KQ_EV_ADD | api.KQ_EV_ONESHOT,
+            fflags=api.KQ_NOTE_EXIT,
+        )
+        try:
+            self._queue.control([watch], 0, 0)
+        except OSError:
+            self._queue.close()
+            raise
+
+    def wait(self) -> None:
+        while not self._queue.control(None, 1, None):
+            pass
+        self._queue.close()
+
+
+class MacOS(Posix):
+    # waitid came with Python 3.13, and knows no WNOWAIT for one process in all versions of macOS: the group
+    # is killed just after the reaping.
+    sees_without_reaping = False
+
+    def start_of(self, pid: int) -> str | None:
+        import psutil
+
+        try:
+            process = psutil.Process(pid)
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return None
+            return f"{process.create_time():.6f}"
+        except psutil.Error:
+            return None
+
+    def tagged(self, entry: bytes) -> list[int]:
+        """psutil reads the environment of this user's processes (KERN_PROCARGS2)."""
+        import psutil
+
+        return [pid for pid in psutil.pids() if pid != os.getpid() and self.is_tagged(pid, entry)]
+
+    def is_tagged(self, pid: int, entry: bytes) -> bool:
+        import psutil
+
+        name, _, value = os.fsdecode(entry).partition("=")
+        try:
+            process = psutil.Process(pid)
+            if process.uids().effective != os.geteuid() or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            found = process.environ().get(name)
+        except (psutil.Error, OSError):  # it has just exited, or is protected (SIP)
+            return False
+        return found is not None and f"{found}\0".startswith(value)
+
+    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
+        try:
+            if not is_the_one():
+                return False
+            if group:
+                os.killpg(pid, signal.SIGKILL)
+            else:
+                os.kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
+
+    def pidfd(self, pid: int) -> int | None:
+        return None
+
+    def wait_for_exit(self, pid: int) -> Callable[[], None]:
+        return KqueueEnd(pid).wait
+
+    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+        return list(argv)
+
+    def enlarge(self, pipe_fd: int, size: int) -> None:
+        pass
+
+    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
+        return popen.poll() is not None
+
+    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):  # it has exited
+            self.wait_for_exit(popen.pid)()
+
+    def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
+        return load_counts(pid)
+
+    def raise_files_limit(self) -> int:
+        return 1024  # the limit of a child could not be restored
+
+    def restore_files_limit(self, pid: int) -> None:
+        pass
+
+    def cpus(self) -> frozenset[int]:
+        return frozenset()

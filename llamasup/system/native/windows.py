@@ -1,0 +1,433 @@
+"""Windows: job objects, ACLs, and files that cannot be renamed while another process has them open."""
+
+from __future__ import annotations
+
+import sys
+
+assert sys.platform == "win32"
+
+import _thread
+import contextlib
+import ctypes
+import errno
+import msvcrt
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import wintypes
+from pathlib import Path
+from typing import Any
+
+from llamasup.system.native.by_psutil import load_counts
+from llamasup.system.native.kernel_objects import HandleEnd, JobObject
+
+__all__ = ["Windows"]
+
+# winnt.h, winbase.h, accctrl.h, winerror.h
+_GENERIC_READ, _GENERIC_WRITE, _FILE_APPEND_DATA = 0x80000000, 0x40000000, 0x0004
+_SHARE_ALL = 0x1 | 0x2 | 0x4  # read, write, delete
+_CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = 1, 2, 3, 4, 5
+_INVALID_HANDLE = ctypes.c_void_p(-1).value
+_PERSISTENT_ACLS = 0x0008
+_SYNCHRONIZE, _TERMINATE, _QUERY_LIMITED_INFORMATION = 0x00100000, 0x0001, 0x1000
+_TOKEN_QUERY, _TOKEN_USER = 0x0008, 1
+_SE_FILE_OBJECT, _DACL, _PROTECTED_DACL = 1, 0x4, 0x80000000
+_CREATE_SUSPENDED = 0x4
+_INFINITE = 0xFFFFFFFF
+# Of a file that another process has open: access denied, sharing violation, lock violation. Virus scanners
+# and indexers open new files for a moment.
+_IN_USE = frozenset({5, 32, 33})
+_IN_USE_WAIT_S = 2.0
+_IN_USE_POLL_S = 0.02
+
+_kernel32: Any = ctypes.WinDLL("kernel32", use_last_error=True)
+_advapi32: Any = ctypes.WinDLL("advapi32", use_last_error=True)
+_ntdll: Any = ctypes.WinDLL("ntdll")
+
+_kernel32.CreateFileW.restype = ctypes.c_void_p
+_kernel32.CreateFileW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
+    *(wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
+)
+_kernel32.OpenProcess.restype = ctypes.c_void_p
+_kernel32.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
+_kernel32.WaitForSingleObject.argtypes = (ctypes.c_void_p, wintypes.DWORD)
+_kernel32.CloseHandle.argtypes = (ctypes.c_void_p,)
+_kernel32.TerminateProcess.argtypes = (ctypes.c_void_p, wintypes.UINT)
+_kernel32.GetProcessTimes.argtypes = (ctypes.c_void_p, *(ctypes.POINTER(wintypes.FILETIME),) * 4)
+_kernel32.GetCurrentProcess.restype = ctypes.c_void_p
+_kernel32.LocalFree.argtypes = (ctypes.c_void_p,)
+_kernel32.GetVolumePathNameW.argtypes = (wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD)
+_kernel32.GetVolumeInformationW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.LPWSTR, wintypes.DWORD, ctypes.c_void_p),
+    *(ctypes.c_void_p, ctypes.POINTER(wintypes.DWORD), wintypes.LPWSTR, wintypes.DWORD),
+)
+_advapi32.OpenProcessToken.argtypes = (ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p)
+_advapi32.GetTokenInformation.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, wintypes.DWORD, ctypes.c_void_p),
+)
+_advapi32.ConvertSidToStringSidW.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW.argtypes = (
+    *(wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
+)
+_advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW.argtypes = (
+    *(ctypes.c_void_p, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p, ctypes.c_void_p),
+)
+_advapi32.GetSecurityDescriptorDacl.argtypes = (ctypes.c_void_p,) * 4
+_advapi32.GetNamedSecurityInfoW.argtypes = (
+    *(wintypes.LPCWSTR, ctypes.c_int, wintypes.DWORD),
+    *(ctypes.c_void_p,) * 5,
+)
+_advapi32.SetNamedSecurityInfoW.argtypes = (
+    *(wintypes.LPWSTR, ctypes.c_int, wintypes.DWORD),
+    *(ctypes.c_void_p,) * 4,
+)
+_advapi32.SetFileSecurityW.argtypes = (wintypes.LPCWSTR, wintypes.DWORD, ctypes.c_void_p)
+_ntdll.NtResumeProcess.argtypes = (ctypes.c_void_p,)
+
+# Exits within 50 ms; a console that hangs must not hold up the stop.
+_STOP_HELPER_S = 5.0
+_STOP_HELPER = Path(__file__).with_name("console_stop.py")
+
+
+class Windows:
+    has_unix_sockets = False  # the kernel has them, Python has not
+    has_signals = False
+    sees_without_reaping = False
+
+    # --- files and folders
+
+    def is_own(self, status: os.stat_result) -> bool:
+        return True  # the ACL of its folder has the answer
+
+    def make_private(self, path: Path, status: os.stat_result) -> str:
+        """With an ACL for the user, the administrators and the system. Python 3.12.4 makes new folders so."""
+        allowed = {"SY", "BA", "OW", _user_sid()}
+        if _users_with_rights(path) <= allowed:
+            return ""
+        if not _volume_flags(path) & _PERSISTENT_ACLS:
+            return "its drive has no ACLs, so other users could read the keys in it"
+        entries = "".join(f"(A;OICI;FA;;;{user})" for user in ("SY", "BA", _user_sid()))
+        _set_acl(path, f"D:P{entries}")
+        others = _users_with_rights(path) - allowed
+        return f"the ACL still gives rights to {', '.join(sorted(others))}" if others else ""
+
+    def is_open_to_others(self, status: os.stat_result) -> bool:
+        return False  # the mode says nothing here
+
+    def set_mode(self, fd: int, mode: int) -> None:
+        pass
+
+    def give_back(self, path: Path, before: os.stat_result) -> None:
+        pass
+
+    def open_shared(self, path: Path, flags: int) -> int:
+        """``os.open`` would keep other processes from renaming the file."""
+        access = _GENERIC_READ
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            access = _FILE_APPEND_DATA | _SYNCHRONIZE if flags & os.O_APPEND else _GENERIC_WRITE
+            access |= _GENERIC_READ  # for its size
+        creates = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
+        how = creates if flags & os.O_CREAT else _OPEN_EXISTING
+        handle = _kernel32.CreateFileW(str(path), access, _SHARE_ALL, None, how, 0x80, None)
+        if handle == _INVALID_HANDLE:
+            raise _windows_error(path)
+        return msvcrt.open_osfhandle(
+            handle, flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT
+        )
+
+    def replace(self, source: Path, target: Path) -> None:
+        _patiently(lambda: source.replace(target), target)
+
+    def remove(self, path: Path) -> None:
+        _patiently(path.unlink, path)
+
+    def sync_folder(self, path: Path) -> None:
+        pass  # NTFS writes its journal
+
+    def open_folder(self, path: Path) -> int | None:
+        return None
+
+    def lock(self, fd: int) -> bool:
+        """The first byte, which other processes can then not read: only for files without content."""
+        os.lseek(fd, 0, os.SEEK_SET)
+        try:
+            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(errno.EAGAIN, "another process has locked the file") from error
+        return True
+
+    def read_at(self, fd: int, length: int, offset: int) -> bytes:
+        at = os.lseek(fd, 0, os.SEEK_CUR)
+        os.lseek(fd, offset, os.SEEK_SET)
+        try:
+            return os.read(fd, length)
+        finally:
+            os.lseek(fd, at, os.SEEK_SET)
+
+    def temporary_folders(self) -> Sequence[Path]:
+        return (Path(tempfile.gettempdir()),)
+
+    def login_folders(self) -> Sequence[Path]:
+        return ()
+
+    def user(self) -> str:
+        return os.environ.get("USERNAME", "user")
+
+    def device_numbers(self, device: int) -> tuple[int, int]:
+        return 0, device
+
+    # --- pipes and sockets
+
+    def set_nonblocking(self, fd: int) -> None:
+        pass
+
+    def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
+        return [fds[0]]
+
+    def unread(self, sock: socket.socket) -> Callable[[int], object]:
+        return bool  # the loop reads ahead, so the kernel holds nothing
+
+    def unix_socket(self) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Python has no Unix sockets on Windows")
+
+    datagram_socket = unix_socket
+
+    def before_bind(self, sock: socket.socket, *, share: bool) -> None:
+        # SO_REUSEADDR would let two processes share the port, and another user's process take it over.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
+
+    # --- processes
+
+    def start_of(self, pid: int) -> str | None:
+        """In units of 100 ns. psutil's import would take 24 ms."""
+        with _process(pid, _QUERY_LIMITED_INFORMATION | _SYNCHRONIZE) as handle:
+            if not handle or _kernel32.WaitForSingleObject(handle, 0) == 0:  # it has exited
+                return None
+            start, end, kernel, user = (wintypes.FILETIME() for _ in range(4))
+            if not _kernel32.GetProcessTimes(handle, *map(ctypes.byref, (start, end, kernel, user))):
+                return None
+            return str((start.dwHighDateTime << 32) + start.dwLowDateTime)
+
+    def tagged(self, entry: bytes) -> list[int]:
+        return []  # the job object ends all descendants
+
+    def is_tagged(self, pid: int, entry: bytes) -> bool:
+        return False
+
+    def kill_if(self, pid: int, is_the_one: Callable[[], bool], *, group: bool) -> bool:
+        """The handle keeps the PID from being reused between the check and the end."""
+        with _process(pid, _TERMINATE) as handle:
+            return bool(handle and is_the_one() and _kernel32.TerminateProcess(handle, 1))
+
+    def pidfd(self, pid: int) -> int | None:
+        return None
+
+    def wait_for_exit(self, pid: int) -> Callable[[], None]:
+        return HandleEnd(pid, _kernel32, ctypes.get_last_error).wait
+
+    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+        return list(argv)
+
+    def creation_flags(self) -> int:
+        """Suspended until it is in its job. A console of its own: Ctrl-C in ours does not reach it, and
+        ``terminate`` can send it one. A new process group would ignore it.
+        """
+        # If our parent has made us ignore Ctrl-C (CREATE_NEW_PROCESS_GROUP), children would do so too.
+        _kernel32.SetConsoleCtrlHandler(None, False)
+        return subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED
+
+    def enlarge(self, pipe_fd: int, size: int) -> None:
+        pass
+
+    def job_of(self, popen: subprocess.Popen[bytes]) -> JobObject | None:
+        job = JobObject()
+        handle = int(getattr(popen, "_handle"))  # noqa: B009 - not in the types
+        try:
+            job.adopt(handle)
+        finally:
+            _ntdll.NtResumeProcess(handle)
+        return job
+
+    def set_niceness(self, pid: int, nice: int) -> None:
+        pass
+
+    def terminate(self, popen: subprocess.Popen[bytes]) -> None:
+        """Ctrl-C in the child's own console, sent by a helper: a process has one console at a time."""
+        if getattr(sys, "frozen", False):
+            popen.terminate()
+            return
+        subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_STOP_HELPER), str(popen.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            creationflags=subprocess.DETACHED_PROCESS,
+        )
+
+    def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            popen.kill()
+
+    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
+        return popen.poll() is not None
+
+    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
+        _kernel32.WaitForSingleObject(int(getattr(popen, "_handle")), _INFINITE)  # noqa: B009 - as above
+
+    def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
+        return load_counts(pid)
+
+    def raise_files_limit(self) -> int:
+        return 16_384  # sockets have no limit of their own; each costs memory
+
+    def restore_files_limit(self, pid: int) -> None:
+        pass
+
+    def files_limit(self) -> int | None:
+        return None
+
+    # --- users
+
+    def has_user(self, name: str) -> bool:
+        return False
+
+    def has_group(self, name: str) -> bool:
+        return False
+
+    # --- this process
+
+    def cpus(self) -> frozenset[int]:
+        return frozenset()
+
+    def cpu_name(self) -> str:
+        """Not from the module platform, whose query of WMI takes up to seconds."""
+        return os.environ.get("PROCESSOR_IDENTIFIER", "")
+
+    def is_background_job(self) -> bool:
+        return False
+
+    def stop_main_thread(self) -> None:
+        _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process
+
+    def awake_and_asleep_s(self) -> float:
+        return time.monotonic()  # counts while the machine sleeps
+
+
+def _windows_error(path: Path) -> OSError:
+    error = ctypes.WinError(ctypes.get_last_error())
+    error.filename = str(path)
+    return error
+
+
+def _patiently(act: Callable[[], object], path: Path) -> None:
+    until = time.monotonic() + _IN_USE_WAIT_S
+    while True:
+        try:
+            act()
+        except OSError as error:
+            if error.winerror not in _IN_USE:
+                raise
+            if time.monotonic() > until:
+                raise PermissionError(
+                    errno.EACCES, f"another program has held the file {path.name!r} open for 2 s", str(path)
+                ) from error
+            time.sleep(_IN_USE_POLL_S)
+        else:
+            return
+
+
+@contextmanager
+def _process(pid: int, rights: int) -> Iterator[Any]:
+    """A handle; None if there is no such process, or if it is not accessible."""
+    handle = _kernel32.OpenProcess(rights, False, pid) if 0 < pid < 1 << 32 else None
+    try:
+        yield handle
+    finally:
+        if handle:
+            _kernel32.CloseHandle(handle)
+
+
+# --- access control lists ------------------------------------------------------------------------
+
+
+def _user_sid() -> str:
+    token, text, size = ctypes.c_void_p(), wintypes.LPWSTR(), wintypes.DWORD()
+    if not _advapi32.OpenProcessToken(_kernel32.GetCurrentProcess(), _TOKEN_QUERY, ctypes.byref(token)):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        buffer = ctypes.create_string_buffer(256)  # TOKEN_USER: a pointer to the SID, and the SID
+        if not _advapi32.GetTokenInformation(token, _TOKEN_USER, buffer, len(buffer), ctypes.byref(size)):
+            raise ctypes.WinError(ctypes.get_last_error())
+        sid = ctypes.cast(buffer, ctypes.POINTER(ctypes.c_void_p))[0]
+        if not _advapi32.ConvertSidToStringSidW(sid, ctypes.byref(text)):
+            raise ctypes.WinError(ctypes.get_last_error())
+        try:
+            return str(text.value)
+        finally:
+            _kernel32.LocalFree(text)
+    finally:
+        _kernel32.CloseHandle(token)
+
+
+def _users_with_rights(path: Path) -> set[str]:
+    """The SIDs, or their two letters in SDDL, to which the ACL of ``path`` gives rights."""
+    descriptor, text = ctypes.c_void_p(), wintypes.LPWSTR()
+    failed = _advapi32.GetNamedSecurityInfoW(
+        str(path), _SE_FILE_OBJECT, _DACL, None, None, None, None, ctypes.byref(descriptor)
+    )
+    if failed:
+        raise ctypes.WinError(failed)
+    try:
+        if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
+            descriptor, 1, _DACL, ctypes.byref(text), None
+        ):
+            raise ctypes.WinError(ctypes.get_last_error())
+        try:
+            sddl = str(text.value)
+        finally:
+            _kernel32.LocalFree(text)
+    finally:
+        _kernel32.LocalFree(descriptor)
+    if "(" not in sddl:
+        return {"everyone"}  # a drive without ACLs
+    entries = [entry.rstrip(")").split(";") for entry in sddl.split("(")[1:]]
+    return {entry[5] for entry in entries if entry[0] == "A"}
+
+
+def _set_acl(path: Path, sddl: str) -> None:
+    descriptor, acl = ctypes.c_void_p(), ctypes.c_void_p()
+    present, defaulted = wintypes.BOOL(), wintypes.BOOL()
+    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
+        sddl, 1, ctypes.byref(descriptor), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        _advapi32.GetSecurityDescriptorDacl(
+            descriptor, ctypes.byref(present), ctypes.byref(acl), ctypes.byref(defaulted)
+        )
+        failed = _advapi32.SetNamedSecurityInfoW(
+            str(path), _SE_FILE_OBJECT, _DACL | _PROTECTED_DACL, None, None, acl, None
+        )
+        if failed:
+            raise ctypes.WinError(failed)
+        # That also changed the ACLs in the folder, but lets Wine keep the rights of others.
+        if not _advapi32.SetFileSecurityW(str(path), _DACL, descriptor):
+            raise ctypes.WinError(ctypes.get_last_error())
+    finally:
+        _kernel32.LocalFree(descriptor)
+
+
+def _volume_flags(path: Path) -> int:
+    volume = ctypes.create_unicode_buffer(32_768)
+    flags = wintypes.DWORD()
+    if not _kernel32.GetVolumePathNameW(str(path), volume, len(volume)):
+        return 0
+    if not _kernel32.GetVolumeInformationW(volume, None, 0, None, None, ctypes.byref(flags), None, 0):
+        return 0
+    return flags.value
