@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
@@ -15,7 +16,11 @@ from typing import Any
 
 from llamasup.system.native import native
 
-__all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
+CONSOLE_CLOSED = "The console closed"
+# Windows ends the process after 5 s. The main thread ends it as soon as everything is stopped.
+_CONSOLE_CLOSES_S = 4.5
+
+__all__ = ["CONSOLE_CLOSED", "STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
 
 
 class Interrupted(BaseException):
@@ -28,7 +33,8 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end.
+    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end; on Windows Ctrl-C, Ctrl-Break and
+    the close of the console.
 
     Plain handlers: those of an event loop work only while it runs, and not on Windows.
     """
@@ -39,7 +45,8 @@ class StopSignals:
         self._pending = ""  # the reason for a stop that no listener has received
 
     def install(self) -> None:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        native.on_console_close(self._console_closed)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
             number = getattr(signal, name, None)
             # A signal that the parent ignores (nohup) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
@@ -70,6 +77,11 @@ class StopSignals:
         """Everything is stopped: ignore further signals."""
         self._over = True
 
+    def _console_closed(self) -> None:
+        """In a thread of the system, which ends the process when this returns."""
+        self.stop(CONSOLE_CLOSED)
+        time.sleep(_CONSOLE_CLOSES_S)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over:
             return
@@ -94,6 +106,7 @@ STOP_SIGNALS = StopSignals()
 
 def ensure_standard_streams() -> None:
     """Open the streams that the parent has closed (``2>&-``): other files would get their descriptors."""
+    native.prepare_streams()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -22,6 +22,8 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
 _LOOP_BEGINS_S = 0.05
 
+_POLL_S = 0.05
+
 # The server's text if llama.cpp's log has the reason.
 _LOGGED = "Failed to init server"
 
@@ -67,17 +69,35 @@ def _flush_log(library: str) -> None:
 
 
 def _wait_for_stop_signal() -> None:
-    # Any of llama.cpp's threads may get the signal; the wake-up pipe always reaches this thread.
-    woken, wake = os.pipe()
-    if sys.platform != "win32":  # where it has no such mode, and needs none
+    if sys.platform == "win32":
+        _poll_for_stop_signal()
+    else:
+        # Any of llama.cpp's threads may get the signal; the wake-up pipe always reaches this thread.
+        woken, wake = os.pipe()
         os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
-    os.read(woken, 1)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wake)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        os.read(woken, 1)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+
+
+def _poll_for_stop_signal() -> None:
+    """Windows runs a handler only when the main thread returns from its wait. Under Wine, other threads also
+    run late while that thread waits without end (13 s for a first request, measured).
+    """
+    stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopped
+        stopped = True
+
+    for number in (*_STOP_SIGNALS, getattr(signal, "SIGBREAK", signal.SIGINT)):
+        signal.signal(number, stop)
+    while not stopped:
+        time.sleep(_POLL_S)
 
 
 class _SocketFiles:

@@ -11,8 +11,11 @@ from typer.testing import CliRunner
 import llamasup
 from llamasup.cli.app import app
 
+_NEVER_IMPORTED = ("llamasup.embedded", "llamasup.testing", "llamasup.__main__")
+_OF_ANOTHER_SYSTEM = ("llamasup.system.native.windows", "llamasup.system.process.exec_guardian_windows")
+
 for module in pkgutil.walk_packages(llamasup.__path__, "llamasup."):
-    if not module.name.startswith(("llamasup.embedded", "llamasup.testing", "llamasup.__main__")):
+    if not module.name.startswith((*_NEVER_IMPORTED, *_OF_ANOTHER_SYSTEM)):
         importlib.import_module(module.name)
 CliRunner().invoke(app, ["inspect", "--help"])  # Typer imports the rest of itself at the first call
 gc.freeze()

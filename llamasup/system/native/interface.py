@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +28,8 @@ class Native(Protocol):
     """One operating system. Methods raise OSError unless they say otherwise."""
 
     has_unix_sockets: bool
-    has_signals: bool
-    """Whether a process can ask another one to end, and can be given another process's standard streams."""
+    keeps_open_files: bool
+    """Whether a file cannot be removed while a process has it open."""
 
     # --- files and folders
 
@@ -201,6 +201,13 @@ class Native(Protocol):
         """The fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
         ...
 
+    guardian_script: str
+    """The file of the guardian's program, in system/process."""
+
+    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
+        """Start a process that outlives this one. Raises CalledProcessError."""
+        ...
+
     def raise_files_limit(self) -> int:
         """Raise the limit on open files. Returns the new limit; 1,024 if it is unknown."""
         ...
@@ -231,6 +238,14 @@ class Native(Protocol):
 
     def is_background_job(self) -> bool:
         """Whether a shell started it with ``&`` on the terminal at standard input."""
+        ...
+
+    def prepare_streams(self) -> None:
+        """Let the standard streams take UTF-8."""
+        ...
+
+    def on_console_close(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` in another thread when the console closes or the user logs off (Windows)."""
         ...
 
     def stop_main_thread(self) -> None:

@@ -15,13 +15,13 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 
 class Posix:
     has_unix_sockets = True
-    has_signals = True
+    keeps_open_files = False
 
     # --- files and folders
 
@@ -139,6 +139,19 @@ class Posix:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(popen.pid, signal.SIGKILL)
 
+    guardian_script = "exec_guardian.py"
+
+    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
+        subprocess.run(
+            command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd="/",
+            check=True,  # it forks, and exits
+        )
+
     def files_limit(self) -> int | None:
         """256 on macOS unless raised."""
         import resource
@@ -176,6 +189,12 @@ class Posix:
             return os.tcgetpgrp(0) != os.getpgrp()
         except OSError:  # not our controlling terminal: reading is allowed
             return False
+
+    def prepare_streams(self) -> None:
+        pass
+
+    def on_console_close(self, callback: Callable[[], None]) -> None:
+        pass
 
     def stop_main_thread(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -10,6 +10,7 @@ import _thread
 import contextlib
 import ctypes
 import errno
+import io
 import msvcrt
 import os
 import signal
@@ -17,7 +18,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import wintypes
 from pathlib import Path
@@ -44,6 +45,10 @@ _INFINITE = 0xFFFFFFFF
 _IN_USE = frozenset({5, 32, 33})
 _IN_USE_WAIT_S = 2.0
 _IN_USE_POLL_S = 0.02
+
+_UTF_8 = 65001
+_CLOSES = frozenset({2, 5, 6})  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
+_HANDLER = ctypes.WINFUNCTYPE(wintypes.BOOL, wintypes.DWORD)
 
 _kernel32: Any = ctypes.WinDLL("kernel32", use_last_error=True)
 _advapi32: Any = ctypes.WinDLL("advapi32", use_last_error=True)
@@ -97,7 +102,7 @@ _STOP_HELPER = Path(__file__).with_name("console_stop.py")
 
 class Windows:
     has_unix_sockets = False  # the kernel has them, Python has not
-    has_signals = False
+    keeps_open_files = True
     sees_without_reaping = False
 
     # --- files and folders
@@ -289,6 +294,19 @@ class Windows:
     def restore_files_limit(self, pid: int) -> None:
         pass
 
+    guardian_script = "exec_guardian_windows.py"
+
+    def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
+        subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            cwd=Path(tempfile.gettempdir()).anchor,
+            creationflags=subprocess.DETACHED_PROCESS | subprocess.CREATE_NEW_PROCESS_GROUP,
+        )
+
     def files_limit(self) -> int | None:
         return None
 
@@ -311,6 +329,22 @@ class Windows:
 
     def is_background_job(self) -> bool:
         return False
+
+    def prepare_streams(self) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # None without a console
+                stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        _kernel32.SetConsoleOutputCP(_UTF_8)
+
+    def on_console_close(self, callback: Callable[[], None]) -> None:
+        def handle(event: int) -> bool:
+            if event not in _CLOSES:
+                return False
+            callback()
+            return True
+
+        self._console_handler = _HANDLER(handle)  # ctypes does not keep it
+        _kernel32.SetConsoleCtrlHandler(self._console_handler, True)
 
     def stop_main_thread(self) -> None:
         _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process

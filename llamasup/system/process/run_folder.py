@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
 import stat
 import sys
 import tempfile
@@ -18,7 +17,14 @@ from typing import Self
 from llamasup.errors import FolderUnusable
 from llamasup.system.native import native
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
+from llamasup.system.storage.folders import (
+    Claimed,
+    claim,
+    private_folder,
+    remove_folder,
+    systemd_folder,
+    unusable,
+)
 
 __all__ = [
     "LONGEST_SOCKET_NAME",
@@ -57,7 +63,7 @@ class RunFolder:
         """Remove the folder. May be repeated."""
         atexit.unregister(self.close)
         if os.getpid() == self._pid:  # a forked copy of this process leaves it alone
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_folder(self.path)
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.identity import start_of
 from llamasup.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.system.process.run_folder import OWNER, run_folders
-from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
+from llamasup.system.storage.folders import Claimed, cache_folder, claim, remove_folder, state_folder
 
 __all__ = ["Swept", "record_ready_file", "stale_runs", "sweep"]
 
@@ -131,7 +130,7 @@ def _swept(folder: Path, pid: int) -> Swept | None:
         ended = kill_owned(folder)
         ready = _recorded_ready_file(folder)
         removed = ready is not None and ready_file.remove_left_by(pid, ready)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         return Swept(folder, pid, ended, ready if removed else None)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 from llamasup.errors import FolderUnusable
 from llamasup.system.native import native
@@ -28,11 +29,14 @@ __all__ = [
     "open_private",
     "private_folder",
     "read_bounded",
+    "remove_folder",
     "state_folder",
 ]
 
 # The command that writes to the pipe may first ask the user for a password.
 PIPE_WAIT_S = 60.0
+_GONE_WITHIN_S = 1.0
+_GONE_POLL_S = 0.02
 # O_NONBLOCK: opening a FIFO would wait for a writer.
 _NO_WAIT = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -53,6 +57,18 @@ def private_folder(path: Path) -> Path:
     except OSError as error:
         raise unusable(path, error.strerror or str(error)) from error
     return path
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with its content. Waits 1 s at most for processes that are just ending: on Windows, a
+    folder with an open file, or in which a process works, stays. Never raises.
+    """
+    until = monotonic() + _GONE_WITHIN_S
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        if not native.keeps_open_files or not path.exists() or monotonic() > until:
+            return
+        sleep(_GONE_POLL_S)
 
 
 def unusable(path: Path, reason: str) -> FolderUnusable:

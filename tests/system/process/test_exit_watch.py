@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.system.process import exit_watch
-from llamasup.system.process.exit_watch import HandleEnd, KqueueEnd, PolledEnd, end_of
-from llamasup.system.process.windows import ExtendedLimits, JobObject
+from llamasup.system.native import linux, native
+from llamasup.system.native.kernel_objects import ExtendedLimits, HandleEnd, JobObject
+from llamasup.system.native.macos import KqueueEnd
 
 # --- Linux ---------------------------------------------------------------------------------------
 
@@ -28,19 +28,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             raise PermissionError(pid)  # a seccomp filter
 
         monkeypatch.setattr(os, "pidfd_open", refused)
-        monkeypatch.setattr(exit_watch, "_POLL_S", 0.001)
+        monkeypatch.setattr(linux, "_POLL_S", 0.001)
     return str(request.param)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the way of Linux")
-def test_exit_is_detected_whoever_reaps(way: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_exit_is_detected_whoever_reaps() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
-        end = end_of(process.pid)
-        assert isinstance(end, PolledEnd) == (way == "polled")
+        wait = native.wait_for_exit(process.pid)
         seen = threading.Event()
 
         def watch() -> None:
-            end.wait()
+            wait()
             seen.set()
 
         thread = threading.Thread(target=watch)
@@ -57,10 +57,10 @@ def test_exited_process_cannot_be_watched() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):  # a zombie
-            end_of(process.pid)
+            native.wait_for_exit(process.pid)
         process.wait()
         with pytest.raises(ProcessLookupError):
-            end_of(process.pid)
+            native.wait_for_exit(process.pid)
 
 
 # --- macOS ---------------------------------------------------------------------------------------

@@ -1,0 +1,193 @@
+"""llamasup on Windows, with its embedded runtime as a real llama.cpp server, under Wine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.windows.wine import PATIENCE_S, Windows, complete, eventually
+
+
+def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_model: Path) -> None:
+    model = windows.folder / "Meine Modelle" / "tïny model.gguf"
+    model.parent.mkdir()
+    shutil.copy(tiny_model, model)
+    ready = windows.folder / "ready.json"
+    run = windows.start(
+        "run", model, "--port", "0", "--alias", "tiny", "--events", "jsonl", "--ready-file", ready
+    )
+    url = run.event("ready")["url"]
+    assert json.loads(ready.read_text())["url"] == url
+    assert complete(url)["content"]
+    with httpx.stream(
+        "POST", f"{url}/completion", json={"prompt": "a", "n_predict": 4, "stream": True}, timeout=PATIENCE_S
+    ) as stream:
+        assert [line for line in stream.iter_lines() if line][-1].startswith("data: ")
+    assert 'llamasup_requests_total{code="200",model="tiny"' in httpx.get(f"{url}/metrics").text
+
+    code, shown, _ = windows.run("ps", "--json")
+    assert code == 0
+    (served,) = json.loads(shown)["models"]
+    assert (served["id"], served["state"], served["restarts"]) == ("tiny", "ready", 0)
+    assert windows.run("restart", "tiny")[0] == 0
+    assert complete(url)["content"]
+    code, shown, _ = windows.run("logs", "tiny", "--lines", "5")
+    assert (code, len(shown.splitlines())) == (0, 5)
+    assert windows.run("stop")[0] == 0
+    assert run.event("stopped")
+    assert run.wait() == 0
+    assert windows.left() == []
+    assert windows.inside().ask("processes") == []
+
+
+def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows, tiny_model: Path) -> None:
+    inside = windows.inside()
+    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl")
+    ready = run.event("ready")
+    (child,) = inside.ask("children", ready["pid"])
+    inside.ask("terminate", child)
+    assert run.event("exit")["cause"]
+    assert complete(ready["url"])["content"]
+    windows.run("stop")
+    assert run.wait() == 0
+
+
+def test_the_end_of_standard_input_stops_a_sidecar(windows: Windows, tiny_model: Path) -> None:
+    run = windows.start("run", tiny_model, "--sidecar")
+    assert complete(run.event("ready")["url"])["content"]
+    run.close_stdin()
+    assert run.event("stopped")
+    assert run.wait() == 0
+    assert windows.left() == []
+
+
+def test_the_end_of_the_parent_stops_it(windows: Windows, tiny_model: Path) -> None:
+    inside = windows.inside()
+    parent = inside.ask("start", "-c", "import time; time.sleep(600)")
+    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl", "--parent-pid", str(parent))
+    run.event("ready")
+    inside.ask("terminate", parent)
+    assert run.event("stopped")
+    assert run.wait() == 0
+
+
+def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, tiny_model: Path) -> None:
+    """TerminateProcess, which Windows has for SIGKILL, with a stream open."""
+    inside = windows.inside()
+    ready_file = windows.folder / "ready.json"
+    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl", "--ready-file", ready_file)
+    ready = run.event("ready")
+    with (
+        httpx.Client(timeout=PATIENCE_S) as client,
+        client.stream(
+            "POST", ready["url"] + "/completion", json={"prompt": "a", "n_predict": 900, "stream": True}
+        ) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        inside.ask("terminate", ready["pid"])
+        with contextlib.suppress(httpx.HTTPError):
+            for _ in lines:
+                pass
+    run.wait()
+    eventually(lambda: inside.ask("processes") == [])
+    eventually(lambda: windows.left() == [])
+
+
+def test_ctrl_break_stops_it(windows: Windows, tiny_model: Path) -> None:
+    inside = windows.inside()
+    ready = windows.folder / "ready.json"
+    model, file = (f"Z:{path}".replace("/", "\\") for path in (tiny_model, ready))
+    inside.ask("start", "-m", "llamasup", "run", model, "--port", "0", "--ready-file", file)
+    eventually(ready.exists)
+    assert inside.ask("ctrl-break") == 0
+    assert windows.left() == []
+
+
+def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path) -> None:
+    runs = [windows.start("run", tiny_model, "--port", "0", "--events", "jsonl") for _ in range(2)]
+    ready = [run.event("ready") for run in runs]
+    code, _, said = windows.run("ps")
+    assert code == 2
+    assert "2 llamasups run here" in said
+    for each, run in zip(ready, runs, strict=True):
+        assert windows.run("stop", "--pid", str(each["pid"]))[0] == 0
+        assert run.wait() == 0
+
+
+def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> None:
+    models = windows.folder / "models"
+    models.mkdir()
+    shutil.copy(tiny_model, models / "one.gguf")
+    keys = windows.folder / "keys"
+    code, _, said = windows.run("key", "new", "app", "--file", keys)
+    assert code == 0, said
+    serve = windows.start(
+        *("serve", "--models-dir", models, "--port", "0", "--events", "jsonl", "--api-key-file", keys)
+    )
+    url = serve.event("ready")["url"]
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert windows.run("load", "one")[0] == 0
+
+    inside = windows.inside()
+    assert inside.ask("open", f"Z:{keys}".replace("/", "\\"))
+    code, _, said = windows.run("key", "new", "second", "--file", keys)
+    assert code == 75 or "keys" in said  # another program has the file open: it says which file
+    shutil.copy(tiny_model, models / "two.gguf")
+    eventually(lambda: "two" in windows.run("ps", "--all", "--json")[1])
+    assert windows.run("unload", "one")[0] == 0
+    assert windows.run("reload")[0] == 0
+    assert windows.run("stop")[0] == 0
+    assert serve.wait() == 0
+    assert windows.left() == []
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "says"),
+    [
+        (("run", "nothing.gguf"), 66, "nothing.gguf"),
+        (("run", "demo", "--parallel", "x"), 2, "--parallel"),
+        (("ps",), 69, "No llamasup runs here"),
+        (("service", "install", "demo"), 69, "does not use systemd"),
+        (("run", "demo", "--host", "0.0.0.0", "--port", "0"), 78, "API key"),
+    ],
+)
+def test_bad_input_has_its_exit_code(
+    windows: Windows, command: tuple[str, ...], code: int, says: str
+) -> None:
+    found, _, said = windows.run(*command)
+    assert says in said
+    assert found == code
+
+
+def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Path) -> None:
+    inside = windows.inside()
+    run = windows.start("run", tiny_model, "--sidecar")
+    ready = run.event("ready")
+    (folder,) = (windows.folder / "local").glob(f"**/{ready['pid']}-????????")
+    users = inside.ask("rights", f"Z:{folder}".replace("/", "\\"))
+    assert "WD" not in users
+    content = json.loads((folder / "control.sock").read_text())
+    assert httpx.get(f"http://127.0.0.1:{content['port']}/llamasup/v1/status").status_code == 401
+    assert os.stat(folder).st_mode & 0o007 == 0  # noqa: PTH116
+    run.close_stdin()
+    assert run.wait() == 0
+
+
+def test_plan_doctor_inspect_list_and_config(windows: Windows, tiny_model: Path) -> None:
+    plan = json.loads(windows.run("plan", tiny_model, "--json")[1])
+    assert plan["runtime"]["kind"] == "embedded"
+    assert plan["memory"]["fits"]
+    assert json.loads(windows.run("inspect", tiny_model, "--json")[1])["class"] == "decoder"
+    doctor = json.loads(windows.run("doctor", "--port", "0", "--json")[1])
+    assert [check for check in doctor["checks"] if not check["ok"]] == []
+    assert windows.run("list", tiny_model.parent)[0] == 0
+    config = windows.folder / "config.yaml"
+    config.write_text(f"models:\n  tiny:\n    path: 'Z:{tiny_model}'\n")
+    assert windows.run("config", "check", config)[0] == 0
