@@ -16,8 +16,9 @@ def answer(question: str, *arguments: object) -> object:
             return [
                 process.pid for process in psutil.process_iter() if "llamasup" in " ".join(_argv(process))
             ]
-        case "children", (pid,):
-            return [child.pid for child in psutil.Process(int(str(pid))).children()]
+        case "servers", (pid,):
+            children = psutil.Process(int(str(pid))).children()
+            return [child.pid for child in children if "llamasup.embedded" in _argv(child)]
         case "is alive", (pid,):
             return psutil.pid_exists(int(str(pid)))
         case "terminate", (pid,):

@@ -50,7 +50,7 @@ def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows
     inside = windows.inside()
     run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl")
     ready = run.event("ready")
-    (child,) = inside.ask("children", ready["pid"])
+    (child,) = inside.ask("servers", ready["pid"])
     inside.ask("terminate", child)
     assert run.event("exit")["cause"]
     assert complete(ready["url"])["content"]

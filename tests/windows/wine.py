@@ -6,6 +6,7 @@ that of Linux, which is not used here. A test sees processes and files by ``Wind
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -21,6 +22,7 @@ import httpx
 PATIENCE_S = 120.0
 """For everything under Wine: a first request to the embedded runtime takes seconds there."""
 
+_AFTER_EXIT_S = 1.0
 _ROOT = Path(__file__).parents[2]
 _HELPER = Path(__file__).with_name("inside.py")
 
@@ -89,11 +91,23 @@ class Running:
         if self.popen.poll() is None:
             self.popen.kill()
         self.popen.wait()
+        assert self.popen.stdin is not None
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()
+        self._join()
+
+    def output(self) -> tuple[str, str]:
+        """All of stdout and stderr, once it has ended."""
+        self._join()
+        lines = []
+        while not self.lines.empty() and (line := self.lines.get()) is not None:
+            lines.append(f"{line}\n")
+        return "".join(lines), self.errors.replace("\r", "")
+
+    def _join(self) -> None:
+        """A moment only: processes of Wine, such as its consoles, inherit the pipes and keep them open."""
         for thread in self._threads:
-            thread.join(PATIENCE_S)
-        for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            if pipe is not None:
-                pipe.close()
+            thread.join(_AFTER_EXIT_S)
 
 
 class Windows:
@@ -114,15 +128,9 @@ class Windows:
 
     def run(self, *arguments: str | Path) -> tuple[int, str, str]:
         """The exit code, stdout and stderr of a command that ends by itself."""
-        done = subprocess.run(
-            [str(self._python), "-m", "llamasup", *map(_argument, arguments)],
-            input=b"",
-            capture_output=True,
-            env={**os.environ, **self.env},
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        return done.returncode, done.stdout.decode().replace("\r", ""), done.stderr.decode().replace("\r", "")
+        running = self.start(*arguments)
+        running.close_stdin()
+        return running.wait(), *running.output()
 
     def inside(self) -> Inside:
         """A Python of Windows that sees and ends processes."""
