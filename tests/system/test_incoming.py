@@ -1,0 +1,41 @@
+"""Connections are reported on loops with ``add_reader``, and on those without (Windows)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from llamasup.system.incoming import Incoming
+from tests.patience import PATIENCE_S
+
+
+@pytest.mark.parametrize("has_readers", [True, False])
+def test_each_connection_is_reported_until_the_close(
+    has_readers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        if not has_readers:
+
+            def none(*_: object) -> None:
+                raise NotImplementedError
+
+            monkeypatch.setattr(loop, "add_reader", none)
+        accepted: asyncio.Queue[socket.socket] = asyncio.Queue()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            incoming = Incoming(listening, lambda: accepted.put_nowait(listening.accept()[0]))
+            for _ in range(3):
+                with socket.create_connection(listening.getsockname()):
+                    (await asyncio.wait_for(accepted.get(), PATIENCE_S)).close()
+            incoming.close()
+            for thread in threading.enumerate():
+                if thread.name == "incoming":
+                    await asyncio.to_thread(thread.join, PATIENCE_S)
+                    assert not thread.is_alive()
+            assert accepted.empty()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(scenario())
