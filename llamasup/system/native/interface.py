@@ -201,6 +201,10 @@ class Native(Protocol):
         """The fields of ``LoadUsage`` (hardware/usage.py); None if the process has exited."""
         ...
 
+    def cpu_time_s(self, pid: int) -> float | None:
+        """The CPU time of a process, to the microsecond; None if it has exited, or without such a clock."""
+        ...
+
     guardian_script: str
     """The file of the guardian's program, in system/process."""
 

@@ -28,6 +28,7 @@ _POLL_S = 0.25
 _CPUINFO_BYTES = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel, as in clock_getcpuclockid(3): user and system time
 _USER_TIME = 11  # in /proc/PID/stat, after the name of the program; then the system time
 _COUNTERS = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
 _NO_LIMIT = 1 << 20  # the kernel's default maximum (fs.nr_open)
@@ -163,6 +164,12 @@ class Linux(Posix):
         read = {name: int(count) for name, count in counts}
         cpu_s = (int(stat[_USER_TIME]) + int(stat[_USER_TIME + 1])) / _TICKS_S
         return of_files, resident - of_files, read.get("rchar", 0), read.get("read_bytes", 0), cpu_s
+
+    def cpu_time_s(self, pid: int) -> float | None:
+        try:
+            return time.clock_gettime((~pid << 3) | _CPU_CLOCK)
+        except OSError:
+            return None
 
     def raise_files_limit(self) -> int:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -112,6 +112,9 @@ class MacOS(Posix):
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
         return load_counts(pid)
 
+    def cpu_time_s(self, pid: int) -> None:
+        return None
+
     def raise_files_limit(self) -> int:
         return 1024  # the limit of a child could not be restored
 

@@ -288,6 +288,9 @@ class Windows:
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
         return load_counts(pid)
 
+    def cpu_time_s(self, pid: int) -> None:
+        return None
+
     def raise_files_limit(self) -> int:
         return 16_384  # sockets have no limit of their own; each costs memory
 
