@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.windows.wine import Windows, windows_python
+from tests.windows.wine import Session, Windows, windows_python
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,24 +21,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def python() -> Iterator[Path]:
+def session() -> Iterator[Session]:
     found = windows_python()
     if found is None:
         if os.environ.get("LLAMASUP_REQUIRE_WINDOWS") == "1":
             pytest.fail("scripts/windows-python has not prepared a Windows Python")
         pytest.skip("no Windows Python: run scripts/windows-python")
-    # The first process of a session starts Wine's services, which takes seconds.
-    prefix = {**os.environ, "WINEPREFIX": str(found.parent / "prefix"), "WINEARCH": "win64"}
-    quiet = subprocess.DEVNULL
-    # Not by a test: they would keep its pipes.
-    for command in (["wineserver", "-p60"], ["wine", "wineboot"]):
-        subprocess.run(command, env=prefix, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
-    yield found
-    subprocess.run(["wineserver", "-k"], env=prefix, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
+    session = Session(found)
+    yield session
+    session.close()
 
 
 @pytest.fixture
-def windows(python: Path, tmp_path: Path) -> Iterator[Windows]:
-    machine = Windows(python, tmp_path)
-    yield machine
-    machine.close()
+def windows(session: Session, tmp_path: Path) -> Iterator[Windows]:
+    with Windows(session, tmp_path) as machine:
+        yield machine

@@ -1,4 +1,10 @@
-"""Runs in the Windows Python: answers questions about its processes, a line of JSON for each."""
+"""Runs in the Windows Python for a whole session: starts, watches and ends processes there.
+
+It reads a line of JSON for each question, ``[number, question, arguments…]``, and writes one for each
+answer, ``["answer", number, value, error]``. In between it writes what the started processes do: ``["stdout",
+name, line]``, ``["stderr", name, line]`` and, after all lines, ``["exit", name, code]``. These processes have
+pipes of Windows, which end with them: a pipe of Linux would be kept open by Wine's consoles and services.
+"""
 
 import ctypes
 import importlib
@@ -6,46 +12,103 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from typing import IO, Any
 
 import psutil
 
+_NO_WINDOW, _NEW_PROCESS_GROUP = 0x08000000, 0x200
+_CTRL_BREAK_EVENT = 1
 
-def answer(question: str, *arguments: object) -> object:
-    match question, arguments:
-        case "processes", ():
-            return [
-                process.pid for process in psutil.process_iter() if "llamasup" in " ".join(_argv(process))
-            ]
-        case "servers", (pid,):
-            children = psutil.Process(int(str(pid))).children()
-            return [child.pid for child in children if "llamasup.embedded" in _argv(child)]
-        case "is alive", (pid,):
-            return psutil.pid_exists(int(str(pid)))
-        case "terminate", (pid,):
-            psutil.Process(int(str(pid))).kill()  # TerminateProcess
-            return True
-        case "start", argv:
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, *map(str, argv)],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    creationflags=0x200,  # CREATE_NEW_PROCESS_GROUP: Ctrl-Break can be sent to it
-                )
-            )
-            return started[-1].pid
-        case "ctrl-break", ():
-            os.kill(started[-1].pid, 1)  # CTRL_BREAK_EVENT
-            return started[-1].wait(60)
-        case "open", (path,):
-            opened.append(open(str(path), "rb"))  # noqa: SIM115, PTH123 - stays open
-            return True
-        case "rights", (path,):
-            module = importlib.import_module("llamasup.system.native.windows")
-            return sorted(vars(module)["_users_with_rights"](str(path)))
-        case _:
-            raise ValueError(question)
+
+class Session:
+    def __init__(self) -> None:
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._files: list[IO[bytes]] = []
+        self._write = threading.Lock()
+
+    def serve(self) -> None:
+        for line in sys.stdin:
+            number, question, *arguments = json.loads(line)
+            try:
+                value, error = getattr(self, question)(*arguments), None
+            except (OSError, psutil.Error, ValueError) as failed:
+                value, error = None, repr(failed)
+            self._say("answer", number, value, error)
+
+    def start(self, name: str, argv: list[str], env: dict[str, str]) -> int:
+        """Ctrl-Break can be sent to it. Returns its process ID."""
+        popen = self._running[name] = subprocess.Popen(
+            [sys.executable, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **env},
+            creationflags=_NEW_PROCESS_GROUP,
+        )
+        threading.Thread(target=self._follow, args=(name, popen), daemon=True).start()
+        return popen.pid
+
+    def write(self, name: str, text: str) -> None:
+        stdin: Any = self._running[name].stdin
+        stdin.write(text.encode())
+        stdin.flush()
+
+    def close_stdin(self, name: str) -> None:
+        stdin: Any = self._running[name].stdin
+        stdin.close()
+
+    def ctrl_break(self, name: str) -> None:
+        os.kill(self._running[name].pid, _CTRL_BREAK_EVENT)
+
+    def terminate(self, pid: int) -> None:
+        psutil.Process(pid).kill()  # TerminateProcess
+
+    def processes(self) -> list[list[object]]:
+        """Those of llamasup: its commands, servers and guardians."""
+        found = []
+        for process in psutil.process_iter():
+            words = _argv(process)
+            if any(word.rpartition("\\")[2] in _OURS for word in words[1:]):
+                found.append([process.pid, words])
+        return found
+
+    def servers(self, pid: int) -> list[int]:
+        return [child.pid for child in psutil.Process(pid).children() if "llamasup.embedded" in _argv(child)]
+
+    def open(self, path: str) -> None:
+        """As programs do that do not let others rename or remove it."""
+        self._files.append(open(path, "rb"))  # noqa: SIM115, PTH123 - stays open
+
+    def close_files(self) -> None:
+        while self._files:
+            self._files.pop().close()
+
+    def rights(self, path: str) -> list[str]:
+        module = importlib.import_module("llamasup.system.native.windows")
+        return sorted(vars(module)["_users_with_rights"](path))
+
+    def _follow(self, name: str, popen: "subprocess.Popen[bytes]") -> None:
+        readers = [
+            threading.Thread(target=self._read, args=(name, stream, pipe), daemon=True)
+            for stream, pipe in (("stdout", popen.stdout), ("stderr", popen.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join()
+        self._say("exit", name, popen.wait())
+
+    def _read(self, name: str, stream: str, pipe: IO[bytes]) -> None:
+        for line in pipe:
+            self._say(stream, name, line.decode("utf-8", "replace").rstrip("\r\n"))
+
+    def _say(self, *words: object) -> None:
+        with self._write:
+            print(json.dumps(words), flush=True)
+
+
+_OURS = frozenset({"llamasup", "llamasup.embedded", "exec_guardian_windows.py", "console_stop.py"})
 
 
 def _argv(process: psutil.Process) -> list[str]:
@@ -55,10 +118,11 @@ def _argv(process: psutil.Process) -> list[str]:
         return []
 
 
-started: list["subprocess.Popen[bytes]"] = []
-opened: list[object] = []
-
 if __name__ == "__main__":
-    ctypes.CDLL("kernel32").SetConsoleCtrlHandler(None, True)  # Ctrl-Break is for the processes it starts
-    for line in sys.stdin:
-        print(json.dumps(answer(*json.loads(line))), flush=True)
+    if sys.argv[1:] == ["session"]:
+        ctypes.CDLL("kernel32").SetConsoleCtrlHandler(None, True)  # Ctrl-Break is for the others
+        Session().serve()
+    else:  # a console of its own, without a window, which the processes that it starts share
+        command = [sys.executable, *sys.orig_argv[1:], "session"]
+        streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
+        sys.exit(subprocess.call(command, **streams, creationflags=_NO_WINDOW))

@@ -11,7 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.windows.wine import PATIENCE_S, Windows, complete, eventually
+from tests.windows.wine import PATIENCE_S, Windows, complete, eventually, windows_path
+
+EVENTS = ("--port", "0", "--events", "jsonl")
 
 
 def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_model: Path) -> None:
@@ -43,15 +45,14 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_mo
     assert run.event("stopped")
     assert run.wait() == 0
     assert windows.left() == []
-    assert windows.inside().ask("processes") == []
+    assert windows.processes() == []
 
 
 def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows, tiny_model: Path) -> None:
-    inside = windows.inside()
-    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl")
+    run = windows.start("run", tiny_model, *EVENTS)
     ready = run.event("ready")
-    (child,) = inside.ask("servers", ready["pid"])
-    inside.ask("terminate", child)
+    (child,) = windows.session.ask("servers", run.pid)
+    windows.session.ask("terminate", child)
     assert run.event("exit")["cause"]
     assert complete(ready["url"])["content"]
     windows.run("stop")
@@ -68,20 +69,18 @@ def test_the_end_of_standard_input_stops_a_sidecar(windows: Windows, tiny_model:
 
 
 def test_the_end_of_the_parent_stops_it(windows: Windows, tiny_model: Path) -> None:
-    inside = windows.inside()
-    parent = inside.ask("start", "-c", "import time; time.sleep(600)")
-    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl", "--parent-pid", str(parent))
+    parent = windows.python("-c", "import time; time.sleep(600)")
+    run = windows.start("run", tiny_model, *EVENTS, "--parent-pid", str(parent.pid))
     run.event("ready")
-    inside.ask("terminate", parent)
+    parent.terminate()
     assert run.event("stopped")
     assert run.wait() == 0
 
 
 def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, tiny_model: Path) -> None:
     """TerminateProcess, which Windows has for SIGKILL, with a stream open."""
-    inside = windows.inside()
     ready_file = windows.folder / "ready.json"
-    run = windows.start("run", tiny_model, "--port", "0", "--events", "jsonl", "--ready-file", ready_file)
+    run = windows.start("run", tiny_model, *EVENTS, "--ready-file", ready_file)
     ready = run.event("ready")
     with (
         httpx.Client(timeout=PATIENCE_S) as client,
@@ -91,27 +90,26 @@ def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, t
     ):
         lines = stream.iter_lines()
         next(lines)
-        inside.ask("terminate", ready["pid"])
+        run.terminate()
         with contextlib.suppress(httpx.HTTPError):
             for _ in lines:
                 pass
     run.wait()
-    eventually(lambda: inside.ask("processes") == [])
+    eventually(lambda: windows.processes() == [])
     eventually(lambda: windows.left() == [])
 
 
 def test_ctrl_break_stops_it(windows: Windows, tiny_model: Path) -> None:
-    inside = windows.inside()
-    ready = windows.folder / "ready.json"
-    model, file = (f"Z:{path}".replace("/", "\\") for path in (tiny_model, ready))
-    inside.ask("start", "-m", "llamasup", "run", model, "--port", "0", "--ready-file", file)
-    eventually(ready.exists)
-    assert inside.ask("ctrl-break") == 0
+    run = windows.start("run", tiny_model, *EVENTS)
+    run.event("ready")
+    run.ctrl_break()
+    assert run.event("stopped")
+    assert run.wait() == 0
     assert windows.left() == []
 
 
 def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path) -> None:
-    runs = [windows.start("run", tiny_model, "--port", "0", "--events", "jsonl") for _ in range(2)]
+    runs = [windows.start("run", tiny_model, *EVENTS) for _ in range(2)]
     ready = [run.event("ready") for run in runs]
     code, _, said = windows.run("ps")
     assert code == 2
@@ -128,15 +126,12 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
     keys = windows.folder / "keys"
     code, _, said = windows.run("key", "new", "app", "--file", keys)
     assert code == 0, said
-    serve = windows.start(
-        *("serve", "--models-dir", models, "--port", "0", "--events", "jsonl", "--api-key-file", keys)
-    )
+    serve = windows.start(*("serve", "--models-dir", models, *EVENTS, "--api-key-file", keys))
     url = serve.event("ready")["url"]
     assert httpx.get(f"{url}/v1/models").status_code == 401
     assert windows.run("load", "one")[0] == 0
 
-    inside = windows.inside()
-    assert inside.ask("open", f"Z:{keys}".replace("/", "\\"))
+    windows.session.ask("open", windows_path(keys))
     code, _, said = windows.run("key", "new", "second", "--file", keys)
     assert code == 75 or "keys" in said  # another program has the file open: it says which file
     shutil.copy(tiny_model, models / "two.gguf")
@@ -167,11 +162,10 @@ def test_bad_input_has_its_exit_code(
 
 
 def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Path) -> None:
-    inside = windows.inside()
     run = windows.start("run", tiny_model, "--sidecar")
-    ready = run.event("ready")
-    (folder,) = (windows.folder / "local").glob(f"**/{ready['pid']}-????????")
-    users = inside.ask("rights", f"Z:{folder}".replace("/", "\\"))
+    run.event("ready")
+    (folder,) = windows.folder.glob(f"**/{run.pid}-????????")
+    users = windows.session.ask("rights", windows_path(folder))
     assert "WD" not in users
     content = json.loads((folder / "control.sock").read_text())
     assert httpx.get(f"http://127.0.0.1:{content['port']}/llamasup/v1/status").status_code == 401

@@ -1,12 +1,12 @@
 """Starts commands in the Windows Python that scripts/windows-python prepares, under Wine.
 
-The standard streams are pipes. A process of Windows has two process IDs: Wine's, which llamasup prints, and
-that of Linux, which is not used here. A test sees processes and files by ``Windows.processes`` and ``files``.
+One process of that Python (``inside.py``) starts and watches them for the whole session, so the process IDs
+and exit codes here are those of Windows.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import queue
@@ -15,16 +15,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
-PATIENCE_S = 120.0
-"""For everything under Wine: a first request to the embedded runtime takes seconds there."""
+PATIENCE_S = 150.0
+"""For everything under Wine: a start takes seconds there, and several times that on a loaded machine."""
 
-_AFTER_EXIT_S = 1.0
 _ROOT = Path(__file__).parents[2]
-_HELPER = Path(__file__).with_name("inside.py")
+_INSIDE = Path(__file__).with_name("inside.py")
+# The rest of the environment is that of a user of Linux, which Wine would pass on.
+_ENVIRONMENT = ("HOME", "PATH", "USER", "LOGNAME", "TMPDIR")
 
 
 def windows_python() -> Path | None:
@@ -34,132 +35,194 @@ def windows_python() -> Path | None:
     return path if path.exists() else None
 
 
-class Running:
-    """A started command. ``lines`` are those of stdout, as they come."""
+class Session:
+    """The process that starts all others. ``close`` ends it and everything that is left of Wine."""
 
-    def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
-        self.popen = subprocess.Popen(
-            list(map(str, command)),
+    def __init__(self, python: Path) -> None:
+        self._env = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._env |= {"WINEPREFIX": str(python.parent / "prefix"), "WINEARCH": "win64", "LANG": "C.UTF-8"}
+        self._server("-k", "-w")  # what an earlier session left
+        self._server("-p")
+        # Wine's services start with the first process, and keep its streams.
+        self._quietly("wine", "wineboot")
+        self._popen = subprocess.Popen(
+            [python, windows_path(_INSIDE)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **env},
+            env=self._env,
         )
-        self.lines: queue.Queue[str | None] = queue.Queue()
+        self._numbers = itertools.count()
+        self._answers: dict[int, queue.Queue[tuple[Any, Any]]] = {}
+        self._running: dict[str, Running] = {}
         self._errors: list[bytes] = []
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._read, self._read_errors)]
+        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read, self._drain)]
         for thread in self._threads:
             thread.start()
 
+    def ask(self, question: str, *arguments: object) -> Any:
+        number = next(self._numbers)
+        answer = self._answers[number] = queue.Queue()
+        stdin: Any = self._popen.stdin
+        stdin.write(json.dumps([number, question, *arguments]).encode() + b"\n")
+        stdin.flush()
+        try:
+            value, error = answer.get(timeout=PATIENCE_S)
+        except queue.Empty:
+            said = b"".join(self._errors).decode(errors="replace")
+            raise AssertionError(f"no answer to {question!r} within {PATIENCE_S} s: {said}") from None
+        assert error is None, error
+        return value
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str]) -> Running:
+        name = str(next(self._numbers))
+        running = self._running[name] = Running(self, name)
+        running.pid = self.ask("start", name, argv, env)
+        return running
+
+    def close(self) -> None:
+        self._server("-k", "-w")  # kill, and wait
+        self._popen.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            assert stream is not None
+            stream.close()
+
+    def _server(self, *arguments: str) -> None:
+        self._quietly("wineserver", *arguments)
+
+    def _quietly(self, *command: str) -> None:
+        quiet = subprocess.DEVNULL
+        subprocess.run(command, env=self._env, stdin=quiet, stdout=quiet, stderr=quiet, check=False)
+
     def _read(self) -> None:
-        assert self.popen.stdout is not None
-        for line in self.popen.stdout:
-            self.lines.put(line.decode("utf-8", "replace").rstrip())
-        self.lines.put(None)
+        stdout: Any = self._popen.stdout
+        for line in stdout:
+            match json.loads(line):
+                case ["answer", number, value, error]:
+                    self._answers.pop(number).put((value, error))
+                case ["stdout", name, text]:
+                    self._running[name].lines.put(text)
+                case ["stderr", name, text]:
+                    self._running[name].said.append(text)
+                case ["exit", name, code]:
+                    self._running[name].exited(code)
 
-    def _read_errors(self) -> None:
-        assert self.popen.stderr is not None
-        self._errors.extend(self.popen.stderr)
+    def _drain(self) -> None:
+        stderr: Any = self._popen.stderr
+        self._errors.extend(stderr)
 
-    @property
-    def errors(self) -> str:
-        return b"".join(self._errors).decode("utf-8", "replace")
+
+class Running:
+    """A process of Windows. ``said``: its lines on stderr."""
+
+    def __init__(self, session: Session, name: str) -> None:
+        self.pid = 0
+        self.lines: queue.Queue[str | None] = queue.Queue()
+        self.said: list[str] = []
+        self._session = session
+        self._name = name
+        self._code = 0
+        self._has_exited = threading.Event()
 
     def event(self, name: str) -> Mapping[str, Any]:
         """The next event of this name; earlier ones are dropped."""
         until = monotonic() + PATIENCE_S
         while True:
-            line = self.lines.get(timeout=max(0.1, until - monotonic()))
-            assert line is not None, f"it ended before {name!r}:\n{self.errors}"
+            try:
+                line = self.lines.get(timeout=max(0.1, until - monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {name!r} within {PATIENCE_S} s: {self.errors}") from None
+            assert line is not None, f"it ended with {self._code} before {name!r}: {self.errors}"
             found: Mapping[str, Any] = json.loads(line)
             if found["event"] == name:
                 return found
 
     def write(self, text: str) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(text.encode() + b"\n")
-        self.popen.stdin.flush()
+        self._session.ask("write", self._name, text)
 
     def close_stdin(self) -> None:
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        self._session.ask("close_stdin", self._name)
+
+    def ctrl_break(self) -> None:
+        self._session.ask("ctrl_break", self._name)
+
+    def terminate(self) -> None:
+        """TerminateProcess, which Windows has for SIGKILL."""
+        self._session.ask("terminate", self.pid)
 
     def wait(self) -> int:
-        return self.popen.wait(PATIENCE_S)
+        """Its exit code."""
+        assert self._has_exited.wait(PATIENCE_S), f"it did not end within {PATIENCE_S} s: {self.errors}"
+        return self._code
 
-    def close(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-        assert self.popen.stdin is not None
-        with contextlib.suppress(OSError):
-            self.popen.stdin.close()
-        self._join()
+    def has_exited(self) -> bool:
+        return self._has_exited.is_set()
 
-    def output(self) -> tuple[str, str]:
-        """All of stdout and stderr, once it has ended."""
-        self._join()
-        lines = []
-        while not self.lines.empty() and (line := self.lines.get()) is not None:
-            lines.append(f"{line}\n")
-        return "".join(lines), self.errors.replace("\r", "")
+    def exited(self, code: int) -> None:
+        self._code = code
+        self.lines.put(None)
+        self._has_exited.set()
 
-    def _join(self) -> None:
-        """A moment only: processes of Wine, such as its consoles, inherit the pipes and keep them open."""
-        for thread in self._threads:
-            thread.join(_AFTER_EXIT_S)
+    @property
+    def errors(self) -> str:
+        return "\n".join(self.said)
+
+    def output(self) -> str:
+        """What is left of its stdout, once it has ended."""
+        self.wait()
+        return "".join(f"{line}\n" for line in iter(self.lines.get, None))
 
 
 class Windows:
-    """One user of Windows: a prefix of Wine, and folders of this test below ``folder``."""
+    """One user of Windows, with folders of one test below ``folder``."""
 
-    def __init__(self, python: Path, folder: Path) -> None:
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session = session
         self.folder = folder
-        self._python = python
         self._started: list[Running] = []
-        local = _windows_path(folder / "local")
-        self.env = {"LOCALAPPDATA": local, "APPDATA": local, "TEMP": local, "TMP": local}
-        (folder / "local").mkdir()
+        home = folder / "Benützer"
+        home.mkdir()
+        local = windows_path(home)
+        self.env = dict.fromkeys(("LOCALAPPDATA", "APPDATA", "USERPROFILE", "TEMP", "TMP"), local)
 
-    def start(self, *arguments: str | Path, program: Sequence[str] = ("-m", "llamasup")) -> Running:
-        running = Running((self._python, *program, *map(_argument, arguments)), self.env)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in self._started:
+            if not running.has_exited():
+                running.terminate()
+        for running in self._started:
+            running.wait()
+        self.session.ask("close_files")
+        eventually(lambda: self.processes() == [])
+
+    def python(self, *argv: str) -> Running:
+        running = self.session.start(argv, self.env)
         self._started.append(running)
         return running
 
+    def start(self, *arguments: str | Path) -> Running:
+        """A command of llamasup, whose standard input stays open."""
+        return self.python("-m", "llamasup", *map(_argument, arguments))
+
     def run(self, *arguments: str | Path) -> tuple[int, str, str]:
-        """The exit code, stdout and stderr of a command that ends by itself."""
+        """The exit code, stdout and stderr of a command of llamasup that ends by itself."""
         running = self.start(*arguments)
         running.close_stdin()
-        return running.wait(), *running.output()
+        return running.wait(), running.output(), running.errors
 
-    def inside(self) -> Inside:
-        """A Python of Windows that sees and ends processes."""
-        return Inside(self.start(program=(_windows_path(_HELPER),)))
+    def processes(self) -> Sequence[object]:
+        """Those of llamasup, its servers and guardians."""
+        found: Sequence[object] = self.session.ask("processes")
+        return found
 
     def left(self) -> list[str]:
         """The run folders and ready files."""
-        return sorted(
-            path.name
-            for pattern in ("local/**/*-????????", "**/ready*.json")
-            for path in self.folder.glob(pattern)
-        )
-
-    def close(self) -> None:
-        for running in self._started:
-            running.close()
-
-
-class Inside:
-    """Questions to ``inside.py``."""
-
-    def __init__(self, running: Running) -> None:
-        self._running = running
-
-    def ask(self, *words: object) -> Any:
-        self._running.write(json.dumps(words))
-        line = self._running.lines.get(timeout=PATIENCE_S)
-        assert line is not None, self._running.errors
-        return json.loads(line)
+        patterns = ("**/*-????????", "**/ready*.json")
+        return sorted(path.name for pattern in patterns for path in self.folder.glob(pattern))
 
 
 def eventually(is_true: Callable[[], Any]) -> Any:
@@ -181,9 +244,9 @@ def complete(url: str, prompt: str = "Once", tokens: int = 8) -> Mapping[str, An
     return found
 
 
-def _argument(argument: str | Path) -> str:
-    return _windows_path(argument) if isinstance(argument, Path) else argument
-
-
-def _windows_path(path: Path) -> str:
+def windows_path(path: Path) -> str:
     return "Z:" + str(path).replace("/", "\\")
+
+
+def _argument(argument: str | Path) -> str:
+    return windows_path(argument) if isinstance(argument, Path) else argument
