@@ -1,4 +1,4 @@
-"""The Windows Python, once for all tests; skipped with the reason where it cannot be had."""
+"""One session of Wine for all tests of a run; skipped where no Windows Python was prepared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.windows.wine import Session, Windows, windows_python
+from tests.windows.wine import Session, Windows
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,17 +17,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.windows)
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.xdist_group("windows"))
 
 
 @pytest.fixture(scope="session")
 def session() -> Iterator[Session]:
-    found = windows_python()
-    if found is None:
-        if os.environ.get("LLAMASUP_REQUIRE_WINDOWS") == "1":
-            pytest.fail("scripts/windows-python has not prepared a Windows Python")
-        pytest.skip("no Windows Python: run scripts/windows-python")
-    session = Session(found)
+    given = os.environ.get("LLAMASUP_WINDOWS_PYTHON")
+    if not given:
+        pytest.skip("set LLAMASUP_WINDOWS_PYTHON to what scripts/windows-python prints")
+    session = Session(Path(given))
     yield session
     session.close()
 

@@ -6,7 +6,6 @@ name, line]``, ``["stderr", name, line]`` and, after all lines, ``["exit", name,
 pipes of Windows, which end with them: a pipe of Linux would be kept open by Wine's consoles and services.
 """
 
-import ctypes
 import importlib
 import json
 import os
@@ -18,7 +17,12 @@ from typing import IO, Any
 import psutil
 
 _NO_WINDOW, _NEW_PROCESS_GROUP = 0x08000000, 0x200
-_CTRL_BREAK_EVENT = 1
+_CTRL_BREAK = """
+import ctypes, sys
+kernel32, group = ctypes.CDLL("kernel32"), int(sys.argv[1])
+kernel32.FreeConsole()
+sys.exit(not (kernel32.AttachConsole(group) and kernel32.GenerateConsoleCtrlEvent(1, group)))
+"""
 
 
 class Session:
@@ -32,19 +36,19 @@ class Session:
             number, question, *arguments = json.loads(line)
             try:
                 value, error = getattr(self, question)(*arguments), None
-            except (OSError, psutil.Error, ValueError) as failed:
+            except (OSError, psutil.Error, subprocess.SubprocessError, ValueError) as failed:
                 value, error = None, repr(failed)
             self._say("answer", number, value, error)
 
     def start(self, name: str, argv: list[str], env: dict[str, str]) -> int:
-        """Ctrl-Break can be sent to it. Returns its process ID."""
+        """In a console of its own, without a window. Returns its process ID."""
         popen = self._running[name] = subprocess.Popen(
             [sys.executable, *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **env},
-            creationflags=_NEW_PROCESS_GROUP,
+            creationflags=_NO_WINDOW | _NEW_PROCESS_GROUP,
         )
         threading.Thread(target=self._follow, args=(name, popen), daemon=True).start()
         return popen.pid
@@ -59,7 +63,7 @@ class Session:
         stdin.close()
 
     def ctrl_break(self, name: str) -> None:
-        os.kill(self._running[name].pid, _CTRL_BREAK_EVENT)
+        subprocess.run([sys.executable, "-c", _CTRL_BREAK, str(self._running[name].pid)], check=True)
 
     def terminate(self, pid: int) -> None:
         psutil.Process(pid).kill()  # TerminateProcess
@@ -119,10 +123,4 @@ def _argv(process: psutil.Process) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["session"]:
-        ctypes.CDLL("kernel32").SetConsoleCtrlHandler(None, True)  # Ctrl-Break is for the others
-        Session().serve()
-    else:  # a console of its own, without a window, which the processes that it starts share
-        command = [sys.executable, *sys.orig_argv[1:], "session"]
-        streams = {"stdin": sys.stdin, "stdout": sys.stdout, "stderr": sys.stderr}
-        sys.exit(subprocess.call(command, **streams, creationflags=_NO_WINDOW))
+    Session().serve()

@@ -33,15 +33,12 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_mo
         assert [line for line in stream.iter_lines() if line][-1].startswith("data: ")
     assert 'llamasup_requests_total{code="200",model="tiny"' in httpx.get(f"{url}/metrics").text
 
-    code, shown, _ = windows.run("ps", "--json")
-    assert code == 0
-    (served,) = json.loads(shown)["models"]
+    (served,) = json.loads(windows.control("ps", "--json"))["models"]
     assert (served["id"], served["state"], served["restarts"]) == ("tiny", "ready", 0)
-    assert windows.run("restart", "tiny")[0] == 0
+    windows.control("restart", "tiny")
     assert complete(url)["content"]
-    code, shown, _ = windows.run("logs", "tiny", "--lines", "5")
-    assert (code, len(shown.splitlines())) == (0, 5)
-    assert windows.run("stop")[0] == 0
+    assert len(windows.control("logs", "tiny", "--lines", "5").splitlines()) == 5
+    windows.control("stop")
     assert run.event("stopped")
     assert run.wait() == 0
     assert windows.left() == []
@@ -55,7 +52,7 @@ def test_a_crashed_server_is_restarted_and_the_request_answered(windows: Windows
     windows.session.ask("terminate", child)
     assert run.event("exit")["cause"]
     assert complete(ready["url"])["content"]
-    windows.run("stop")
+    windows.control("stop")
     assert run.wait() == 0
 
 
@@ -115,7 +112,7 @@ def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path
     assert code == 2
     assert "2 llamasups run here" in said
     for each, run in zip(ready, runs, strict=True):
-        assert windows.run("stop", "--pid", str(each["pid"]))[0] == 0
+        windows.control("stop", "--pid", str(each["pid"]))
         assert run.wait() == 0
 
 
@@ -129,16 +126,16 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
     serve = windows.start(*("serve", "--models-dir", models, *EVENTS, "--api-key-file", keys))
     url = serve.event("ready")["url"]
     assert httpx.get(f"{url}/v1/models").status_code == 401
-    assert windows.run("load", "one")[0] == 0
+    windows.control("load", "one")
 
     windows.session.ask("open", windows_path(keys))
     code, _, said = windows.run("key", "new", "second", "--file", keys)
     assert code == 75 or "keys" in said  # another program has the file open: it says which file
     shutil.copy(tiny_model, models / "two.gguf")
-    eventually(lambda: "two" in windows.run("ps", "--all", "--json")[1])
-    assert windows.run("unload", "one")[0] == 0
-    assert windows.run("reload")[0] == 0
-    assert windows.run("stop")[0] == 0
+    eventually(lambda: "two" in windows.control("ps", "--all", "--json"))
+    windows.control("unload", "one")
+    windows.control("reload")
+    windows.control("stop")
     assert serve.wait() == 0
     assert windows.left() == []
 

@@ -22,17 +22,9 @@ import httpx
 PATIENCE_S = 150.0
 """For everything under Wine: a start takes seconds there, and several times that on a loaded machine."""
 
-_ROOT = Path(__file__).parents[2]
 _INSIDE = Path(__file__).with_name("inside.py")
 # The rest of the environment is that of a user of Linux, which Wine would pass on.
 _ENVIRONMENT = ("HOME", "PATH", "USER", "LOGNAME", "TMPDIR")
-
-
-def windows_python() -> Path | None:
-    """The launcher; None if it was not prepared."""
-    given = os.environ.get("LLAMASUP_WINDOWS_PYTHON")
-    path = Path(given) if given else _ROOT / ".build/windows-python/python"
-    return path if path.exists() else None
 
 
 class Session:
@@ -185,7 +177,10 @@ class Windows:
         home = folder / "Benützer"
         home.mkdir()
         local = windows_path(home)
-        self.env = dict.fromkeys(("LOCALAPPDATA", "APPDATA", "USERPROFILE", "TEMP", "TMP"), local)
+        # platformdirs asks the system where the user's folders are, and has variables of its own.
+        folders = ("LOCALAPPDATA", "APPDATA", "USERPROFILE", "TEMP", "TMP")
+        overrides = ("WIN_PD_OVERRIDE_LOCAL_APPDATA", "WIN_PD_OVERRIDE_APPDATA")
+        self.env = dict.fromkeys((*folders, *overrides), local)
 
     def __enter__(self) -> Self:
         return self
@@ -213,6 +208,20 @@ class Windows:
         running = self.start(*arguments)
         running.close_stdin()
         return running.wait(), running.output(), running.errors
+
+    def control(self, *arguments: str | Path) -> str:
+        """The stdout of a command for a running llamasup, which succeeds in the end.
+
+        On a busy machine, llamasup may answer the first one too late: it loads its control application then.
+        """
+
+        def stdout() -> tuple[str] | None:
+            code, shown, said = self.run(*arguments)
+            assert code == 0 or (code == 69 and "does not answer" in said), (code, said)
+            return None if code else (shown,)
+
+        (shown,) = eventually(stdout)
+        return str(shown)
 
     def processes(self) -> Sequence[object]:
         """Those of llamasup, its servers and guardians."""
