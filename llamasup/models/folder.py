@@ -116,11 +116,11 @@ class _RealFolders:
     def file(self, path: str) -> str:
         if os.path.islink(path):  # noqa: PTH114 - as below
             return os.path.realpath(path)
-        folder, _, name = path.rpartition("/")
+        folder, name = os.path.split(path)
         real = self._of.get(folder)
         if real is None:
-            real = self._of[folder] = os.path.realpath(folder or "/")
-        return f"{real.rstrip('/')}/{name}"
+            real = self._of[folder] = os.path.realpath(folder)
+        return os.path.join(real, name)  # noqa: PTH118 - as below
 
 
 def _read_entry(

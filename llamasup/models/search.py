@@ -58,7 +58,7 @@ def search_models(
     notes: list[str] = []
     # Before the folders: if one disappears during the search, it is missing rather than its files.
     sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
-    inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
+    inside = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118 - with a separator at the end
     for folder in dict.fromkeys(folders):
         try:
             listed = list_models(folder, cache_folder=cache_folder)
@@ -70,7 +70,7 @@ def search_models(
         closed += listed.closed
         found += (_kept_inside(model, inside) for model in _named(folder, listed.models))
     once = {model.path: model for model in found}  # one folder may lie in another
-    looked_into = {path.rpartition("/")[0] for path in once}
+    looked_into = {str(Path(path).parent) for path in once}
     for model in _beside(sources, looked_into, cache_folder):
         sources.setdefault(model.path, _kept_inside(model, inside) if _is_inside(model, inside) else model)
     return Search(
@@ -91,10 +91,10 @@ def _beside(
         for model in sources.values()
         if isinstance(model.outcome, LlamasupError) or is_served(model.outcome)
     )
-    for folder in dict.fromkeys(path.rpartition("/")[0] for path in of_models):
+    for folder in dict.fromkeys(str(Path(path).parent) for path in of_models):
         if folder not in looked_into:
             with contextlib.suppress(LlamasupError):  # the model itself reports it
-                yield from list_models(Path(folder or "/"), deepest=0, cache_folder=cache_folder).models
+                yield from list_models(Path(folder), deepest=0, cache_folder=cache_folder).models
 
 
 def _no_folder(folder: Path) -> ModelMissing:
@@ -161,7 +161,8 @@ def _repositories(folder: Path) -> list[str]:
 
 def _is_inside(model: FoundModel, inside: tuple[str, ...]) -> bool:
     """Whether its path, not its target, is in one of the folders."""
-    return f"{os.path.realpath(os.path.dirname(model.path))}/".startswith(inside)  # noqa: PTH120 - as paths
+    folder = os.path.realpath(Path(model.path).parent)
+    return os.path.join(folder, "").startswith(inside)  # noqa: PTH118 - as above
 
 
 def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:

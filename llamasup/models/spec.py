@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from msgspec import Struct, field, structs
 
 from llamasup.gguf.facts import ModelFacts
@@ -50,7 +52,7 @@ class ModelSpec(Struct, frozen=True):
     @property
     def is_remote(self) -> bool:
         """Whether it has to be downloaded first."""
-        return bool(self.source) and not self.source.startswith("/")
+        return bool(self.source) and not Path(self.source).is_absolute()
 
     @property
     def projector(self) -> str | None:
@@ -73,7 +75,7 @@ class ModelSpec(Struct, frozen=True):
 
     def redacted(self, text: str) -> str:
         """``text`` for clients, with file names instead of paths. Empty if other paths could remain."""
-        source = (self.source,) if self.source.startswith("/") else ()
+        source = (self.source,) if Path(self.source).is_absolute() else ()
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
     def public_problem(self, problem: str) -> str:

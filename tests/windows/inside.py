@@ -19,9 +19,10 @@ import psutil
 _NO_WINDOW, _NEW_PROCESS_GROUP = 0x08000000, 0x200
 _CTRL_BREAK = """
 import ctypes, sys
-kernel32, group = ctypes.CDLL("kernel32"), int(sys.argv[1])
+kernel32 = ctypes.CDLL("kernel32")
 kernel32.FreeConsole()
-sys.exit(not (kernel32.AttachConsole(group) and kernel32.GenerateConsoleCtrlEvent(1, group)))
+kernel32.AttachConsole(int(sys.argv[1]))
+kernel32.GenerateConsoleCtrlEvent(1, 0)  # ends this process, too
 """
 
 
@@ -36,7 +37,7 @@ class Session:
             number, question, *arguments = json.loads(line)
             try:
                 value, error = getattr(self, question)(*arguments), None
-            except (OSError, psutil.Error, subprocess.SubprocessError, ValueError) as failed:
+            except (OSError, psutil.Error, ValueError) as failed:
                 value, error = None, repr(failed)
             self._say("answer", number, value, error)
 
@@ -63,7 +64,8 @@ class Session:
         stdin.close()
 
     def ctrl_break(self, name: str) -> None:
-        subprocess.run([sys.executable, "-c", _CTRL_BREAK, str(self._running[name].pid)], check=True)
+        command = [sys.executable, "-c", _CTRL_BREAK, str(self._running[name].pid)]
+        subprocess.run(command, check=False, creationflags=_NO_WINDOW)
 
     def terminate(self, pid: int) -> None:
         psutil.Process(pid).kill()  # TerminateProcess

@@ -146,7 +146,7 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
         (("run", "nothing.gguf"), 66, "nothing.gguf"),
         (("run", "demo", "--parallel", "x"), 2, "--parallel"),
         (("ps",), 69, "No llamasup runs here"),
-        (("service", "install", "demo"), 69, "does not use systemd"),
+        (("service", "install", "demo"), 71, "does not use systemd"),
         (("run", "demo", "--host", "0.0.0.0", "--port", "0"), 78, "API key"),
     ],
 )
