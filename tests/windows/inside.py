@@ -12,18 +12,12 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
-_NO_WINDOW, _NEW_PROCESS_GROUP = 0x08000000, 0x200
-_CTRL_BREAK = """
-import ctypes, sys
-kernel32 = ctypes.CDLL("kernel32")
-kernel32.FreeConsole()
-kernel32.AttachConsole(int(sys.argv[1]))
-kernel32.GenerateConsoleCtrlEvent(1, 0)  # ends this process, too
-"""
+_CTRL_C = Path(__file__).parents[2] / "llamasup/system/native/console_stop.py"
 
 
 class Session:
@@ -49,7 +43,7 @@ class Session:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **env},
-            creationflags=_NO_WINDOW | _NEW_PROCESS_GROUP,
+            creationflags=subprocess.CREATE_NO_WINDOW,
         )
         threading.Thread(target=self._follow, args=(name, popen), daemon=True).start()
         return popen.pid
@@ -63,9 +57,9 @@ class Session:
         stdin: Any = self._running[name].stdin
         stdin.close()
 
-    def ctrl_break(self, name: str) -> None:
-        command = [sys.executable, "-c", _CTRL_BREAK, str(self._running[name].pid)]
-        subprocess.run(command, check=False, creationflags=_NO_WINDOW)
+    def ctrl_c(self, name: str) -> None:
+        command = [sys.executable, str(_CTRL_C), str(self._running[name].pid)]
+        subprocess.run(command, check=True, creationflags=subprocess.DETACHED_PROCESS)
 
     def terminate(self, pid: int) -> None:
         psutil.Process(pid).kill()  # TerminateProcess

@@ -137,8 +137,8 @@ class Running:
     def close_stdin(self) -> None:
         self._session.ask("close_stdin", self._name)
 
-    def ctrl_break(self) -> None:
-        self._session.ask("ctrl_break", self._name)
+    def ctrl_c(self) -> None:
+        self._session.ask("ctrl_c", self._name)
 
     def terminate(self) -> None:
         """TerminateProcess, which Windows has for SIGKILL."""
