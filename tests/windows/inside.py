@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import psutil
 
+_NO_WINDOW, _DETACHED = 0x08000000, 0x8  # CREATE_NO_WINDOW, DETACHED_PROCESS: mypy checks it for Linux
 _CTRL_C = Path(__file__).parents[2] / "llamasup/system/native/console_stop.py"
 
 
@@ -43,7 +44,7 @@ class Session:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **env},
-            creationflags=subprocess.CREATE_NO_WINDOW,
+            creationflags=_NO_WINDOW,
         )
         threading.Thread(target=self._follow, args=(name, popen), daemon=True).start()
         return popen.pid
@@ -59,7 +60,7 @@ class Session:
 
     def ctrl_c(self, name: str) -> None:
         command = [sys.executable, str(_CTRL_C), str(self._running[name].pid)]
-        subprocess.run(command, check=True, creationflags=subprocess.DETACHED_PROCESS)
+        subprocess.run(command, check=True, creationflags=_DETACHED)
 
     def terminate(self, pid: int) -> None:
         psutil.Process(pid).kill()  # TerminateProcess
