@@ -76,7 +76,7 @@ def _folder_of(path: Path) -> Path:
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other commands out by a lock on the folder; it needs no lock file and ends with the process."""
     try:
-        fd = native.open_folder(folder)
+        fd = native.open_folder(folder.resolve())  # the folder may be a symlink, the file may not
     except OSError as error:
         raise _unwritable(folder, error.strerror or str(error)) from error
     if fd is None:  # Windows: two commands at the same moment are rare, and each replaces the whole file
