@@ -112,7 +112,8 @@ def _listening(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise _unusable_socket(fd, name, error.strerror or str(error)) from error
-    if sock.family.name not in _FAMILIES or sock.type != socket.SOCK_STREAM:
+    # A family that Python does not know is a number.
+    if getattr(sock.family, "name", "") not in _FAMILIES or sock.type != socket.SOCK_STREAM:
         reason = "it is not a stream socket"
     elif not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         reason = "it does not listen for connections"
