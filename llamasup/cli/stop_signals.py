@@ -14,13 +14,11 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from llamasup.system.native import native
+__all__ = ["CONSOLE_CLOSED", "STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
 
 CONSOLE_CLOSED = "The console closed"
 # Windows ends the process after 5 s. The main thread ends it as soon as everything is stopped.
 _CONSOLE_CLOSES_S = 4.5
-
-__all__ = ["CONSOLE_CLOSED", "STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
 
 
 class Interrupted(BaseException):
@@ -45,13 +43,15 @@ class StopSignals:
         self._pending = ""  # the reason for a stop that no listener has received
 
     def install(self) -> None:
-        native.on_console_close(self._console_closed)
         for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
             number = getattr(signal, name, None)
             # A signal that the parent ignores (nohup) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
+        from llamasup.system.native import native  # only now: a signal may come during this import, too
+
+        native.on_console_close(self._console_closed)
 
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """Pass the name of each signal to ``listener``, which is called between any two instructions."""
@@ -71,6 +71,8 @@ class StopSignals:
             return
         # There is no listener yet. A signal also interrupts a blocking call of the main thread.
         self._pending = reason
+        from llamasup.system.native import native
+
         native.stop_main_thread()
 
     def end(self) -> None:
@@ -106,7 +108,6 @@ STOP_SIGNALS = StopSignals()
 
 def ensure_standard_streams() -> None:
     """Open the streams that the parent has closed (``2>&-``): other files would get their descriptors."""
-    native.prepare_streams()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -120,7 +120,7 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
 def _owner_runs(folder: Path, pid: int) -> bool:
     start = start_of(pid)
     try:
-        return start is not None and (folder / OWNER).read_text() in ("", start)
+        return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:  # it has exited and removed its folder
         return False
 

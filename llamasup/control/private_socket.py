@@ -29,7 +29,7 @@ BACKLOG = 64
 _KEY_BYTES = 32
 
 
-class Listening(Struct):
+class Listening(Struct, frozen=True):
     """``key``: requests need it as a bearer token; None for a Unix socket."""
 
     sock: socket.socket

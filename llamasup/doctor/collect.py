@@ -27,6 +27,7 @@ from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device, is_amd_card
 from llamasup.system.hardware.nvml import ask_nvml
 from llamasup.system.hardware.probe import hardware, system_text
+from llamasup.system.native import native
 from llamasup.system.process.run_folder import run_folder
 from llamasup.system.process.sweep import stale_runs
 from llamasup.system.storage.folders import cache_folder, read_bounded, state_folder
@@ -194,8 +195,11 @@ def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
 
     The child gets another XDG_CONFIG_HOME, so it ignores the user's file. It always reads the one in /etc.
     """
+    if native.config_folder is None:  # Windows
+        return
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config"
-    for path, is_ignored in ((Path(home) / "llama.cpp", True), (Path("/etc/llama.cpp"), False)):
+    of_machine = Path(native.config_folder) / "llama.cpp"
+    for path, is_ignored in ((Path(home) / "llama.cpp", True), (of_machine, False)):
         try:
             settings = option_names((path / "config.ini").read_text(errors="replace"))
         except OSError:

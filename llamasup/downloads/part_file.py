@@ -188,8 +188,8 @@ class PartFile:
                 self.target,
                 Origin(url, status.st_size, status.st_mtime_ns, remote.sha256, remote.etag),
             )
-            self.path.replace(self.target)
-            self._sidecar.unlink(missing_ok=True)
+            native.replace(self.path, self.target)
+            _remove(self._sidecar)
             native.sync_folder(self.target.parent)
         self.close()
 
@@ -198,7 +198,7 @@ class PartFile:
         with self._mutex:
             self._finished = True
         for path in (self.path, self._sidecar):
-            path.unlink(missing_ok=True)
+            _remove(path)
         self.close()
 
     def keep(self) -> None:
@@ -219,11 +219,9 @@ class PartFile:
     # --- opening -----------------------------------------------------------------------------------
 
     def _open_part(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT
-        for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NONBLOCK"):
-            flags |= getattr(os, name, 0)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
         while True:
-            fd = os.open(self.path, flags, 0o666)
+            fd = native.open_shared(self.path, flags, 0o666)
             try:
                 self._lock(fd)
                 # The previous owner may have published or deleted it meanwhile.
@@ -231,7 +229,7 @@ class PartFile:
                     if os.fstat(fd).st_nlink <= 1:  # some file systems report 0 for every file
                         return fd
                     # Another name shares these bytes: start over with a new file.
-                    self.path.unlink()
+                    native.remove(self.path)
             except BaseException:
                 os.close(fd)
                 raise
@@ -258,6 +256,11 @@ class PartFile:
 
     def _recorded(self) -> _Sidecar:
         return _record(self._sidecar, _Sidecar) or _Sidecar()
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        native.remove(path)
 
 
 def _is_file_at(fd: int, path: Path) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMis
 from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
 from llamasup.models.found import FoundModel, current_files, ids_of, manifest_repo, parse_hub_path
+from llamasup.system.native import native
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 
 __all__ = ["Search", "cache_folders", "known_caches", "search_models"]
@@ -213,14 +213,13 @@ def _llama_cpp(environ: Mapping[str, str]) -> list[Path]:
     """Builds of 2024 and 2025 have their own flat folder; later ones use the hub's layout."""
     if given := environ.get("LLAMA_CACHE"):
         return [expanded(given, ConfigInvalid, of="$LLAMA_CACHE")]
-    if sys.platform == "darwin":
-        own = [home / "Library/Caches/llama.cpp" for home in _home(environ)]
-    elif given := environ.get("XDG_CACHE_HOME"):
-        own = [expanded(given, ConfigInvalid, of="$XDG_CACHE_HOME") / "llama.cpp"]
+    if given := environ.get(native.cache_variable):
+        own = [expanded(given, ConfigInvalid, of=f"${native.cache_variable}") / "llama.cpp"]
     else:
-        own = [home / ".cache/llama.cpp" for home in _home(environ)]
+        own = [home / native.cache_in_home / "llama.cpp" for home in _home(environ)]
     return [*own, *_hub(environ)]
 
 
 def _home(environ: Mapping[str, str]) -> list[Path]:
-    return [Path(home)] if (home := environ.get("HOME")) else []
+    home = environ.get("HOME") or environ.get("USERPROFILE")
+    return [Path(home)] if home else []

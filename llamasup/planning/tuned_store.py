@@ -15,7 +15,6 @@ __all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
 
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
-# The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
 
 
 def load_results(model: FileIdentity) -> KeptResults:

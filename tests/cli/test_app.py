@@ -53,6 +53,67 @@ def imported_by(arguments: list[str]) -> set[str]:
     return set(eval(done.stderr))  # noqa: S307 - our own list
 
 
+BEFORE_HANDLERS = """
+import signal, sys
+def handlers():
+    return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+class Imports:
+    def find_spec(self, name, path=None, target=None):
+        if handlers() == before:
+            print(name)
+before = handlers()
+sys.meta_path.insert(0, Imports())
+sys.argv = ["llamasup", "--version"]
+from llamasup.cli import main
+main()
+"""
+
+
+def test_handlers_of_signals_are_set_before_anything_else_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", BEFORE_HANDLERS], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.splitlines()[:-1])  # the last line is the version
+    assert imported <= {
+        *(
+            "llamasup",
+            "llamasup._version",
+            "llamasup.cli",
+            "llamasup.cli.garbage",
+            "llamasup.cli.stop_signals",
+        ),
+        *(
+            "gc",
+            "functools",
+            "collections",
+            "reprlib",
+            "_collections",
+            "_functools",
+            "types",
+            "typing",
+            "enum",
+        ),
+        *("enum", "contextlib", "copyreg", "re", "operator", "keyword", "itertools", "warnings", "_operator"),
+        *("collections.abc", "re._compiler", "re._parser", "re._constants", "re._casefix", "_sre", "_typing"),
+    }
+
+
+def test_system_layer_imports_little() -> None:
+    """Each start pays for it."""
+    program = "import sys; from llamasup.system.native import native; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    costly = {
+        "asyncio",
+        "fcntl",
+        "pathlib",
+        "resource",
+        "select",
+        "shutil",
+        "socket",
+        "subprocess",
+        "tempfile",
+    }
+    assert costly & set(done.stdout.split()) == set()
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
 def test_root_options_import_neither_commands_nor_heavy_packages(arguments: list[str]) -> None:
     """This makes a start within 150 ms possible."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from time import monotonic
 
 import psutil
 import pytest
 
 from llamasup.system.hardware import probe
+from tests.patience import PATIENCE_S
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="POSIX")
 
@@ -21,8 +23,9 @@ def test_macos_finds_descendants_by_their_mark() -> None:
     mac = MacOS()
     with subprocess.Popen(["sleep", "600"], env={"LLAMASUP_RUN": "/run/1/ab", "PATH": os.defpath}) as process:
         try:
+            until = monotonic() + PATIENCE_S
             while psutil.Process(process.pid).name() != "sleep":
-                pass
+                assert monotonic() < until
             assert process.pid in mac.tagged(b"LLAMASUP_RUN=/run/1/ab\0")
             assert mac.is_tagged(process.pid, b"LLAMASUP_RUN=/run/1/")
             assert not mac.is_tagged(process.pid, b"LLAMASUP_RUN=/run/2/")

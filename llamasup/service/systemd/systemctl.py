@@ -51,7 +51,7 @@ class Units(Struct, frozen=True):
                 "There is no systemctl on PATH: this machine does not use systemd.",
                 remedy="Start `llamasup run` with the service manager of this machine.",
             )
-        if not self.of_user and native.user() != "0":
+        if not self.of_user and not native.is_root():
             raise ServiceManagerFailed(
                 f"System units are in {self.folder}, where only root can write.",
                 remedy="Use sudo, or --user for a service of your own.",

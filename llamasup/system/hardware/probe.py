@@ -28,7 +28,7 @@ def hardware() -> Hardware:
     """The resources that this process may use. Takes 1 ms on Linux with two CPUs; not cached, as memory
     changes.
     """
-    return read_hardware(collect()) if sys.platform == "linux" else _by_psutil()
+    return read_hardware(collect()) if native.has_proc else _by_psutil()
 
 
 def collect(root: Path = Path("/")) -> HardwareText:

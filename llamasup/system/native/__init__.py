@@ -1,14 +1,15 @@
 """What differs between operating systems, behind one interface (``interface.py``).
 
 ``native`` is the implementation for this system. All other code calls it, and does not ask which system it
-runs on. The modules import nothing else of llamasup. mypy checks each of them for its own system.
+runs on. The modules import nothing else of llamasup, and little of Python: each start loads them. mypy checks
+each of them for its own system.
 """
 
 from __future__ import annotations
 
 import sys
 
-from llamasup.system.native.interface import Job, Native
+from llamasup.system.native.interface import START_UNKNOWN, Job, Keyboard, Native
 
 if sys.platform == "linux":
     from llamasup.system.native.linux import Linux
@@ -23,4 +24,4 @@ else:
 
     native: Native = MacOS()
 
-__all__ = ["Job", "Native", "native"]
+__all__ = ["START_UNKNOWN", "Job", "Keyboard", "Native", "native"]

@@ -8,7 +8,7 @@ __all__ = ["load_counts"]
 
 
 def load_counts(pid: int) -> tuple[int, int, int, int, float] | None:
-    """See ``Native.load_counts``. Pages of mapped files are not told from other memory."""
+    """See ``Native.load_counts``. Pages of mapped files count as other memory."""
     import psutil
 
     try:

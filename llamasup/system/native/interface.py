@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-__all__ = ["Job", "Native"]
+if TYPE_CHECKING:  # imported before the handlers of signals do their work: nothing that costs a millisecond
+    import socket
+    import subprocess
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+__all__ = ["START_UNKNOWN", "Job", "Keyboard", "Native"]
+
+START_UNKNOWN = ""
+"""The start of a process that runs, but does not show it: one of another user on Windows."""
 
 
 class Job(Protocol):
@@ -24,17 +30,46 @@ class Job(Protocol):
         ...
 
 
+class Keyboard(Protocol):
+    """The keys that are pressed."""
+
+    def next(self, timeout_s: float) -> str | None:
+        """A character, or ``up``, ``down``, ``escape``; None: no key in time, or one without a name.
+
+        Raises EOFError at the end of standard input.
+        """
+        ...
+
+
 class Native(Protocol):
     """One operating system. Methods raise OSError unless they say otherwise."""
 
+    has_proc: bool
+    """Whether it has /proc, /sys and cgroups as Linux has."""
     has_unix_sockets: bool
+    socket_path_bytes: int
+    """The longest path of a Unix socket."""
     keeps_open_files: bool
     """Whether a file cannot be removed while a process has it open."""
+    loop_reads_pipes: bool
+    """Whether event loops can wait for a pipe of ``os.pipe``."""
+    executable_suffix: str
+    """Of the names of programs: ``.exe``."""
+    config_folder: str | None
+    """The folder for the configuration of all users, which only the administrator can change."""
+    cache_variable: str
+    """The environment variable with the user's folder for caches; empty if llama.cpp reads none."""
+    cache_in_home: str
+    """That folder without the variable, relative to the home folder."""
 
     # --- files and folders
 
     def is_own(self, status: os.stat_result) -> bool:
         """Whether the file belongs to this user."""
+        ...
+
+    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
+        """The same for a folder; on Windows it may also belong to the administrators or the system."""
         ...
 
     def make_private(self, path: Path, status: os.stat_result) -> str:
@@ -51,12 +86,20 @@ class Native(Protocol):
         """Give a replaced file to the owner that it had ``before``."""
         ...
 
-    def open_shared(self, path: Path, flags: int) -> int:
-        """``os.open`` with mode 0600; other processes may rename and remove the file while it is open."""
+    def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """``os.open``, never through a symlink; others may rename and remove the file while it is open."""
+        ...
+
+    def try_replace(self, source: Path, target: Path) -> bool:
+        """Rename ``source`` to ``target``. False if another process has one of them open."""
         ...
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename ``source`` to ``target``. If another process has one of them open, wait 2 s at most."""
+        ...
+
+    def try_remove(self, path: Path) -> bool:
+        """Remove a file. False if another process has it open."""
         ...
 
     def remove(self, path: Path) -> None:
@@ -90,8 +133,20 @@ class Native(Protocol):
         """Run folders of this user's login session, for commands outside it (cron, su, docker exec)."""
         ...
 
+    def runtime_folders(self) -> Sequence[Path]:
+        """For files of this login, where no variable names such a folder."""
+        ...
+
     def user(self) -> str:
         """Distinguishes the users of this machine, in names of files."""
+        ...
+
+    def is_root(self) -> bool:
+        """Whether this user may change the units of systemd."""
+        ...
+
+    def is_library(self, name: str) -> bool:
+        """Whether a file of this name is a shared library."""
         ...
 
     def device_numbers(self, device: int) -> tuple[int, int]:
@@ -109,6 +164,10 @@ class Native(Protocol):
 
         All of them where pipes cannot be asked: the next read waits.
         """
+        ...
+
+    def wait_writable(self, fd: int) -> None:
+        """Wait after a BlockingIOError until a write may succeed."""
         ...
 
     def unread(self, sock: socket.socket) -> Callable[[int], object]:
@@ -130,7 +189,10 @@ class Native(Protocol):
     # --- processes
 
     def start_of(self, pid: int) -> str | None:
-        """The start time of ``pid`` as an opaque string; None if it has exited or is not visible."""
+        """The start time of ``pid`` as an opaque string; ``START_UNKNOWN`` if it is hidden.
+
+        None if it has exited, or is not visible.
+        """
         ...
 
     def tagged(self, entry: bytes) -> list[int]:
@@ -163,16 +225,19 @@ class Native(Protocol):
         """
         ...
 
-    def creation_flags(self) -> int:
-        """Of ``subprocess.Popen``, for a child without a window."""
+    def start_in_job(
+        self, start: Callable[[int], subprocess.Popen[bytes]]
+    ) -> tuple[subprocess.Popen[bytes], Job | None]:
+        """A new child without a window, and its job, which ends with this process.
+
+        ``start`` gets the ``creationflags`` of subprocess.Popen. None where process groups are used. On
+        Windows this process then takes Ctrl-C, even if its parent made it ignore that: its children inherit
+        the setting, and could not be asked to stop.
+        """
         ...
 
     def enlarge(self, pipe_fd: int, size: int) -> None:
         """Let the pipe hold ``size`` bytes, if the system allows it."""
-        ...
-
-    def job_of(self, popen: subprocess.Popen[bytes]) -> Job | None:
-        """The job of a new child, which ends with this process; None where process groups are used."""
         ...
 
     def set_niceness(self, pid: int, nice: int) -> None:
@@ -209,7 +274,7 @@ class Native(Protocol):
     """The file of the guardian's program, in system/process."""
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
-        """Start a process that outlives this one. Raises CalledProcessError."""
+        """Start a process that outlives this one. Raises CalledProcessError too."""
         ...
 
     def raise_files_limit(self) -> int:
@@ -245,7 +310,7 @@ class Native(Protocol):
         ...
 
     def prepare_streams(self) -> None:
-        """Let the standard streams take UTF-8."""
+        """Let the standard streams take UTF-8 (Windows)."""
         ...
 
     def on_console_close(self, callback: Callable[[], None]) -> None:
@@ -253,7 +318,17 @@ class Native(Protocol):
         ...
 
     def stop_main_thread(self) -> None:
-        """Run the handler of SIGTERM, even if the main thread waits in a system call."""
+        """Run the handler of SIGTERM in the main thread. On Windows only when its system call returns."""
+        ...
+
+    def wait_for_stop(self) -> None:
+        """Block the main thread until SIGTERM or SIGINT (Windows: Ctrl-C, Ctrl-Break), whose handlers it sets
+        and restores.
+        """
+        ...
+
+    def keyboard(self) -> AbstractContextManager[Keyboard]:
+        """The keys of the terminal arrive at once and are not shown. Ctrl-C stays a signal."""
         ...
 
     def awake_and_asleep_s(self) -> float:

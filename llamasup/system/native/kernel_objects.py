@@ -4,14 +4,20 @@ kernel32.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ExtendedLimits", "HandleEnd", "JobObject"]
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+__all__ = ["ExtendedLimits", "HandleEnd", "JobObject", "started_in"]
 
 # winnt.h, winbase.h, winerror.h
 _SYNCHRONIZE = 0x00100000
-_INFINITE = 0xFFFFFFFF
+_WAIT_TIMEOUT = 258
+_WAIT_MS = 250
 _ERROR_ACCESS_DENIED = 5
 _KILL_ON_JOB_CLOSE = 0x2000
 _EXTENDED_LIMIT_INFORMATION = 9
@@ -58,15 +64,20 @@ class JobObject:
         limits = ExtendedLimits()
         limits.BasicLimitInformation.LimitFlags = _KILL_ON_JOB_CLOSE
         pointer, size = ctypes.byref(limits), ctypes.sizeof(limits)
-        self._call("SetInformationJobObject", _EXTENDED_LIMIT_INFORMATION, pointer, size)
+        try:
+            self._call("SetInformationJobObject", _EXTENDED_LIMIT_INFORMATION, pointer, size)
+        except OSError:
+            self.close()
+            raise
 
     def adopt(self, process_handle: int) -> None:
         """Add a process; the processes that it starts from now on are added too."""
         self._call("AssignProcessToJobObject", ctypes.c_void_p(process_handle))
 
     def kill(self) -> None:
-        """End all its processes."""
-        self._call("TerminateJobObject", 1)
+        """End all its processes. If Windows refuses, ``close`` ends them."""
+        with contextlib.suppress(OSError):  # what comes after it must happen: the exit is reported
+            self._call("TerminateJobObject", 1)
 
     def close(self) -> None:
         """End all its processes and close the handle. May be repeated."""
@@ -79,6 +90,29 @@ class JobObject:
             ctypes.c_void_p(self._handle), *arguments
         ):
             raise OSError(f"{name} failed")
+
+
+def started_in(
+    job: JobObject, start: Callable[[], subprocess.Popen[bytes]], resume: Callable[[int], None]
+) -> subprocess.Popen[bytes]:
+    """A child that ``start`` leaves suspended, in ``job``; then ``resume`` gets its handle.
+
+    After an error of any step no process is left, and the job is closed.
+    """
+    try:
+        popen = start()
+        try:
+            handle = int(getattr(popen, "_handle"))  # noqa: B009 - not in the types
+            job.adopt(handle)
+            resume(handle)
+        except BaseException:
+            popen.kill()
+            popen.wait()
+            raise
+    except BaseException:
+        job.close()
+        raise
+    return popen
 
 
 def _kernel32() -> Any:
@@ -104,5 +138,7 @@ class HandleEnd:
             raise ProcessLookupError(pid)
 
     def wait(self) -> None:
-        self._kernel32.WaitForSingleObject(self._handle, _INFINITE)
+        # Python runs the handler of Ctrl-C between two waits.
+        while self._kernel32.WaitForSingleObject(self._handle, _WAIT_MS) == _WAIT_TIMEOUT:
+            pass
         self._kernel32.CloseHandle(self._handle)

@@ -7,51 +7,59 @@ import sys
 assert sys.platform == "linux"
 
 import contextlib
-import fcntl
 import os
-import re
-import resource
-import select
-import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamasup.system.native.posix import Posix
+
+if TYPE_CHECKING:  # see __init__.py
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
 __all__ = ["Linux"]
 
 _ENDED = frozenset("ZXx")  # proc(5): zombie, dead
 _POLL_S = 0.25
+# The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
 _CPUINFO_BYTES = 4096
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 _CPU_CLOCK = 2  # CPUCLOCK_SCHED of the kernel, as in clock_getcpuclockid(3): user and system time
 _USER_TIME = 11  # in /proc/PID/stat, after the name of the program; then the system time
-_COUNTERS = re.compile(r"^(\w+): (\d+)$", re.MULTILINE)
+_COUNTERS = r"^(\w+): (\d+)$"
 _NO_LIMIT = 1 << 20  # the kernel's default maximum (fs.nr_open)
 
 
 class Linux(Posix):
-    sees_without_reaping = True
+    has_proc = True
+    socket_path_bytes = 107  # sockaddr_un has 108, with the terminating NUL
+    cache_variable = "XDG_CACHE_HOME"
+    cache_in_home = ".cache"
 
     def __init__(self) -> None:
         self._limit_before: tuple[int, int] | None = None
 
     def login_folders(self) -> Sequence[Path]:
+        from pathlib import Path
+
         if "XDG_RUNTIME_DIR" in os.environ:
             return ()
         return (Path(f"/run/user/{os.geteuid()}/llamasup"),)
 
-    def start_of(self, pid: int, proc: Path = Path("/proc")) -> str | None:
+    def runtime_folders(self) -> Sequence[Path]:
+        return ()  # XDG_RUNTIME_DIR, or none
+
+    def start_of(self, pid: int, proc: str | Path = "/proc") -> str | None:
         """psutil adds the ticks since boot to a boot time that follows the wall clock: after a jump, the same
         process would have another start time. So the string is the boot id and the ticks.
         """
         try:
-            stat = (proc / str(pid) / "stat").read_bytes()
-            boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
+            with open(f"{proc}/{pid}/stat", "rb") as file:  # noqa: PTH123 - called often
+                stat = file.read()
+            with open(f"{proc}/sys/kernel/random/boot_id") as file:  # noqa: PTH123
+                boot = file.read().strip()
         except OSError:
             return None
         fields = stat[stat.rindex(b")") + 2 :].decode().split()  # the name of a process may contain `)`
@@ -112,6 +120,8 @@ class Linux(Posix):
             raise ProcessLookupError(pid)
 
         def wait() -> None:
+            import select
+
             poll = select.poll()
             poll.register(fd, select.POLLIN)  # once the process is a zombie
             while not poll.poll():
@@ -127,11 +137,15 @@ class Linux(Posix):
     def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
         if (command := helper()) is not None:
             return [*command, str(os.getpid()), path, *argv]
+        import shutil
+
         # util-linux has a tool for it, with a race.
         setpriv = shutil.which("setpriv", path=os.defpath)
         return list(argv) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", path, *argv[1:]]
 
     def enlarge(self, pipe_fd: int, size: int) -> None:
+        import fcntl
+
         with contextlib.suppress(OSError):  # above the user's quota for pipes: keep the default of 64 KiB
             fcntl.fcntl(pipe_fd, fcntl.F_SETPIPE_SZ, size)
 
@@ -139,25 +153,18 @@ class Linux(Posix):
         super().set_niceness(pid, nice)
         # With autogroup, as on desktops, Linux compares nice values only within a session. The child has its
         # own session, which gets this nice value, too.
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{pid}/autogroup").write_text(str(nice))
-
-    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
-        try:
-            return os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-        except ChildProcessError:
-            return True
-
-    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/autogroup", "w") as file:  # noqa: PTH123
+            file.write(str(nice))
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
+        import re
+        from pathlib import Path
+
         process = Path("/proc") / str(pid)
         try:
             pages = process.joinpath("statm").read_text("ascii").split()
             stat = process.joinpath("stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-            counts = _COUNTERS.findall(process.joinpath("io").read_text("ascii"))
+            counts = re.findall(_COUNTERS, process.joinpath("io").read_text("ascii"), re.MULTILINE)
         except OSError:
             return None
         resident, of_files = int(pages[1]) * _PAGE_BYTES, int(pages[2]) * _PAGE_BYTES
@@ -172,6 +179,8 @@ class Linux(Posix):
             return None
 
     def raise_files_limit(self) -> int:
+        import resource
+
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
         if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -183,11 +192,13 @@ class Linux(Posix):
 
     def restore_files_limit(self, pid: int) -> None:
         if self._limit_before is not None:
+            import resource
+
             with contextlib.suppress(OSError):  # it has exited
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, self._limit_before)
 
     def cpu_name(self) -> str:
-        with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb", buffering=0) as file:
+        with contextlib.suppress(OSError), open("/proc/cpuinfo", "rb", buffering=0) as file:  # noqa: PTH123
             for line in file.read(_CPUINFO_BYTES).decode("utf-8", "replace").splitlines():
                 if line.startswith(("model name", "Model", "cpu model")):
                     return line.partition(":")[2].strip()

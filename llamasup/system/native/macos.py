@@ -6,16 +6,15 @@ import sys
 
 assert sys.platform != "win32"
 
-import contextlib
 import os
-import select
 import signal
-import subprocess
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamasup.system.native.by_psutil import load_counts
 from llamasup.system.native.posix import Posix
+
+if TYPE_CHECKING:  # see __init__.py
+    from collections.abc import Callable, Sequence
 
 __all__ = ["KqueueEnd", "MacOS"]
 
@@ -23,7 +22,9 @@ __all__ = ["KqueueEnd", "MacOS"]
 class KqueueEnd:
     """kqueue(2), EVFILT_PROC with NOTE_EXIT. Registering a process that does not exist is an error."""
 
-    def __init__(self, pid: int, api: Any = select) -> None:
+    def __init__(self, pid: int, api: Any = None) -> None:
+        if api is None:
+            import select as api
         self._queue = api.kqueue()
         watch = api.kevent(
             pid,
@@ -44,9 +45,10 @@ class KqueueEnd:
 
 
 class MacOS(Posix):
-    # waitid came with Python 3.13, and knows no WNOWAIT for one process in all versions of macOS: the group
-    # is killed just after the reaping.
-    sees_without_reaping = False
+    has_proc = False
+    socket_path_bytes = 103  # sockaddr_un has 104, with the terminating NUL
+    cache_variable = "" if sys.platform == "darwin" else "XDG_CACHE_HOME"
+    cache_in_home = "Library/Caches" if sys.platform == "darwin" else ".cache"
 
     def start_of(self, pid: int) -> str | None:
         import psutil
@@ -101,13 +103,6 @@ class MacOS(Posix):
 
     def enlarge(self, pipe_fd: int, size: int) -> None:
         pass
-
-    def has_exited(self, popen: subprocess.Popen[bytes]) -> bool:
-        return popen.poll() is not None
-
-    def wait_until_exited(self, popen: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(OSError):  # it has exited
-            self.wait_for_exit(popen.pid)()
 
     def load_counts(self, pid: int) -> tuple[int, int, int, int, float] | None:
         return load_counts(pid)

@@ -14,41 +14,80 @@ import io
 import msvcrt
 import os
 import signal
-import socket
-import subprocess
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import wintypes
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llamasup.system.native.by_psutil import load_counts
-from llamasup.system.native.kernel_objects import HandleEnd, JobObject
+from llamasup.system.native.interface import START_UNKNOWN
+from llamasup.system.native.kernel_objects import HandleEnd, JobObject, started_in
+from llamasup.system.native.sddl import owner_of, users_with_rights
+
+if TYPE_CHECKING:  # see __init__.py
+    import socket
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from llamasup.system.native.interface import Keyboard
 
 __all__ = ["Windows"]
 
 # winnt.h, winbase.h, accctrl.h, winerror.h
-_GENERIC_READ, _GENERIC_WRITE, _FILE_APPEND_DATA = 0x80000000, 0x40000000, 0x0004
+_GENERIC_READ, _GENERIC_WRITE = 0x80000000, 0x40000000
 _SHARE_ALL = 0x1 | 0x2 | 0x4  # read, write, delete
 _CREATE_NEW, _CREATE_ALWAYS, _OPEN_EXISTING, _OPEN_ALWAYS, _TRUNCATE_EXISTING = 1, 2, 3, 4, 5
+_CREATIONS = {
+    os.O_CREAT: _OPEN_ALWAYS,
+    os.O_TRUNC: _TRUNCATE_EXISTING,
+    os.O_CREAT | os.O_TRUNC: _CREATE_ALWAYS,
+    os.O_CREAT | os.O_EXCL: _CREATE_NEW,
+    os.O_CREAT | os.O_EXCL | os.O_TRUNC: _CREATE_NEW,
+}
+_NORMAL_FILE = 0x80
+_LOCK_EXCLUSIVELY_AT_ONCE = 0x1 | 0x2
+# Beyond the content: other processes cannot read the locked byte.
+_LOCKED_BYTE = 1 << 62
 _INVALID_HANDLE = ctypes.c_void_p(-1).value
 _PERSISTENT_ACLS = 0x0008
 _SYNCHRONIZE, _TERMINATE, _QUERY_LIMITED_INFORMATION = 0x00100000, 0x0001, 0x1000
 _TOKEN_QUERY, _TOKEN_USER = 0x0008, 1
-_SE_FILE_OBJECT, _DACL, _PROTECTED_DACL = 1, 0x4, 0x80000000
+_SE_FILE_OBJECT, _OWNER, _DACL, _PROTECTED_DACL = 1, 0x1, 0x4, 0x80000000
+# In SDDL: the administrators and the system, which can take any file over; the owner, who is checked too.
+_TRUSTED = frozenset({"BA", "SY"})
+_OWNER_RIGHTS = "OW"
 _CREATE_SUSPENDED = 0x4
 _INFINITE = 0xFFFFFFFF
-# Of a file that another process has open: access denied, sharing violation, lock violation. Virus scanners
-# and indexers open new files for a moment.
-_IN_USE = frozenset({5, 32, 33})
+_ACCESS_DENIED, _SHARING_VIOLATION, _LOCK_VIOLATION, _IO_PENDING = 5, 32, 33, 997
+# Of a file that another process has open. Virus scanners and indexers open new files for a moment. Windows
+# also denies access for that reason (a file that is being deleted), but not only for it.
+_IN_USE = frozenset({_SHARING_VIOLATION, _LOCK_VIOLATION})
+_MAYBE_IN_USE = _IN_USE | {_ACCESS_DENIED}
 _IN_USE_WAIT_S = 2.0
 _IN_USE_POLL_S = 0.02
 
 _UTF_8 = 65001
 _CLOSES = frozenset({2, 5, 6})  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
 _HANDLER = ctypes.WINFUNCTYPE(wintypes.BOOL, wintypes.DWORD)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGBREAK)
+_STOP_POLL_S = 0.05
+_WRITABLE_POLL_S = 0.02
+
+
+class _Overlapped(ctypes.Structure):
+    """OVERLAPPED: here only the place of a lock."""
+
+    _fields_ = (
+        ("Internal", ctypes.c_void_p),
+        ("InternalHigh", ctypes.c_void_p),
+        ("Offset", wintypes.DWORD),
+        ("OffsetHigh", wintypes.DWORD),
+        ("hEvent", ctypes.c_void_p),
+    )
+
 
 _kernel32: Any = ctypes.WinDLL("kernel32", use_last_error=True)
 _advapi32: Any = ctypes.WinDLL("advapi32", use_last_error=True)
@@ -58,6 +97,10 @@ _kernel32.CreateFileW.restype = ctypes.c_void_p
 _kernel32.CreateFileW.argtypes = (
     *(wintypes.LPCWSTR, wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
     *(wintypes.DWORD, wintypes.DWORD, ctypes.c_void_p),
+)
+_kernel32.LockFileEx.argtypes = (
+    *(ctypes.c_void_p, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD, wintypes.DWORD),
+    ctypes.POINTER(_Overlapped),
 )
 _kernel32.OpenProcess.restype = ctypes.c_void_p
 _kernel32.OpenProcess.argtypes = (wintypes.DWORD, wintypes.BOOL, wintypes.DWORD)
@@ -101,8 +144,15 @@ _STOP_HELPER = Path(__file__).with_name("console_stop.py")
 
 
 class Windows:
-    has_unix_sockets = False  # the kernel has them, Python has not
+    has_proc = False
+    has_unix_sockets = False  # Windows has them, and its Python does not
+    socket_path_bytes = 103
     keeps_open_files = True
+    loop_reads_pipes = False  # only pipes that were opened for overlapped reads
+    executable_suffix = ".exe"
+    config_folder: str | None = None  # every user can make folders in C:\\ and in ProgramData
+    cache_variable = "LOCALAPPDATA"
+    cache_in_home = "AppData/Local"
     sees_without_reaping = False
 
     # --- files and folders
@@ -110,16 +160,25 @@ class Windows:
     def is_own(self, status: os.stat_result) -> bool:
         return True  # the ACL of its folder has the answer
 
+    def is_own_folder(self, path: Path, status: os.stat_result) -> bool:
+        user = _user_sid()
+        return owner_of(_sddl_of(path)) in {*_TRUSTED, user, _in_sddl(user)}
+
     def make_private(self, path: Path, status: os.stat_result) -> str:
-        """With an ACL for the user, the administrators and the system. Python 3.12.4 makes new folders so."""
-        allowed = {"SY", "BA", "OW", _user_sid()}
-        if _users_with_rights(path) <= allowed:
+        """With an ACL for the user, the administrators and the system, as Python 3.12.4 gives new folders."""
+        user = _user_sid()
+        own = {user, _in_sddl(user)}
+        sddl = _sddl_of(path)
+        if (owner := owner_of(sddl)) not in _TRUSTED | own:
+            return f"it belongs to another user ({owner})"
+        allowed = {_OWNER_RIGHTS, *_TRUSTED, *own}
+        if users_with_rights(sddl) <= allowed:
             return ""
         if not _volume_flags(path) & _PERSISTENT_ACLS:
             return "its drive has no ACLs, so other users could read the keys in it"
-        entries = "".join(f"(A;OICI;FA;;;{user})" for user in ("SY", "BA", _user_sid()))
+        entries = "".join(f"(A;OICI;FA;;;{each})" for each in (*sorted(_TRUSTED), user))
         _set_acl(path, f"D:P{entries}")
-        others = _users_with_rights(path) - allowed
+        others = users_with_rights(_sddl_of(path)) - allowed
         return f"the ACL still gives rights to {', '.join(sorted(others))}" if others else ""
 
     def is_open_to_others(self, status: os.stat_result) -> bool:
@@ -131,20 +190,29 @@ class Windows:
     def give_back(self, path: Path, before: os.stat_result) -> None:
         pass
 
-    def open_shared(self, path: Path, flags: int) -> int:
-        """``os.open`` would keep other processes from renaming the file."""
-        access = _GENERIC_READ
-        if flags & (os.O_WRONLY | os.O_RDWR):
-            access = _FILE_APPEND_DATA | _SYNCHRONIZE if flags & os.O_APPEND else _GENERIC_WRITE
-            access |= _GENERIC_READ  # for its size
-        creates = _CREATE_NEW if flags & os.O_EXCL else _OPEN_ALWAYS
-        how = creates if flags & os.O_CREAT else _OPEN_EXISTING
-        handle = _kernel32.CreateFileW(str(path), access, _SHARE_ALL, None, how, 0x80, None)
+    def open_shared(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        """``os.open`` would keep others from renaming the file. The folder's ACL replaces ``mode``."""
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        access = _GENERIC_READ | (_GENERIC_WRITE if writes else 0)
+        how = _CREATIONS.get(flags & (os.O_CREAT | os.O_EXCL | os.O_TRUNC), _OPEN_EXISTING)
+        handle = _kernel32.CreateFileW(str(path), access, _SHARE_ALL, None, how, _NORMAL_FILE, None)
         if handle == _INVALID_HANDLE:
             raise _windows_error(path)
-        return msvcrt.open_osfhandle(
-            handle, flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT
-        )
+        try:
+            return msvcrt.open_osfhandle(
+                handle, flags & (os.O_APPEND | os.O_RDONLY) | os.O_BINARY | os.O_NOINHERIT
+            )
+        except OSError:
+            _kernel32.CloseHandle(handle)
+            raise
+
+    def try_replace(self, source: Path, target: Path) -> bool:
+        return _is_done(lambda: source.replace(target))
+
+    def try_remove(self, path: Path) -> bool:
+        return _is_done(path.unlink)
 
     def replace(self, source: Path, target: Path) -> None:
         _patiently(lambda: source.replace(target), target)
@@ -159,13 +227,13 @@ class Windows:
         return None
 
     def lock(self, fd: int) -> bool:
-        """The first byte, which other processes can then not read: only for files without content."""
-        os.lseek(fd, 0, os.SEEK_SET)
-        try:
-            msvcrt.locking(fd, msvcrt.LK_NBLCK, 1)
-        except OSError as error:
-            raise BlockingIOError(errno.EAGAIN, "another process has locked the file") from error
-        return True
+        place = _Overlapped(Offset=_LOCKED_BYTE & 0xFFFFFFFF, OffsetHigh=_LOCKED_BYTE >> 32)
+        handle = msvcrt.get_osfhandle(fd)
+        if _kernel32.LockFileEx(handle, _LOCK_EXCLUSIVELY_AT_ONCE, 0, 1, 0, ctypes.byref(place)):
+            return True
+        if ctypes.get_last_error() in (_LOCK_VIOLATION, _IO_PENDING):
+            raise BlockingIOError(errno.EAGAIN, "another process has locked the file")
+        return False
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
         at = os.lseek(fd, 0, os.SEEK_CUR)
@@ -176,10 +244,23 @@ class Windows:
             os.lseek(fd, at, os.SEEK_SET)
 
     def temporary_folders(self) -> Sequence[Path]:
+        import tempfile
+
         return (Path(tempfile.gettempdir()),)
 
     def login_folders(self) -> Sequence[Path]:
         return ()
+
+    def runtime_folders(self) -> Sequence[Path]:
+        import platformdirs
+
+        return (platformdirs.user_runtime_path("llamasup", appauthor=False),)
+
+    def is_root(self) -> bool:
+        return False
+
+    def is_library(self, name: str) -> bool:
+        return name.endswith(".dll")
 
     def user(self) -> str:
         return os.environ.get("USERNAME", "user")
@@ -195,6 +276,9 @@ class Windows:
     def readable(self, fds: Sequence[int], timeout_s: float | None) -> list[int]:
         return [fds[0]]
 
+    def wait_writable(self, fd: int) -> None:
+        time.sleep(_WRITABLE_POLL_S)  # a pipe cannot be asked
+
     def unread(self, sock: socket.socket) -> Callable[[int], object]:
         return bool  # the loop reads ahead, so the kernel holds nothing
 
@@ -204,6 +288,8 @@ class Windows:
     datagram_socket = unix_socket
 
     def before_bind(self, sock: socket.socket, *, share: bool) -> None:
+        import socket
+
         # SO_REUSEADDR would let two processes share the port, and another user's process take it over.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_EXCLUSIVEADDRUSE, 1)
 
@@ -212,11 +298,14 @@ class Windows:
     def start_of(self, pid: int) -> str | None:
         """In units of 100 ns. psutil's import would take 24 ms."""
         with _process(pid, _QUERY_LIMITED_INFORMATION | _SYNCHRONIZE) as handle:
-            if not handle or _kernel32.WaitForSingleObject(handle, 0) == 0:  # it has exited
+            if not handle:
+                # A process of another user is there; its PID is in use.
+                return START_UNKNOWN if ctypes.get_last_error() == _ACCESS_DENIED else None
+            if _kernel32.WaitForSingleObject(handle, 0) == 0:  # it has exited
                 return None
             start, end, kernel, user = (wintypes.FILETIME() for _ in range(4))
             if not _kernel32.GetProcessTimes(handle, *map(ctypes.byref, (start, end, kernel, user))):
-                return None
+                return START_UNKNOWN
             return str((start.dwHighDateTime << 32) + start.dwLowDateTime)
 
     def tagged(self, entry: bytes) -> list[int]:
@@ -239,25 +328,22 @@ class Windows:
     def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
         return list(argv)
 
-    def creation_flags(self) -> int:
+    def start_in_job(
+        self, start: Callable[[int], subprocess.Popen[bytes]]
+    ) -> tuple[subprocess.Popen[bytes], JobObject]:
         """Suspended until it is in its job. A console of its own: Ctrl-C in ours does not reach it, and
         ``terminate`` can send it one. A new process group would ignore it.
         """
+        import subprocess
+
         # If our parent has made us ignore Ctrl-C (CREATE_NEW_PROCESS_GROUP), children would do so too.
         _kernel32.SetConsoleCtrlHandler(None, False)
-        return subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED
+        job = JobObject(_kernel32)
+        flags = subprocess.CREATE_NO_WINDOW | _CREATE_SUSPENDED
+        return started_in(job, lambda: start(flags), _resume), job
 
     def enlarge(self, pipe_fd: int, size: int) -> None:
         pass
-
-    def job_of(self, popen: subprocess.Popen[bytes]) -> JobObject | None:
-        job = JobObject()
-        handle = int(getattr(popen, "_handle"))  # noqa: B009 - not in the types
-        try:
-            job.adopt(handle)
-        finally:
-            _ntdll.NtResumeProcess(handle)
-        return job
 
     def set_niceness(self, pid: int, nice: int) -> None:
         pass
@@ -267,13 +353,7 @@ class Windows:
         if getattr(sys, "frozen", False):
             popen.terminate()
             return
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_STOP_HELPER), str(popen.pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            creationflags=subprocess.DETACHED_PROCESS,
-        )
+        threading.Thread(target=_send_ctrl_c, args=(popen,), name="ctrl-c", daemon=True).start()
 
     def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError):
@@ -300,7 +380,11 @@ class Windows:
     guardian_script = "exec_guardian_windows.py"
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
-        subprocess.Popen(
+        import subprocess
+        import tempfile
+
+        # Kept: Python reports a Popen that is dropped while its process runs.
+        self._guardian = subprocess.Popen(
             command,
             stdin=stdin,
             stdout=subprocess.DEVNULL,
@@ -337,6 +421,8 @@ class Windows:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # None without a console
                 stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+        # Of the whole console: without it, UTF-8 would be shown wrongly. It stays, as other programs of the
+        # console may write at the same moment.
         _kernel32.SetConsoleOutputCP(_UTF_8)
 
     def on_console_close(self, callback: Callable[[], None]) -> None:
@@ -352,6 +438,28 @@ class Windows:
     def stop_main_thread(self) -> None:
         _thread.interrupt_main(signal.SIGTERM)  # os.kill would end the process
 
+    def wait_for_stop(self) -> None:
+        """A handler runs only when the main thread returns from its wait. Under Wine, other threads also run
+        late while that thread waits without end (13 s for a first request, measured).
+        """
+        stopped = False
+
+        def stop(*_: object) -> None:
+            nonlocal stopped
+            stopped = True
+
+        for number in _STOP_SIGNALS:
+            signal.signal(number, stop)
+        while not stopped:
+            time.sleep(_STOP_POLL_S)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+    def keyboard(self) -> AbstractContextManager[Keyboard]:
+        from llamasup.system.native.windows_keyboard import keyboard
+
+        return keyboard()
+
     def awake_and_asleep_s(self) -> float:
         return time.monotonic()  # counts while the machine sleeps
 
@@ -362,26 +470,63 @@ def _windows_error(path: Path) -> OSError:
     return error
 
 
+def _is_done(act: Callable[[], object]) -> bool:
+    """False if another process has the file open."""
+    try:
+        act()
+    except OSError as error:
+        if error.winerror not in _MAYBE_IN_USE:
+            raise
+        return False
+    return True
+
+
 def _patiently(act: Callable[[], object], path: Path) -> None:
     until = time.monotonic() + _IN_USE_WAIT_S
     while True:
         try:
             act()
         except OSError as error:
-            if error.winerror not in _IN_USE:
+            if error.winerror not in _MAYBE_IN_USE:
                 raise
             if time.monotonic() > until:
+                if error.winerror not in _IN_USE:
+                    raise
                 raise PermissionError(
-                    errno.EACCES, f"another program has held the file {path.name!r} open for 2 s", str(path)
+                    errno.EACCES,
+                    f"another program has held the file {path.name!r} open for {_IN_USE_WAIT_S:g} s",
+                    str(path),
                 ) from error
             time.sleep(_IN_USE_POLL_S)
         else:
             return
 
 
+def _resume(handle: int) -> None:
+    if (status := _ntdll.NtResumeProcess(handle)) < 0:
+        raise OSError(f"NtResumeProcess failed (0x{status & 0xFFFFFFFF:08x})")
+
+
+def _send_ctrl_c(popen: subprocess.Popen[bytes]) -> None:
+    """``popen`` is held until the end, so that Windows does not reuse its process ID."""
+    import subprocess
+
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is killed later if it does not stop
+        subprocess.run(
+            [sys.executable, "-I", "-S", str(_STOP_HELPER), str(popen.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            creationflags=subprocess.DETACHED_PROCESS,
+            timeout=_STOP_HELPER_S,
+            check=False,
+        )
+
+
 @contextmanager
 def _process(pid: int, rights: int) -> Iterator[Any]:
     """A handle; None if there is no such process, or if it is not accessible."""
+    ctypes.set_last_error(0)
     handle = _kernel32.OpenProcess(rights, False, pid) if 0 < pid < 1 << 32 else None
     try:
         yield handle
@@ -412,29 +557,43 @@ def _user_sid() -> str:
         _kernel32.CloseHandle(token)
 
 
-def _users_with_rights(path: Path) -> set[str]:
-    """The SIDs, or their two letters in SDDL, to which the ACL of ``path`` gives rights."""
-    descriptor, text = ctypes.c_void_p(), wintypes.LPWSTR()
+def _sddl_of(path: Path) -> str:
+    """The owner and the ACL of ``path``, as text."""
+    descriptor = ctypes.c_void_p()
     failed = _advapi32.GetNamedSecurityInfoW(
-        str(path), _SE_FILE_OBJECT, _DACL, None, None, None, None, ctypes.byref(descriptor)
+        str(path), _SE_FILE_OBJECT, _OWNER | _DACL, None, None, None, None, ctypes.byref(descriptor)
     )
     if failed:
         raise ctypes.WinError(failed)
     try:
-        if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
-            descriptor, 1, _DACL, ctypes.byref(text), None
-        ):
-            raise ctypes.WinError(ctypes.get_last_error())
-        try:
-            sddl = str(text.value)
-        finally:
-            _kernel32.LocalFree(text)
+        return _text_of(descriptor, _OWNER | _DACL)
     finally:
         _kernel32.LocalFree(descriptor)
-    if "(" not in sddl:
-        return {"everyone"}  # a drive without ACLs
-    entries = [entry.rstrip(")").split(";") for entry in sddl.split("(")[1:]]
-    return {entry[5] for entry in entries if entry[0] == "A"}
+
+
+def _in_sddl(sid: str) -> str:
+    """How Windows writes ``sid`` in SDDL: LA for the account Administrator, LS and NS for services."""
+    descriptor = ctypes.c_void_p()
+    if not _advapi32.ConvertStringSecurityDescriptorToSecurityDescriptorW(
+        f"O:{sid}", 1, ctypes.byref(descriptor), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        return owner_of(_text_of(descriptor, _OWNER))
+    finally:
+        _kernel32.LocalFree(descriptor)
+
+
+def _text_of(descriptor: ctypes.c_void_p, parts: int) -> str:
+    text = wintypes.LPWSTR()
+    if not _advapi32.ConvertSecurityDescriptorToStringSecurityDescriptorW(
+        descriptor, 1, parts, ctypes.byref(text), None
+    ):
+        raise ctypes.WinError(ctypes.get_last_error())
+    try:
+        return str(text.value)
+    finally:
+        _kernel32.LocalFree(text)
 
 
 def _set_acl(path: Path, sddl: str) -> None:

@@ -14,14 +14,17 @@ __all__ = ["began_after", "is_tagged", "kill_if", "processes_tagged", "start_of"
 
 
 def start_of(pid: int) -> str | None:
-    """The start time of ``pid`` as an opaque string; None if it has exited or is not visible."""
+    """The start time of ``pid`` as an opaque string; None if it has exited or is not visible.
+
+    Empty if it runs, and hides it: a process of another user on Windows.
+    """
     return native.start_of(pid)
 
 
 def began_after(pid: int, other: int) -> bool:
     """Whether ``pid`` started later than ``other``; False if unknown."""
     one, two = start_of(pid), start_of(other)
-    return one is not None and two is not None and _moment(one) > _moment(two)
+    return bool(one and two) and _moment(str(one)) > _moment(str(two))
 
 
 def _moment(start: str) -> float:

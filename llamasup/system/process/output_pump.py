@@ -23,6 +23,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from llamasup.system.native import native
 from llamasup.system.storage.folders import open_private
@@ -37,6 +38,7 @@ _TAIL_LINES = 200
 _LINE_BYTES = 4 * 1024
 # Read after the exit, if a grandchild keeps the pipe open and full.
 _LAST_BYTES = 2 * 1024 * 1024
+_ROTATE_RETRY_S = 1.0
 
 
 class LogPump:
@@ -228,6 +230,7 @@ class RotatedFile:
         self._max_bytes = max_bytes
         self._files = files
         self._size = 0
+        self._rotate_at_s = 0.0
         self._fd: int | None = None
         self._attempt(self._open)
 
@@ -267,7 +270,7 @@ class RotatedFile:
                 _log.warning("the %s is no longer written: %s", self._holds, self.error)
 
     def _write(self, chunk: bytes) -> None:
-        if self._size and self._size + len(chunk) > self._max_bytes:
+        if self._size and self._size + len(chunk) > self._max_bytes and monotonic() >= self._rotate_at_s:
             self._rotate()
         left = memoryview(chunk)
         try:
@@ -285,15 +288,29 @@ class RotatedFile:
             os.ftruncate(self._fd, self._size - written)
 
     def _rotate(self) -> None:
+        """Never waits for another program that has one of the files open (Windows): the child's output must
+        be read. The file then gets longer, and begins again at twice its size.
+        """
         self.close()
+        is_moved = self._move()
+        self._open()
+        if not is_moved:
+            self._rotate_at_s = monotonic() + _ROTATE_RETRY_S
+            if self._fd is not None and self._size > 2 * self._max_bytes:
+                os.ftruncate(self._fd, 0)
+                self._size = 0
+
+    def _move(self) -> bool:
+        """Give the files their next names. False if a program has one of them open."""
+        if self._files == 1:
+            with contextlib.suppress(FileNotFoundError):
+                return native.try_remove(self._path)
         for number in range(self._files - 1, 0, -1):
             newer = self._path if number == 1 else self._numbered(number - 1)
             with contextlib.suppress(FileNotFoundError):
-                native.replace(newer, self._numbered(number))
-        if self._files == 1:
-            with contextlib.suppress(FileNotFoundError):
-                native.remove(self._path)
-        self._open()
+                if not native.try_replace(newer, self._numbered(number)):
+                    return False
+        return True
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

@@ -123,5 +123,5 @@ def _records(folder: Path) -> Iterator[tuple[int, str, str]]:
     for path in sorted(folder.glob("child-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(path.read_bytes())
-            if record["start"] is not None:
+            if record["start"]:
                 yield int(record["pid"]), str(record["start"]), str(record["executable"])

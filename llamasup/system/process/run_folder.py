@@ -7,7 +7,6 @@ import contextlib
 import os
 import re
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +36,6 @@ __all__ = [
 ]
 
 
-# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
-_SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 # The longest name of a socket in the run folder, such as `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
 # The file in the run folder with the start time of the process that made it.
@@ -90,9 +87,15 @@ def run_folder() -> RunFolder:
         with contextlib.suppress(FolderUnusable, OSError):
             return _create(prefix, private_folder(base))
     try:
-        return _create(f"llamasup-{prefix}", _short_temporary_folder())
+        last = _create(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
         raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+    try:
+        private_folder(last.path)  # Windows: what it inherits from the temporary folder may be open to others
+    except FolderUnusable:
+        last.close()
+        raise
+    return last
 
 
 def _create(prefix: str, base: Path) -> RunFolder:
@@ -138,13 +141,13 @@ def run_folders() -> Iterator[tuple[Path, int]]:
 def _is_own_folder(path: Path) -> bool:
     try:
         status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and native.is_own_folder(path, status)
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and native.is_own(status)
 
 
 def _is_too_long(folder: Path) -> bool:
-    return len(os.fsencode(folder)) + 1 + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES
+    return len(os.fsencode(folder)) + 1 + LONGEST_SOCKET_NAME > native.socket_path_bytes
 
 
 def _run_bases() -> Iterator[Path]:
@@ -152,10 +155,7 @@ def _run_bases() -> Iterator[Path]:
         yield given
     if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(given_by_login) / "llamasup"
-    if sys.platform != "linux":
-        import platformdirs
-
-        yield platformdirs.user_runtime_path("llamasup", appauthor=False)
+    yield from native.runtime_folders()
     yield _short_temporary_folder() / f"llamasup-{native.user()}"
 
 

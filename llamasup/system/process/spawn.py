@@ -67,17 +67,19 @@ def spawn(
     read_fd, write_fd = os.pipe()
     try:
         native.enlarge(write_fd, _PIPE_BYTES)
-        popen = subprocess.Popen(
-            command,
-            executable=path if command[0] == argv[0] else None,
-            stdin=subprocess.DEVNULL,
-            stdout=write_fd,
-            stderr=subprocess.STDOUT,
-            close_fds=True,
-            cwd=cwd,
-            env=env,
-            start_new_session=True,
-            creationflags=native.creation_flags(),
+        popen, job = native.start_in_job(
+            lambda flags: subprocess.Popen(
+                command,
+                executable=path if command[0] == argv[0] else None,
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=subprocess.STDOUT,
+                close_fds=True,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+                creationflags=flags,
+            )
         )
     except OSError as error:
         os.close(read_fd)
@@ -91,7 +93,6 @@ def spawn(
         raise
     finally:
         os.close(write_fd)
-    job = native.job_of(popen)
     restore_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
     if nice is not None:
         native.set_niceness(popen.pid, nice)
@@ -134,7 +135,7 @@ class Child:
     def end_descendants(self) -> tuple[int, ...]:
         """After the exit: kill descendants outside its process group, and wait. Blocks; for a thread.
 
-        Returns their PIDs. Finds none without a run folder, and outside Linux.
+        Returns their PIDs. Finds none without a run folder, and on Windows, where the job has ended them.
         """
         return tuple(process.pid for process in end_descendants(self._env))
 

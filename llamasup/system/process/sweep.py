@@ -85,7 +85,7 @@ def _owner_lives(folder: Path, pid: int) -> bool:
     """For systems without locks, and for a folder that was removed while its run made it again."""
     start = start_of(pid)
     try:
-        return start is not None and (folder / OWNER).read_text() in ("", start)
+        return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:
         return start is not None
 
