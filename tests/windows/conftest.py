@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.windows.wine import Session, Windows
+from tests.windows.wine import PATIENCE_S, Session, Windows
+
+TIMEOUT_S = 6 * PATIENCE_S
+"""A test makes several starts, each of which may take ``PATIENCE_S`` on a loaded machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,6 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here in item.path.parents:
             item.add_marker(pytest.mark.windows)
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

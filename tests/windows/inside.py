@@ -85,9 +85,14 @@ class Session:
         while self._files:
             self._files.pop().close()
 
-    def rights(self, path: str) -> list[str]:
-        module = importlib.import_module("llamasup.system.native.windows")
-        return sorted(vars(module)["_users_with_rights"](path))
+    def rights(self, path: str) -> list[list[str]]:
+        """The names of this user in access control lists, and those that the list of ``path`` has."""
+        module = vars(importlib.import_module("llamasup.system.native.windows"))
+        user = module["_user_sid"]()
+        return [
+            [user, module["_in_sddl"](user)],
+            sorted(module["users_with_rights"](module["_sddl_of"](path))),
+        ]
 
     def _follow(self, name: str, popen: "subprocess.Popen[bytes]") -> None:
         readers = [

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.windows.wine import PATIENCE_S, Windows, complete, eventually, windows_path
+from tests.hub import running_hub
+from tests.windows.wine import PATIENCE_S, Windows, complete, eventually, get, windows_path
 
 EVENTS = ("--port", "0", "--events", "jsonl")
 
@@ -28,10 +29,14 @@ def test_a_run_serves_is_controlled_and_leaves_nothing(windows: Windows, tiny_mo
     assert json.loads(ready.read_text())["url"] == url
     assert complete(url)["content"]
     with httpx.stream(
-        "POST", f"{url}/completion", json={"prompt": "a", "n_predict": 4, "stream": True}, timeout=PATIENCE_S
+        "POST",
+        f"{url}/completion",
+        json={"prompt": "a", "n_predict": 4, "stream": True},
+        timeout=PATIENCE_S,
+        trust_env=False,
     ) as stream:
         assert [line for line in stream.iter_lines() if line][-1].startswith("data: ")
-    assert 'llamasup_requests_total{code="200",model="tiny"' in httpx.get(f"{url}/metrics").text
+    assert 'llamasup_requests_total{code="200",model="tiny"' in get(f"{url}/metrics").text
 
     (served,) = json.loads(windows.control("ps", "--json"))["models"]
     assert (served["id"], served["state"], served["restarts"]) == ("tiny", "ready", 0)
@@ -80,7 +85,7 @@ def test_a_terminated_llamasup_leaves_no_process_and_no_file(windows: Windows, t
     run = windows.start("run", tiny_model, *EVENTS, "--ready-file", ready_file)
     ready = run.event("ready")
     with (
-        httpx.Client(timeout=PATIENCE_S) as client,
+        httpx.Client(timeout=PATIENCE_S, trust_env=False) as client,
         client.stream(
             "POST", ready["url"] + "/completion", json={"prompt": "a", "n_predict": 900, "stream": True}
         ) as stream,
@@ -108,9 +113,13 @@ def test_ctrl_c_stops_it(windows: Windows, tiny_model: Path) -> None:
 def test_two_instances_serve_at_the_same_time(windows: Windows, tiny_model: Path) -> None:
     runs = [windows.start("run", tiny_model, *EVENTS) for _ in range(2)]
     ready = [run.event("ready") for run in runs]
-    code, _, said = windows.run("ps")
-    assert code == 2
-    assert "2 llamasups run here" in said
+
+    def code_of_ps() -> int:
+        """0 if one of them answered too late, as it may on a busy machine."""
+        code, _, said = windows.run("ps")
+        return code if "2 llamasups run here" in said else 0
+
+    assert eventually(code_of_ps) == 2
     for each, run in zip(ready, runs, strict=True):
         windows.control("stop", "--pid", str(each["pid"]))
         assert run.wait() == 0
@@ -125,7 +134,7 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
     assert code == 0, said
     serve = windows.start(*("serve", "--models-dir", models, *EVENTS, "--api-key-file", keys))
     url = serve.event("ready")["url"]
-    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert get(f"{url}/v1/models").status_code == 401
     windows.control("load", "one")
 
     windows.session.ask("open", windows_path(keys))
@@ -135,8 +144,8 @@ def test_folder_is_served_and_watched(windows: Windows, tiny_model: Path) -> Non
     windows.session.ask("close_files")
     code, key, said = windows.run("key", "new", "second", "--file", keys)
     assert code == 0, said
-    as_second = {"authorization": f"Bearer {key.strip()}"}
-    eventually(lambda: httpx.get(f"{url}/v1/models", headers=as_second).status_code == 200)
+    as_second = f"Bearer {key.strip()}"
+    eventually(lambda: get(f"{url}/v1/models", authorization=as_second).status_code == 200)
     shutil.copy(tiny_model, models / "two.gguf")
     eventually(lambda: "two" in windows.control("ps", "--all", "--json"))
     windows.control("unload", "one")
@@ -168,10 +177,10 @@ def test_only_the_user_can_enter_the_run_folder(windows: Windows, tiny_model: Pa
     run = windows.start("run", tiny_model, "--sidecar")
     run.event("ready")
     (folder,) = windows.folder.glob(f"**/{run.pid}-????????")
-    users = windows.session.ask("rights", windows_path(folder))
-    assert "WD" not in users
+    user, users = windows.session.ask("rights", windows_path(folder))
+    assert set(users) <= {"SY", "BA", "OW", *user}
     content = json.loads((folder / "control.sock").read_text())
-    assert httpx.get(f"http://127.0.0.1:{content['port']}/llamasup/v1/status").status_code == 401
+    assert get(f"http://127.0.0.1:{content['port']}/llamasup/v1/status").status_code == 401
     assert os.stat(folder).st_mode & 0o007 == 0  # noqa: PTH116
     run.close_stdin()
     assert run.wait() == 0
@@ -188,3 +197,29 @@ def test_plan_doctor_inspect_list_and_config(windows: Windows, tiny_model: Path)
     config = windows.folder / "config.yaml"
     config.write_text(f"models:\n  tiny:\n    path: 'Z:{tiny_model}'\n")
     assert windows.run("config", "check", config)[0] == 0
+
+
+def test_models_of_a_hub_are_downloaded_by_pull_and_by_serve(windows: Windows, tiny_model: Path) -> None:
+    models = windows.folder / "models"
+    with running_hub() as hub:
+        hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_model.read_bytes()}
+        hub.repos["org/other-GGUF"] = {"other-Q4_K_M.gguf": tiny_model.read_bytes()}
+        allowed = ("--endpoint", hub.url, "--allow-private", "--allow-http")
+        code, _, said = windows.run("pull", "org/other-GGUF", "--folder", models, *allowed)
+        assert code == 0, said
+        assert (models / "org" / "other-GGUF" / "other-Q4_K_M.gguf").stat().st_size
+
+        config = windows.folder / "config.yaml"
+        config.write_text(
+            "models:\n  tiny:\n    repo: org/tiny-GGUF\n"
+            f"downloads:\n  folder: '{windows_path(models)}'\n  endpoint: {hub.url}\n"
+            "  private_addresses: true\n"
+        )
+        serve = windows.start("serve", "--config", config, *EVENTS)
+        url = serve.event("ready")["url"]
+        asked = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
+        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE_S, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        windows.control("stop")
+        assert serve.wait() == 0
+    assert list(models.glob("**/*.part*")) == []

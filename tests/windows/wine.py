@@ -253,6 +253,10 @@ def complete(url: str, prompt: str = "Once", tokens: int = 8) -> Mapping[str, An
     return found
 
 
+def get(url: str, **headers: str) -> httpx.Response:
+    return httpx.get(url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+
 def windows_path(path: Path) -> str:
     return "Z:" + str(path).replace("/", "\\")
 
