@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 __all__ = ["redact_paths", "whole_and_plain", "without_folders"]
@@ -60,12 +61,19 @@ def _paths(separator: str, sign: str, begin: str, root: str, flags: re.RegexFlag
     )
 
 
-_POSIX = _paths("/", "/", _ROOT, "/", re.NOFLAG)
-_WINDOWS = _paths(r"[\\/]+", r"\\/", _DRIVE, "C:\\", re.IGNORECASE)
+# Each takes 2 ms to make, and few runs need them.
+@cache
+def _of_posix() -> _Paths:
+    return _paths("/", "/", _ROOT, "/", re.NOFLAG)
+
+
+@cache
+def _of_windows() -> _Paths:
+    return _paths(r"[\\/]+", r"\\/", _DRIVE, "C:\\", re.IGNORECASE)
 
 
 def _paths_like(path: str) -> _Paths:
-    return _WINDOWS if re.match(r"[A-Za-z]:(?:[\\/]|$)|\\\\", path) else _POSIX
+    return _of_windows() if re.match(r"[A-Za-z]:(?:[\\/]|$)|\\\\", path) else _of_posix()
 
 
 def redact_paths(text: str, paths: Iterable[str]) -> str:
@@ -86,11 +94,12 @@ def redact_paths(text: str, paths: Iterable[str]) -> str:
         inside = rf"{kind.known(folder)}{kind.separator}(?!{kind.separator})"
         text = re.sub(inside, _literally(kind.root), text, flags=kind.flags)
         text = re.sub(f"{kind.known(folder)}{kind.after}", "its folder", text, flags=kind.flags)
-    named = _WINDOWS.bare.sub("", _WINDOWS.quoted.sub(r"\1\2\1", text))
-    if _WINDOWS.place.search(named) or (named != text and re.search(r"[\\/]", named)):
+    posix, windows = _of_posix(), _of_windows()
+    named = windows.bare.sub("", windows.quoted.sub(r"\1\2\1", text))
+    if windows.place.search(named) or (named != text and re.search(r"[\\/]", named)):
         return ""
-    text, named = named, _POSIX.bare.sub("", _POSIX.quoted.sub(r"\1\2\1", named))
-    return "" if _POSIX.place.search(named) or (named != text and "/" in named) else named
+    text, named = named, posix.bare.sub("", posix.quoted.sub(r"\1\2\1", named))
+    return "" if posix.place.search(named) or (named != text and "/" in named) else named
 
 
 def _literally(name: str) -> str:

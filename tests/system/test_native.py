@@ -43,3 +43,17 @@ def test_unknown_swap_is_not_fatal(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = probe._by_psutil()
     assert (machine.swap_total_bytes, machine.swap_free_bytes) == (0, 0)
     assert machine.memory_total_bytes > 0
+
+
+@posix
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="not on macOS before Python 3.13")
+def test_macos_sees_an_exit_without_reaping() -> None:
+    """The process group is killed first: its number is free for others after the reaping."""
+    from llamasup.system.native.macos import MacOS
+
+    mac = MacOS()
+    with subprocess.Popen(["true"]) as process:
+        mac.wait_until_exited(process)
+        assert mac.sees_without_reaping
+        assert mac.has_exited(process)
+        assert process.returncode is None

@@ -8,8 +8,10 @@ each of them for its own system.
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from llamasup.system.native.interface import START_UNKNOWN, Job, Keyboard, Native
+if TYPE_CHECKING:
+    from llamasup.system.native.interface import Native
 
 if sys.platform == "linux":
     from llamasup.system.native.linux import Linux
@@ -24,4 +26,4 @@ else:
 
     native: Native = MacOS()
 
-__all__ = ["START_UNKNOWN", "Job", "Keyboard", "Native", "native"]
+__all__ = ["native"]

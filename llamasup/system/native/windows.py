@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llamasup.system.native.by_psutil import load_counts
-from llamasup.system.native.interface import START_UNKNOWN
 from llamasup.system.native.kernel_objects import HandleEnd, JobObject, started_in
 from llamasup.system.native.sddl import owner_of, users_with_rights
 
@@ -60,6 +59,7 @@ _SE_FILE_OBJECT, _OWNER, _DACL, _PROTECTED_DACL = 1, 0x1, 0x4, 0x80000000
 _TRUSTED = frozenset({"BA", "SY"})
 _OWNER_RIGHTS = "OW"
 _CREATE_SUSPENDED = 0x4
+_START_UNKNOWN = ""  # see interface.py
 _INFINITE = 0xFFFFFFFF
 _ACCESS_DENIED, _SHARING_VIOLATION, _LOCK_VIOLATION, _IO_PENDING = 5, 32, 33, 997
 # Of a file that another process has open. Virus scanners and indexers open new files for a moment. Windows
@@ -300,12 +300,12 @@ class Windows:
         with _process(pid, _QUERY_LIMITED_INFORMATION | _SYNCHRONIZE) as handle:
             if not handle:
                 # A process of another user is there; its PID is in use.
-                return START_UNKNOWN if ctypes.get_last_error() == _ACCESS_DENIED else None
+                return _START_UNKNOWN if ctypes.get_last_error() == _ACCESS_DENIED else None
             if _kernel32.WaitForSingleObject(handle, 0) == 0:  # it has exited
                 return None
             start, end, kernel, user = (wintypes.FILETIME() for _ in range(4))
             if not _kernel32.GetProcessTimes(handle, *map(ctypes.byref, (start, end, kernel, user))):
-                return START_UNKNOWN
+                return _START_UNKNOWN
             return str((start.dwHighDateTime << 32) + start.dwLowDateTime)
 
     def tagged(self, entry: bytes) -> list[int]:

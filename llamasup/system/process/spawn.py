@@ -28,12 +28,16 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llamasup.errors import BrokenRuntime
-from llamasup.system.native import Job, native
+from llamasup.system.native import native
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.ownership import end_descendants, forget_child, record_child, tag_environment
 from llamasup.system.process.platform import cannot_execute, find_executable, python_executable, restore_limit
+
+if TYPE_CHECKING:
+    from llamasup.system.native.interface import Job
 
 __all__ = ["Child", "spawn"]
 

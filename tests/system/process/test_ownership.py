@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.native import START_UNKNOWN, native
+from llamasup.system.native import native
 from llamasup.system.process.ownership import (
     OwnedProcess,
     end_descendants,
@@ -62,7 +62,7 @@ def test_a_recorded_child_that_hides_its_start_is_left_alone(
 ) -> None:
     """Its PID may have been reused."""
     child = start()
-    monkeypatch.setattr(native, "start_of", lambda pid: START_UNKNOWN)
+    monkeypatch.setattr(native, "start_of", lambda pid: "")
     record_child(tmp_path, child.pid, "sleep")
     assert kill_owned(tmp_path) == ()
     assert child.poll() is None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from llamasup.system.native import START_UNKNOWN, native
+from llamasup.system.native import native
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.run_folder import OWNER, run_folder, run_folders
@@ -60,7 +60,7 @@ def test_folder_whose_process_hides_its_start_is_not_stale(
     """On Windows: it belongs to the administrators, and this process does not."""
     folder = made(base / "llamasup" / f"{dead}-abc")
     (folder / OWNER).write_text("7")
-    monkeypatch.setattr(native, "start_of", lambda pid: START_UNKNOWN)
+    monkeypatch.setattr(native, "start_of", lambda pid: "")
     assert stale_runs() == ()
 
 
