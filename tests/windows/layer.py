@@ -4,7 +4,6 @@ Prints the name of each check that passed, and ends at the first that does not.
 """
 
 import asyncio
-import contextlib
 import importlib
 import os
 import subprocess
@@ -93,6 +92,25 @@ def a_file_that_others_have_open_is_not_waited_for_where_a_child_writes() -> Non
         assert not native.try_remove(folder / "log")
         assert time.monotonic() - began_s < 1.0
     assert native.try_replace(folder / "log", folder / "log.1")
+
+
+def a_file_that_others_keep_open_is_named() -> None:
+    (folder / "keys").write_bytes(b"old")
+    (folder / "new").write_bytes(b"new")
+    with (folder / "keys").open("rb"):
+        said = refused(PermissionError, lambda: native.replace(folder / "new", folder / "keys"))
+        assert "another program has held the file 'keys' open for 2 s" in said, said
+    native.replace(folder / "new", folder / "keys")
+    assert (folder / "keys").read_bytes() == b"new"
+
+
+def a_folder_in_the_way_is_not_waited_for() -> None:
+    """Windows denies access there, too, and nothing has it open."""
+    (folder / "way").mkdir()
+    (folder / "new").write_bytes(b"new")
+    began_s = time.monotonic()
+    refused(OSError, lambda: native.replace(folder / "new", folder / "way"))
+    assert time.monotonic() - began_s < 1.5
 
 
 def a_folder_is_private() -> None:
@@ -207,10 +225,13 @@ def the_loop_reads_the_output_of_a_child() -> None:
     asyncio.run(scenario())
 
 
-def refused(error: type[Exception], act: Callable[[], object]) -> None:
-    with contextlib.suppress(error):
+def refused(error: type[Exception], act: Callable[[], object]) -> str:
+    """The text of the error."""
+    try:
         act()
-        raise AssertionError(f"no {error.__name__}")
+    except error as raised:
+        return str(raised)
+    raise AssertionError(f"no {error.__name__}")
 
 
 def eventually(is_true: Callable[[], bool]) -> None:
@@ -226,6 +247,8 @@ CHECKS = (
     a_lock_excludes_others_and_lets_them_read,
     a_download_is_locked_hashed_and_published,
     a_file_that_others_have_open_is_not_waited_for_where_a_child_writes,
+    a_file_that_others_keep_open_is_named,
+    a_folder_in_the_way_is_not_waited_for,
     a_folder_is_private,
     a_folder_of_another_user_is_refused,
     accounts_have_short_names,

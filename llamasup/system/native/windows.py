@@ -62,10 +62,9 @@ _CREATE_SUSPENDED = 0x4
 _START_UNKNOWN = ""  # see interface.py
 _INFINITE = 0xFFFFFFFF
 _ACCESS_DENIED, _SHARING_VIOLATION, _LOCK_VIOLATION, _IO_PENDING = 5, 32, 33, 997
-# Of a file that another process has open. Virus scanners and indexers open new files for a moment. Windows
-# also denies access for that reason (a file that is being deleted), but not only for it.
+# Of a file that another process has open. Virus scanners and indexers open new files for a moment.
 _IN_USE = frozenset({_SHARING_VIOLATION, _LOCK_VIOLATION})
-_MAYBE_IN_USE = _IN_USE | {_ACCESS_DENIED}
+_DELETE = 0x00010000
 _IN_USE_WAIT_S = 2.0
 _IN_USE_POLL_S = 0.02
 
@@ -209,13 +208,13 @@ class Windows:
             raise
 
     def try_replace(self, source: Path, target: Path) -> bool:
-        return _is_done(lambda: source.replace(target))
+        return _is_done(lambda: source.replace(target), source, target)
 
     def try_remove(self, path: Path) -> bool:
-        return _is_done(path.unlink)
+        return _is_done(path.unlink, path)
 
     def replace(self, source: Path, target: Path) -> None:
-        _patiently(lambda: source.replace(target), target)
+        _patiently(lambda: source.replace(target), source, target)
 
     def remove(self, path: Path) -> None:
         _patiently(path.unlink, path)
@@ -470,28 +469,27 @@ def _windows_error(path: Path) -> OSError:
     return error
 
 
-def _is_done(act: Callable[[], object]) -> bool:
-    """False if another process has the file open."""
+def _is_done(act: Callable[[], object], *paths: Path) -> bool:
+    """False if another process has one of the files open."""
     try:
         act()
     except OSError as error:
-        if error.winerror not in _MAYBE_IN_USE:
+        if _in_use(error, paths) is None:
             raise
         return False
     return True
 
 
-def _patiently(act: Callable[[], object], path: Path) -> None:
+def _patiently(act: Callable[[], object], *paths: Path) -> None:
     until = time.monotonic() + _IN_USE_WAIT_S
     while True:
         try:
             act()
         except OSError as error:
-            if error.winerror not in _MAYBE_IN_USE:
+            path = _in_use(error, paths)
+            if path is None:
                 raise
             if time.monotonic() > until:
-                if error.winerror not in _IN_USE:
-                    raise
                 raise PermissionError(
                     errno.EACCES,
                     f"another program has held the file {path.name!r} open for {_IN_USE_WAIT_S:g} s",
@@ -500,6 +498,24 @@ def _patiently(act: Callable[[], object], path: Path) -> None:
             time.sleep(_IN_USE_POLL_S)
         else:
             return
+
+
+def _in_use(error: OSError, paths: Sequence[Path]) -> Path | None:
+    """The file that another process has open, if that is the reason for ``error``.
+
+    Windows also says "access denied" then, as for a file that this user may not change.
+    """
+    if error.winerror not in (*_IN_USE, _ACCESS_DENIED):
+        return None
+    for path in paths:
+        handle = _kernel32.CreateFileW(
+            str(path), _DELETE, _SHARE_ALL, None, _OPEN_EXISTING, _NORMAL_FILE, None
+        )
+        if handle != _INVALID_HANDLE:
+            _kernel32.CloseHandle(handle)
+        elif ctypes.get_last_error() in _IN_USE:
+            return path
+    return paths[-1] if error.winerror in _IN_USE else None
 
 
 def _resume(handle: int) -> None:
