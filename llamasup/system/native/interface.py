@@ -216,10 +216,18 @@ class Native(Protocol):
         """A function that blocks until ``pid`` exits. Raises ProcessLookupError if it has exited."""
         ...
 
-    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+    def tied(
+        self,
+        path: str,
+        argv: Sequence[str],
+        helper: Callable[[], Sequence[str] | None],
+        *,
+        ignores_sigpipe: bool,
+    ) -> list[str]:
         """The command that runs ``argv`` and dies with this process, if a command can do that here.
 
-        ``helper``: the command line of exec_child.py; None if there is no Python.
+        ``helper``: the command line of exec_child.py; None if there is no Python. ``ignores_sigpipe`` is for
+        the helper; without one, and where ``argv`` runs directly, the setting is inherited.
         """
         ...
 

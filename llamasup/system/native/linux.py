@@ -134,9 +134,17 @@ class Linux(Posix):
         while self.start_of(pid) == start:
             time.sleep(_POLL_S)
 
-    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+    def tied(
+        self,
+        path: str,
+        argv: Sequence[str],
+        helper: Callable[[], Sequence[str] | None],
+        *,
+        ignores_sigpipe: bool,
+    ) -> list[str]:
         if (command := helper()) is not None:
-            return [*command, str(os.getpid()), path, *argv]
+            ignored = int(signal.SIGPIPE) if ignores_sigpipe else 0
+            return [*command, str(os.getpid()), str(ignored), path, *argv]
         import shutil
 
         # util-linux has a tool for it, with a race.

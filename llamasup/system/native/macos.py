@@ -98,7 +98,14 @@ class MacOS(Posix):
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         return KqueueEnd(pid).wait
 
-    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+    def tied(
+        self,
+        path: str,
+        argv: Sequence[str],
+        helper: Callable[[], Sequence[str] | None],
+        *,
+        ignores_sigpipe: bool,
+    ) -> list[str]:
         return list(argv)
 
     def enlarge(self, pipe_fd: int, size: int) -> None:

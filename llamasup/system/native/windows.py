@@ -324,7 +324,14 @@ class Windows:
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         return HandleEnd(pid, _kernel32, ctypes.get_last_error).wait
 
-    def tied(self, path: str, argv: Sequence[str], helper: Callable[[], Sequence[str] | None]) -> list[str]:
+    def tied(
+        self,
+        path: str,
+        argv: Sequence[str],
+        helper: Callable[[], Sequence[str] | None],
+        *,
+        ignores_sigpipe: bool,
+    ) -> list[str]:
         return list(argv)
 
     def start_in_job(

@@ -54,11 +54,13 @@ def spawn(
     cwd: Path,
     run_folder: Path | None = None,
     nice: int | None = None,
+    ignores_sigpipe: bool = False,
 ) -> Child:
     """Start ``argv`` with exactly this environment and working folder; the caller owns the result.
 
     With ``run_folder`` the environment gets one more entry, the tag that identifies descendants. ``nice`` is
-    ignored where there are no nice values (Windows).
+    ignored where there are no nice values (Windows). ``ignores_sigpipe``: for a program that would end when a
+    client disconnects.
 
     A relative ``argv[0]`` starts at the supervisor's working folder, a bare name is searched in ``env``'s
     PATH. Raises BrokenRuntime if it cannot be executed. On Linux an executable of another machine's format
@@ -66,7 +68,7 @@ def spawn(
     Waiting for it here would stop the event loop for 6 ms.
     """
     path = find_executable(argv[0], env)
-    command = native.tied(path, argv, _exec_child)
+    command = native.tied(path, argv, _exec_child, ignores_sigpipe=ignores_sigpipe)
     env = dict(env) if run_folder is None else tag_environment(env, run_folder)
     read_fd, write_fd = os.pipe()
     try:
@@ -82,6 +84,7 @@ def spawn(
                 cwd=cwd,
                 env=env,
                 start_new_session=True,
+                restore_signals=not ignores_sigpipe,  # Python itself ignores it
                 creationflags=flags,
             )
         )
