@@ -40,11 +40,12 @@ __all__ = [
 
 
 class Priority(IntEnum):
-    """The priority classes, the first served first."""
+    """The priority classes, the first served first. ``BATCH`` runs only while the others are away."""
 
     HIGH = 0
     NORMAL = 1
     LOW = 2
+    BATCH = 3
 
 
 RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
@@ -261,7 +262,7 @@ def read_head(
                     400,
                     f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is not a priority",
                     cause="bad_priority",
-                    remedy="send high, normal or low, or leave the header out",
+                    remedy="send high, normal, low or batch, or leave the header out",
                 )
         elif kind is _UPGRADE:
             head.upgrades = True

@@ -273,6 +273,8 @@ class Downstream(asyncio.Protocol):
             lease.release()
             self._refuse_early(request, refusal)
             return
+        if request.needs_permit:
+            self.proxy.batches.enter(request, self, monotonic())
         lease.cancel_permit()  # it takes one when the body is complete, so that a slow client blocks no other
         request.received_at = monotonic()
         self.proxy.bodies.drop(request)
@@ -331,6 +333,10 @@ class Downstream(asyncio.Protocol):
                     and (refusal := proxy.bodies.hold(request, None))
                 )
                 or (refusal := judge_body(request, proxy.config, proxy.keys))
+                or (
+                    request.head.needs_permit
+                    and (refusal := proxy.batches.enter(request, self, request.received_at))
+                )
             ):
                 self._refuse(request, refusal)
                 return

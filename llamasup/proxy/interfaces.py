@@ -14,6 +14,7 @@ from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
+from llamasup.proxy.batch_gate import BatchGate
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.outbox import Outbox
@@ -34,6 +35,7 @@ class ProxyContext(Protocol):
     """Those of ``config``."""
     keys: Keys
     bodies: Bodies
+    batches: BatchGate
     clients: Connections
     control: Endpoint | None
     """The endpoint for /metrics and /llamasup/*."""

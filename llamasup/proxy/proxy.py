@@ -18,6 +18,7 @@ from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
+from llamasup.proxy.batch_gate import BatchGate
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.console_access import ConsoleAccess
@@ -59,6 +60,7 @@ class Proxy:
         self.keys = Keys(config.key_file, config.api_keys, monotonic)
         self.console = ConsoleAccess(is_on=config.console, is_front_page=config.route_by_model)
         self.bodies = Bodies(config.limits)
+        self.batches = BatchGate()
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
@@ -173,6 +175,8 @@ class Proxy:
             self.keys.leave(request, cost + request.unreported_tokens, refund=refund)
         if request.held_bytes:
             self.bodies.drop(request)
+        if request.in_lane:
+            self.batches.leave(request, record.ended_s)
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:

@@ -85,6 +85,7 @@ class Request(msgspec.Struct, eq=False):
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
     body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
+    in_lane: bool = False  # ``BatchGate`` counts it
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
     # take many times the memory of its bytes.
     _received: bytearray | None = None
@@ -144,6 +145,11 @@ class Request(msgspec.Struct, eq=False):
     def replayable(self) -> bool:
         """Whether it may wait for a generation, and be sent again before an answer begins."""
         return self.head.may_wait and not self.body_discarded
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it runs only while no other client uses a model."""
+        return self.head.priority is Priority.BATCH
 
     @property
     def hides_paths(self) -> bool:

@@ -24,7 +24,7 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
     """Whether its body is large, and need not be decoded."""
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
-        and not (request.buffered or proxy.config.route_by_model)
+        and not (request.buffered or proxy.config.route_by_model or request.is_batch)
         and proxy.uploads < proxy.limits.uploads
     )
 

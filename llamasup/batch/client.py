@@ -1,0 +1,141 @@
+"""Sends the requests of a batch to a running llamasup, in the lane below all other clients."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+
+from llamasup.batch.retries import Refusal, refusal_of
+from llamasup.http.httpx_import import httpx
+
+__all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]
+
+CONNECT_TIMEOUT_S: Final = 5.0
+_POSITION: Final = re.compile(r'desc="position (\d+)"')
+
+
+class Tokens(Struct, frozen=True):
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+
+class Answer(Struct, frozen=True):
+    """``refusal``: of an answer with an error status, and of a connection that broke (status 0).
+
+    ``position``: where the request waited in the queue of its model; None: it did not wait.
+    """
+
+    status: int
+    body: bytes
+    request_id: str = ""
+    refusal: Refusal | None = None
+    position: int | None = None
+
+
+class _Cached(Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+    input_tokens_details: _Cached | None = None
+
+
+class _Answered(Struct):
+    usage: _Usage | None = None
+
+
+_decode = msgspec.json.Decoder(_Answered).decode
+
+
+def tokens_of(body: bytes) -> Tokens:
+    """The tokens that an answer reports."""
+    try:
+        usage = _decode(body).usage
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        usage = None
+    if usage is None:
+        return Tokens()
+    details = usage.prompt_tokens_details or usage.input_tokens_details or _Cached()
+    return Tokens(
+        usage.prompt_tokens or usage.input_tokens or 0,
+        details.cached_tokens or 0,
+        usage.completion_tokens or usage.output_tokens or 0,
+    )
+
+
+def position_of(server_timing: str) -> int | None:
+    match = _POSITION.search(server_timing)
+    return None if match is None else int(match[1])
+
+
+class BatchClient:
+    """``url``: of a llamasup; with ``socket`` over its Unix socket. ``headers`` are sent with each request."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        socket: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        verify: bool = True,
+    ) -> None:
+        sent = {"content-type": "application/json", "x-llamasup-priority": "batch", **(headers or {})}
+        if api_key is not None:
+            sent["authorization"] = f"Bearer {api_key}"
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=verify),
+            base_url=url.rstrip("/"),
+            headers=sent,
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            trust_env=False,
+        )
+        self.shown = url
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def send(self, url: str, body: bytes) -> Answer:
+        try:
+            response = await self._http.post(url, content=body)
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            status = 504 if isinstance(error, httpx.ReadTimeout) else 0
+            return Answer(status, b"", refusal=Refusal(status, "", reason))
+        except OSError as error:  # asyncio's own errors of a connection that is closing
+            return Answer(0, b"", refusal=Refusal(0, "", str(error)))
+        body, headers = response.content, response.headers
+        refusal = None
+        if response.status_code >= 400:
+            refusal = refusal_of(response.status_code, body, headers.get("retry-after"))
+        position = position_of(headers.get("server-timing", ""))
+        return Answer(response.status_code, body, headers.get("x-request-id", ""), refusal, position)
+
+    async def unknown_models(self, names: Sequence[str]) -> Mapping[str, str]:
+        """Those of these models that the server does not serve, with its message.
+
+        A llamasup that serves one model takes every name.
+        """
+        listed = await self._http.get("/v1/models")
+        models = listed.json().get("data", []) if listed.status_code == 200 else []
+        if not any(model.get("owned_by") == "llamasup" for model in models):
+            return {}
+        unknown: dict[str, str] = {}
+        for name in names:
+            answer = await self._http.get(f"/v1/models/{quote(name, safe='')}")
+            if answer.status_code in (403, 404):
+                unknown[name] = refusal_of(answer.status_code, answer.content).message
+        return unknown

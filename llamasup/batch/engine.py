@@ -1,0 +1,365 @@
+"""Runs a batch: one task owns it, starts its lines, decides what follows from their ends, and saves them.
+
+The decisions are in ``order.py``, ``pace.py``, ``retries.py`` and ``window.py``. Memory does not grow with the
+number of lines: it holds those in flight, the next ones, and a block of the output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from heapq import heappop, heappush
+from itertools import count
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from llamasup.batch.client import Answer, BatchClient, tokens_of
+from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerprint
+from llamasup.batch.lines import BatchLine, PromptTemplate, read_line
+from llamasup.batch.output import Output, answer_line, error_line
+from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
+from llamasup.batch.retries import PREEMPTED, Again, Aside, Ended, Refusal, decide
+from llamasup.batch.window import Window
+from llamasup.errors import LlamasupError
+
+__all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
+
+BLOCK_LINES: Final = 500
+BLOCK_BYTES: Final = 4 << 20
+BLOCK_S: Final = 0.5
+"""A crash of llamasup repeats the lines of at most one block."""
+FETCH: Final = 256
+MAX_DELAYED: Final = 256
+"""Lines that wait for another try. While there are more, no new line starts."""
+PATIENCE_S: Final = 600.0
+_WINDOW_CHECK_S: Final = 30.0  # the clock may be set
+
+
+class BatchStopped(LlamasupError):
+    """The batch cannot go on now. All finished lines are saved."""
+
+    exit_code = 75
+    http_status = 503
+    cause = "batch_stopped"
+
+
+class EngineOptions(Struct, frozen=True):
+    """``concurrency`` None: as many as the server can use. ``patience_s``: how long no line may be served
+    because of trouble, before the run stops.
+    """
+
+    concurrency: int | None = None
+    patience_s: float = PATIENCE_S
+    only_between: Window | None = None
+
+
+class Progress(Struct):
+    """Live counts. ``put_back``: requests that were ended for other clients. ``began_s``: monotonic."""
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    in_flight: int = 0
+    put_back: int = 0
+    tokens_prompt: int = 0
+    tokens_cached: int = 0
+    tokens_completion: int = 0
+    ended_here: int = 0
+    began_s: float = 0.0
+    state: str = "running"
+
+    @property
+    def left(self) -> int:
+        return self.total - self.done - self.failed
+
+    def rates(self, now_s: float) -> tuple[float, float | None]:
+        """Tokens of answers per second, and the seconds that are left; None: not known."""
+        taken_s = max(now_s - self.began_s, 0.001)
+        left_s = taken_s * self.left / self.ended_here if self.ended_here else None
+        return self.tokens_completion / taken_s, left_s
+
+
+class _Attempt:
+    """A line that is not over, with what happened to it in this run."""
+
+    __slots__ = ("alone", "alone_crashes", "drops", "line", "tries")
+
+    def __init__(self, line: IndexedLine, *, alone: bool = False) -> None:
+        self.line = line
+        self.tries = line.tries
+        self.drops = 0
+        self.alone = alone
+        self.alone_crashes = 0
+
+
+class BatchRun:
+    """``source``: a descriptor of the input. ``run`` returns when every line has its line in the output.
+
+    Raises BatchStopped, DiskFull, OutputFailed. ``stop`` ends it early: finished lines are saved.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        output: Output,
+        source: int,
+        client: BatchClient,
+        options: EngineOptions,
+        *,
+        template: PromptTemplate | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self._index = index
+        self._output = output
+        self._source = source
+        self._client = client
+        self._options = options
+        self._template = template
+        self._on_progress = on_progress
+        self.progress = Progress()
+        self._limit = options.concurrency or FIRST_LIMIT
+        self._ready: deque[_Attempt] = deque()
+        self._delayed: list[tuple[float, int, _Attempt]] = []
+        self._order = count()
+        self._in_flight: set[_Attempt] = set()
+        self._requests: set[asyncio.Task[None]] = set()
+        self._ended: deque[tuple[_Attempt, Answer]] = deque()
+        self._wake = asyncio.Event()
+        self._cursor: tuple[str, bytes, int] | None = None
+        self._all_fetched = False
+        self._runs_aside = False  # the lines that were set aside, one by one
+        self._paused_until_s = 0.0
+        self._trouble_since_s: float | None = None
+        self._trouble = ""
+        self._block: list[bytes] = []
+        self._block_bytes = 0
+        self._block_since_s = 0.0
+        self._states: list[tuple[LineState, int]] = []
+        self._tries: dict[int, int] = {}
+        self._stopping = False
+        self._id_prefix = f"batch_req_{secrets.token_hex(6)}"
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> Counts:
+        counts = self._index.counts()
+        progress = self.progress
+        progress.total, progress.done, progress.failed = counts.total, counts.done, counts.failed
+        progress.began_s = monotonic()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                try:
+                    await self._run(tasks)
+                finally:
+                    for task in tuple(self._requests):
+                        task.cancel()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            await self._save()
+        return self._index.counts()
+
+    async def _run(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._stopping:
+            now_s = monotonic()
+            wake_s = self._start_lines(tasks, now_s)
+            if not (self._in_flight or self._ready or self._delayed) and self._all_fetched:
+                if self._runs_aside:
+                    return
+                await self._save()
+                self._runs_aside, self._all_fetched, self._cursor = True, False, None
+                continue
+            if self._block:
+                wake_s = min(wake_s, self._block_since_s + BLOCK_S)
+            await self._wait(wake_s)
+            while self._ended:
+                self._take(*self._ended.popleft())
+            now_s = monotonic()
+            is_due = bool(self._block) and now_s >= self._block_since_s + BLOCK_S
+            if is_due or len(self._block) >= BLOCK_LINES or self._block_bytes >= BLOCK_BYTES:
+                await self._save()
+            self._check_patience(now_s)
+            self._report()
+
+    async def _wait(self, until_s: float) -> None:
+        """Until a request ends, the time has come, or ``stop``."""
+        self._wake.clear()
+        if self._ended or self._stopping:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - monotonic())):
+                await self._wake.wait()
+
+    # --- starting lines
+
+    def _start_lines(self, tasks: asyncio.TaskGroup, now_s: float) -> float:
+        """Start the lines that may start now. Returns when to look again."""
+        window = self._options.only_between
+        if window is not None:
+            opens_s = window.opens_in(datetime.now(UTC).astimezone()).total_seconds()
+            if opens_s > 0:
+                self.progress.state = "waiting for its hours"
+                return now_s + min(opens_s, _WINDOW_CHECK_S)
+        if now_s < self._paused_until_s:
+            return self._paused_until_s
+        self.progress.state = "running"
+        while self._delayed and self._delayed[0][0] <= now_s:
+            self._ready.append(heappop(self._delayed)[2])
+        limit = 1 if self._runs_aside else self._limit
+        while len(self._in_flight) < limit:
+            if not self._ready and not self._all_fetched and len(self._delayed) < MAX_DELAYED:
+                self._fetch()
+            if not self._ready or (self._runs_aside and self._delayed):
+                break
+            self._start(tasks, self._ready.popleft())
+        soon_s = now_s + _WINDOW_CHECK_S
+        return min(soon_s, self._delayed[0][0]) if self._delayed else soon_s
+
+    def _fetch(self) -> None:
+        get = self._index.aside if self._runs_aside else self._index.waiting
+        lines = get(self._cursor, FETCH)
+        self._all_fetched = len(lines) < FETCH
+        if lines:
+            self._cursor = lines[-1].place
+            self._ready.extend(_Attempt(line, alone=self._runs_aside) for line in lines)
+
+    def _start(self, tasks: asyncio.TaskGroup, attempt: _Attempt) -> None:
+        self._in_flight.add(attempt)
+        request = self._read(attempt.line)
+        task = tasks.create_task(self._request(attempt, request), name=f"batch/{attempt.line.number}")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    def _read(self, line: IndexedLine) -> BatchLine:
+        """Read the line again. Raises BatchStopped if it has changed."""
+        text = os.pread(self._source, line.size, line.offset)
+        if fingerprint(text) != line.hash:
+            raise BatchStopped(
+                f"Line {line.number} of the input has changed since the run began.",
+                remedy="Run the same command again: it checks the whole input.",
+            )
+        read = read_line(text if self._template is None else self._template.fill(text, line.number))
+        assert isinstance(read, BatchLine)  # as when the index was made
+        return read
+
+    async def _request(self, attempt: _Attempt, request: BatchLine) -> None:
+        answer = await self._client.send(request.url, request.body)
+        self._ended.append((attempt, answer))
+        self._wake.set()
+
+    # --- the end of a request
+
+    def _take(self, attempt: _Attempt, answer: Answer) -> None:
+        self._in_flight.discard(attempt)
+        now_s = monotonic()
+        refusal = answer.refusal
+        self._note_trouble(refusal, now_s)
+        decision = decide(
+            Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone)
+        )
+        if isinstance(decision, Aside):
+            self._states.append((LineState.ASIDE, attempt.line.number))
+        elif isinstance(decision, Again):
+            assert refusal is not None
+            self._again(attempt, refusal, decision, now_s)
+        else:
+            self._over(attempt, answer, poison=decision.poison)
+        if refusal is None and self._options.concurrency is None:
+            self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
+
+    def _again(self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float) -> None:
+        if refusal.cause == PREEMPTED:
+            self.progress.put_back += 1
+        if decision.counts:
+            attempt.tries += 1
+            self._tries[attempt.line.number] = attempt.tries
+        if refusal.status == 0:
+            attempt.drops += 1
+        elif refusal.status == 502:
+            attempt.alone_crashes += 1
+        if decision.all_wait:
+            self._paused_until_s = now_s + decision.delay_s
+            self._ready.appendleft(attempt)
+        else:
+            heappush(self._delayed, (now_s + decision.delay_s, next(self._order), attempt))
+
+    def _over(self, attempt: _Attempt, answer: Answer, *, poison: bool) -> None:
+        line, refusal = attempt.line, answer.refusal
+        id_ = f"{self._id_prefix}_{line.number}"
+        if poison and refusal is not None:
+            written = error_line(id_, line.custom_id, "server_crashed", refusal.message)
+        elif answer.status and answer.body:
+            written = answer_line(id_, line.custom_id, answer.status, answer.request_id, answer.body)
+        else:
+            message = "" if refusal is None else refusal.message
+            written = error_line(id_, line.custom_id, "no_answer", message)
+        if not self._block:
+            self._block_since_s = monotonic()
+        self._block.append(written)
+        self._block_bytes += len(written)
+        progress = self.progress
+        progress.ended_here += 1
+        if refusal is None:
+            self._states.append((LineState.DONE, line.number))
+            progress.done += 1
+            tokens = tokens_of(answer.body)
+            progress.tokens_prompt += tokens.prompt
+            progress.tokens_cached += tokens.cached
+            progress.tokens_completion += tokens.completion
+        else:
+            self._states.append((LineState.FAILED, line.number))
+            progress.failed += 1
+
+    def _note_trouble(self, refusal: Refusal | None, now_s: float) -> None:
+        """Other clients that use the server are no trouble: a batch waits for them as long as they do."""
+        is_trouble = refusal is not None and (
+            refusal.status == 0 or (refusal.status == 503 and not refusal.cause.startswith("batch_"))
+        )
+        if not is_trouble:
+            self._trouble_since_s = None
+        elif self._trouble_since_s is None:
+            self._trouble_since_s = now_s
+        self._trouble = refusal.message if refusal is not None else ""
+
+    def _check_patience(self, now_s: float) -> None:
+        if self._trouble_since_s is None or now_s - self._trouble_since_s < self._options.patience_s:
+            return
+        raise BatchStopped(
+            f"No line has been served for {self._options.patience_s:g} s: {self._trouble}.",
+            remedy="See `llamasup status`. Run the same command again: it continues.",
+        )
+
+    # --- saving
+
+    async def _save(self) -> None:
+        """Write the block, then the index."""
+        if not (self._block or self._states or self._tries):
+            return
+        block, states, tries = self._block, self._states, self._tries
+        self._block, self._block_bytes, self._states, self._tries = [], 0, [], {}
+        writing = asyncio.get_running_loop().run_in_executor(None, self._write, block, states, tries)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await writing  # the index is for one thread at a time
+            raise
+
+    def _write(self, block: list[bytes], states: list[tuple[LineState, int]], tries: dict[int, int]) -> None:
+        end = self._output.append(block) if block else None
+        self._index.save(
+            states, tries=[(times, number) for number, times in tries.items()], output_bytes=end
+        )
+
+    def _report(self) -> None:
+        self.progress.in_flight = len(self._in_flight)
+        if self._on_progress is not None:
+            self._on_progress(self.progress)

@@ -1,0 +1,147 @@
+"""The output of a batch: one line for each line of the input, appended in blocks and never changed.
+
+A block is on the disk before the index says so. After a crash, ``settle`` removes a torn last line, and tells
+the index which lines the output has. All functions block.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from llamasup.batch.index import Index
+from llamasup.errors import DiskFull, OutputFailed
+
+__all__ = ["Output", "answer_line", "error_line"]
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_CHUNK: Final = 1 << 20
+
+
+class _Response(Struct):
+    status_code: int = 0
+
+
+class _Written(Struct):
+    """The fields of a line of the output that decide its state."""
+
+    custom_id: str
+    response: _Response | None = None
+    error: msgspec.Raw | None = None
+
+
+_decode = msgspec.json.Decoder(_Written).decode
+
+
+def answer_line(id_: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """A line in OpenAI's format, for an answer with any status. ``body``: JSON, or text."""
+    try:
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        answer = msgspec.Raw(body.replace(b"\n", b" ").replace(b"\r", b" "))  # JSON has them between values only
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        answer = msgspec.Raw(msgspec.json.encode(body.decode("utf-8", "replace")))
+    return (
+        msgspec.json.encode(
+            {
+                "id": id_,
+                "custom_id": custom_id,
+                "response": {"status_code": status, "request_id": request_id, "body": answer},
+                "error": None,
+            }
+        )
+        + b"\n"
+    )
+
+
+def error_line(id_: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that got no answer."""
+    error = {"code": code, "message": message}
+    return msgspec.json.encode({"id": id_, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+
+
+class Output:
+    """Appends to ``path``. ``settle`` first. Raises OutputFailed and DiskFull."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        except OSError as error:
+            raise self._failed(error) from None
+        self.end = 0
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def settle(self, index: Index) -> None:
+        """Remove a torn last line, and let the index take over the lines that it does not know."""
+        try:
+            size = os.fstat(self._fd).st_size
+            if size < index.output_bytes:
+                index.forget_output()
+            self.end = index.output_bytes
+            index.take_over(self._complete_lines(size), self.path)
+            if self.end < size:
+                os.ftruncate(self._fd, self.end)
+                os.fsync(self._fd)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def append(self, lines: Sequence[bytes]) -> int:
+        """Write a block, and wait until it is on the disk. Returns the new end.
+
+        If that fails, nothing of the block stays.
+        """
+        block = memoryview(b"".join(lines))
+        end = self.end
+        try:
+            while block:
+                written = os.pwrite(self._fd, block, end)
+                block = block[written:]
+                end += written
+            os.fsync(self._fd)
+        except OSError as error:
+            # The next start would remove a torn line, too; a reader of the output should not see it till then.
+            os.ftruncate(self._fd, self.end)
+            raise self._failed(error) from None
+        self.end = end
+        return end
+
+    def _complete_lines(self, size: int) -> Iterator[tuple[str, bool, int]]:
+        """The lines from ``end`` on, up to the first that is torn; moves ``end``."""
+        rest = b""
+        at = self.end
+        while at < size and (piece := os.pread(self._fd, _CHUNK, at)):
+            at += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                try:
+                    written = _decode(line)
+                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                    if at < size or line is not lines[-1]:
+                        raise OutputFailed(
+                            f"The output {str(self.path)!r} has an invalid line at byte {self.end}: {error}.",
+                            remedy="It is of another program. Write to another output (-o).",
+                        ) from None
+                    return  # a crash of the machine may leave zeros
+                self.end += len(line) + 1
+                is_answer = written.response is not None and written.response.status_code < 400
+                yield written.custom_id, is_answer, self.end
+
+    def _failed(self, error: OSError) -> OutputFailed | DiskFull:
+        reason = error.strerror or str(error)
+        if error.errno in _NO_SPACE:
+            return DiskFull(
+                f"The output {str(self.path)!r} cannot grow: {reason}. All finished lines are in it.",
+                remedy="Free some space, and run the same command again: it continues.",
+            )
+        return OutputFailed(
+            f"The output {str(self.path)!r} cannot be written: {reason}.",
+            remedy="Make it writable, or choose another output (-o).",
+        )

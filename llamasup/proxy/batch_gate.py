@@ -1,0 +1,80 @@
+"""Lets the requests of batches through while no other client uses a model, and ends them when one comes.
+
+A batch sends a refused or ended request again, so no request waits here. ``queueing/batch_lane.py`` decides when
+the lane is open.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from llamasup.http.heads import HttpError
+from llamasup.proxy.request import Request
+from llamasup.queueing.batch_lane import BatchLane
+
+__all__ = ["PREEMPTED", "WAITS", "BatchGate"]
+
+WAITS: Final = HttpError(
+    503,
+    "other clients use the models; a batch waits until they pause",
+    "unavailable_error",
+    "batch_waits",
+    "send it again later",
+)
+PREEMPTED: Final = HttpError(
+    503,
+    "another client needs the models, and this request is of a batch",
+    "unavailable_error",
+    "batch_preempted",
+    "send it again later",
+)
+
+
+class _Interruptible(Protocol):
+    def interrupt(self, error: HttpError) -> None: ...
+
+
+class BatchGate:
+    """For one proxy. ``others``: the requests of other clients for a model, in flight or waiting."""
+
+    __slots__ = ("_lane", "_running", "others")
+
+    def __init__(self) -> None:
+        self._lane = BatchLane()
+        self._running: dict[Request, _Interruptible] = {}
+        self.others = 0
+
+    def __repr__(self) -> str:
+        return f"<BatchGate: {len(self._running)} of batches, {self.others} others>"
+
+    def enter(self, request: Request, connection: _Interruptible, now_s: float) -> HttpError | None:
+        """A request for a model arrives. Returns the refusal if it is of a batch that has to wait."""
+        if request.in_lane:  # its body was forwarded, and is buffered now
+            return None
+        if not request.is_batch:
+            request.in_lane = True
+            self.others += 1
+            self._lane.arrived(now_s)
+            if self._running:
+                self._end_running(now_s)
+            return None
+        wait_s = self._lane.opens_in_s(now_s, self.others)
+        if wait_s:
+            return replace(WAITS, retry_after_s=wait_s)
+        request.in_lane = True
+        self._running[request] = connection
+        return None
+
+    def leave(self, request: Request, now_s: float) -> None:
+        """The request is over."""
+        request.in_lane = False
+        if self._running.pop(request, None) is None:
+            self.others -= 1
+            self._lane.ended(now_s)
+
+    def _end_running(self, now_s: float) -> None:
+        error = replace(PREEMPTED, retry_after_s=self._lane.opens_in_s(now_s, self.others))
+        for connection in tuple(self._running.values()):
+            connection.interrupt(error)
