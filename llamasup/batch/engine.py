@@ -124,7 +124,7 @@ class BatchRun:
         self._template = template
         self._on_progress = on_progress
         self.progress = Progress()
-        self._limit = options.concurrency or FIRST_LIMIT
+        self._limit = float(options.concurrency or FIRST_LIMIT)
         self._ready: deque[_Attempt] = deque()
         self._delayed: list[tuple[float, int, _Attempt]] = []
         self._order = count()
@@ -214,7 +214,7 @@ class BatchRun:
         self.progress.state = "running"
         while self._delayed and self._delayed[0][0] <= now_s:
             self._ready.append(heappop(self._delayed)[2])
-        limit = 1 if self._runs_aside else self._limit
+        limit = 1 if self._runs_aside else int(self._limit)
         while len(self._in_flight) < limit:
             if not self._ready and not self._all_fetched and len(self._delayed) < MAX_DELAYED:
                 self._fetch()

@@ -11,12 +11,14 @@ MAX_LIMIT: Final = 64
 """Lines in flight: so many slots has a large server. Each holds a connection and a body."""
 _MAX_WAITING: Final = 4
 """Lines in the queue of the model. They make sure that no slot is idle between two lines."""
+_STEP: Final = 0.25
+"""Growth is slower than shrinking: when several lines end at once, the first of the next ones find a free slot."""
 
 
-def next_limit(limit: int, position: int | None, most: int = MAX_LIMIT) -> int:
+def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> float:
     """The limit after an answer. ``position``: where its request had to wait in the queue; None: nowhere."""
-    if position is None:
-        return min(limit + 1, most)
-    if position > _MAX_WAITING:
-        return max(1, limit - 1)
-    return min(limit + 1, most) if position < _MAX_WAITING // 2 else limit
+    if position is not None and position > _MAX_WAITING:
+        return max(1.0, limit - 1.0)
+    if position is None or position < _MAX_WAITING // 2:
+        return min(limit + _STEP, float(most))
+    return limit

@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
         _command("usage", "Show the requests and tokens of each model, key and day."),
+        _command("batch", "Run many requests from a file, and continue after any interruption."),
     ),
     "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),
