@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from time import monotonic
 from typing import Final
 from urllib.parse import quote
 
@@ -11,11 +13,15 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.batch.retries import Refusal, refusal_of
+from llamasup.errors import NotAllowed, NotRunning
 from llamasup.http.httpx_import import httpx
 
 __all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 30.0  # of the list of models
+START_WAIT_S: Final = 60.0  # llamasup may be starting
+_START_POLL_S: Final = 0.5
 _POSITION: Final = re.compile(r'desc="position (\d+)"')
 
 
@@ -49,6 +55,14 @@ class _Usage(Struct):
     output_tokens: int | None = None
     prompt_tokens_details: _Cached | None = None
     input_tokens_details: _Cached | None = None
+
+
+class _Model(Struct):
+    owned_by: str = ""
+
+
+class _Models(Struct):
+    data: list[_Model] = []
 
 
 class _Answered(Struct):
@@ -124,18 +138,39 @@ class BatchClient:
         position = position_of(headers.get("server-timing", ""))
         return Answer(response.status_code, body, headers.get("x-request-id", ""), refusal, position)
 
-    async def unknown_models(self, names: Sequence[str]) -> Mapping[str, str]:
+    async def unknown_models(self, names: Sequence[str], wait_s: float = START_WAIT_S) -> Mapping[str, str]:
         """Those of these models that the server does not serve, with its message.
 
-        A llamasup that serves one model takes every name.
+        A llamasup that serves one model takes every name. Raises NotRunning if none answers within ``wait_s``.
         """
-        listed = await self._http.get("/v1/models")
-        models = listed.json().get("data", []) if listed.status_code == 200 else []
-        if not any(model.get("owned_by") == "llamasup" for model in models):
+        deadline_s = monotonic() + wait_s
+        while True:
+            try:
+                return await self._unknown_models(names)
+            except (httpx.HTTPError, OSError) as error:
+                if monotonic() >= deadline_s:
+                    raise NotRunning(
+                        f"No llamasup answers at {self.shown}: {str(error) or 'timed out'}.",
+                        remedy="Start it, and run the same command again.",
+                    ) from None
+            await asyncio.sleep(_START_POLL_S)
+
+    async def _unknown_models(self, names: Sequence[str]) -> Mapping[str, str]:
+        listed = await self._http.get("/v1/models", timeout=ANSWER_TIMEOUT_S)
+        if listed.status_code in (401, 403):
+            raise NotAllowed(
+                f"llamasup at {self.shown} refuses the API key: {refusal_of(401, listed.content).message}.",
+                remedy="Give a key with --api-key-file or $LLAMASUP_API_KEY.",
+            )
+        try:
+            models = msgspec.json.decode(listed.content, type=_Models).data
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return {}
+        if not any(model.owned_by == "llamasup" for model in models):
             return {}
         unknown: dict[str, str] = {}
         for name in names:
-            answer = await self._http.get(f"/v1/models/{quote(name, safe='')}")
+            answer = await self._http.get(f"/v1/models/{quote(name, safe='')}", timeout=ANSWER_TIMEOUT_S)
             if answer.status_code in (403, 404):
                 unknown[name] = refusal_of(answer.status_code, answer.content).message
         return unknown

@@ -263,9 +263,7 @@ class BatchRun:
         now_s = monotonic()
         refusal = answer.refusal
         self._note_trouble(refusal, now_s)
-        decision = decide(
-            Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone)
-        )
+        decision = decide(Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone))
         if isinstance(decision, Aside):
             self._states.append((LineState.ASIDE, attempt.line.number))
         elif isinstance(decision, Again):
@@ -355,9 +353,7 @@ class BatchRun:
 
     def _write(self, block: list[bytes], states: list[tuple[LineState, int]], tries: dict[int, int]) -> None:
         end = self._output.append(block) if block else None
-        self._index.save(
-            states, tries=[(times, number) for number, times in tries.items()], output_bytes=end
-        )
+        self._index.save(states, tries=[(times, number) for number, times in tries.items()], output_bytes=end)
 
     def _report(self) -> None:
         self.progress.in_flight = len(self._in_flight)

@@ -292,9 +292,7 @@ class Index:
     def aside(self, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
         return self._lines(LineState.ASIDE, after, limit)
 
-    def _lines(
-        self, state: LineState, after: tuple[str, bytes, int] | None, limit: int
-    ) -> list[IndexedLine]:
+    def _lines(self, state: LineState, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
         beyond = "" if after is None else "AND (model, prefix, number) > (?, ?, ?)"
         with self._mapped_errors():
             rows = self._db.execute(

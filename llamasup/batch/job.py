@@ -150,7 +150,9 @@ class Prepared:
         return self.index.counts()
 
     async def check_models(self, client: BatchClient) -> None:
-        """Raises BatchInvalid if the server does not serve a model that a line names."""
+        """Raises BatchInvalid if the server does not serve a model that a line names, and NotRunning if it
+        does not answer for a minute.
+        """
         named = self.index.models()
         unknown = await client.unknown_models([model for model, _, _ in named if model])
         if unknown:

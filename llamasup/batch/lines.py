@@ -201,4 +201,6 @@ def _filled_text(text: str, fields: dict[str, Any]) -> Any:
     except KeyError as error:
         raise TemplateInvalid(f"the template needs the field {error.args[0]!r}") from None
     except ValueError as error:
-        raise TemplateInvalid(f"the template has an invalid $: {error} (write $$ for a dollar sign)") from None
+        raise TemplateInvalid(
+            f"the template has an invalid $: {error} (write $$ for a dollar sign)"
+        ) from None

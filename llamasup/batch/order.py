@@ -23,6 +23,4 @@ def prefix_key(body: bytes) -> bytes:
     conversation = read_conversation(body)
     if conversation is None:
         return b""
-    return b"".join(
-        (mark & _MASK).to_bytes(_MARK_BYTES, "big") for mark in conversation.marks[:MAX_MARKS]
-    )
+    return b"".join((mark & _MASK).to_bytes(_MARK_BYTES, "big") for mark in conversation.marks[:MAX_MARKS])

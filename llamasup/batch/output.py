@@ -43,7 +43,9 @@ def answer_line(id_: str, custom_id: str, status: int, request_id: str, body: by
     """A line in OpenAI's format, for an answer with any status. ``body``: JSON, or text."""
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        answer = msgspec.Raw(body.replace(b"\n", b" ").replace(b"\r", b" "))  # JSON has them between values only
+        answer = msgspec.Raw(
+            body.replace(b"\n", b" ").replace(b"\r", b" ")
+        )  # JSON has them between values only
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         answer = msgspec.Raw(msgspec.json.encode(body.decode("utf-8", "replace")))
     return (

@@ -7,7 +7,18 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-__all__ = ["MAX_ALONE", "MAX_DROPS", "MAX_TRIES", "Again", "Aside", "Ended", "Over", "Refusal", "decide", "refusal_of"]
+__all__ = [
+    "MAX_ALONE",
+    "MAX_DROPS",
+    "MAX_TRIES",
+    "Again",
+    "Aside",
+    "Ended",
+    "Over",
+    "Refusal",
+    "decide",
+    "refusal_of",
+]
 
 MAX_TRIES: Final = 3
 """How often a line is sent that gets a 5xx or a time-out."""

@@ -37,9 +37,7 @@ commands = command_set(
     "A batch uses the models only while no other client does.",
 )
 
-Input = Annotated[
-    Path, typer.Argument(metavar="IN.jsonl", help="The requests, one JSON object per line.")
-]
+Input = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="The requests, one JSON object per line.")]
 OutputFile = Annotated[
     Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="The file for the answers.")
 ]
@@ -53,7 +51,9 @@ ModelToRun = Annotated[
 ]
 Arguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- OPTIONS]", help="Options of `llamasup run`, with --model.", show_default=False),
+    typer.Argument(
+        metavar="[-- OPTIONS]", help="Options of `llamasup run`, with --model.", show_default=False
+    ),
 ]
 Template = Annotated[
     str | None,
@@ -349,7 +349,17 @@ def _llamasup(job: Job) -> Iterator[tuple[str, str | None, str | None]]:
 @contextmanager
 def _started(model: str, arguments: tuple[str, ...]) -> Iterator[str]:
     """The URL of a llamasup that runs until the end of the block, or until this process ends."""
-    command = [sys.executable, "-m", "llamasup", "run", model, "--sidecar", "--log-level", "warning", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "llamasup",
+        "run",
+        model,
+        "--sidecar",
+        "--log-level",
+        "warning",
+        *arguments,
+    ]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -371,4 +381,3 @@ def _started(model: str, arguments: tuple[str, ...]) -> Iterator[str]:
     finally:
         process.stdin.close()
         process.wait()
-
