@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from llamasup.batch.retries import Refusal, refusal_of
+from llamasup.batch.streams import Assembly, streamed
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.http.httpx_import import httpx
 
@@ -34,7 +35,8 @@ class Tokens(Struct, frozen=True):
 class Answer(Struct, frozen=True):
     """``refusal``: of an answer with an error status, and of a connection that broke (status 0).
 
-    ``position``: where the request waited in the queue of its model; None: it did not wait.
+    ``position``: where the request waited in the queue of its model; None: it did not wait. ``events``: of a
+    stream that did not end in order.
     """
 
     status: int
@@ -42,6 +44,7 @@ class Answer(Struct, frozen=True):
     request_id: str = ""
     refusal: Refusal | None = None
     position: int | None = None
+    events: int = 0
 
 
 class _Cached(Struct):
@@ -122,8 +125,12 @@ class BatchClient:
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    async def send(self, url: str, body: bytes) -> Answer:
+    async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
+        """``stream``: ask for a stream if that can give the same answer."""
+        as_stream = streamed(url, body) if stream else None
         try:
+            if as_stream is not None:
+                return await self._send_stream(url, as_stream)
             response = await self._http.post(url, content=body)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
@@ -131,7 +138,32 @@ class BatchClient:
             return Answer(status, b"", refusal=Refusal(status, "", reason))
         except OSError as error:  # asyncio's own errors of a connection that is closing
             return Answer(0, b"", refusal=Refusal(0, "", str(error)))
-        body, headers = response.content, response.headers
+        return self._answer(response, response.content)
+
+    async def _send_stream(self, url: str, body: bytes) -> Answer:
+        async with self._http.stream("POST", url, content=body) as response:
+            if response.status_code != 200:
+                return self._answer(response, await response.aread())
+            assembly = Assembly(url)
+            refusal = Refusal(0, "", "the stream ended too early")
+            try:
+                async for line in response.aiter_lines():
+                    if line.startswith("data:"):
+                        assembly.add(line[5:].encode())
+            except httpx.HTTPError as error:
+                refusal = Refusal(0, "", str(error) or type(error).__name__)
+            except ValueError as error:
+                refusal = Refusal(500, "", f"the stream has an invalid event: {error}")
+            if assembly.error is not None:
+                refusal = refusal_of(0, assembly.error)
+                return Answer(refusal.status, assembly.error, refusal=refusal, events=assembly.events)
+            answer = assembly.answer()
+            if answer is None:
+                return Answer(refusal.status, b"", refusal=refusal, events=assembly.events)
+            return self._answer(response, answer)
+
+    def _answer(self, response: httpx.Response, body: bytes) -> Answer:
+        headers = response.headers
         refusal = None
         if response.status_code >= 400:
             refusal = refusal_of(response.status_code, body, headers.get("retry-after"))

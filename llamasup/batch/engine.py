@@ -27,7 +27,9 @@ from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
 from llamasup.batch.retries import PREEMPTED, Again, Aside, Ended, Refusal, decide
 from llamasup.batch.window import Window
+from llamasup.batch.streams import STREAM_ABOVE_S
 from llamasup.errors import LlamasupError
+from llamasup.queueing.wait_estimate import smoothed
 
 __all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
 
@@ -39,6 +41,7 @@ FETCH: Final = 256
 MAX_DELAYED: Final = 256
 """Lines that wait for another try. While there are more, no new line starts."""
 PATIENCE_S: Final = 600.0
+_ANSWER_WEIGHT: Final = 0.1
 _WINDOW_CHECK_S: Final = 30.0  # the clock may be set
 
 
@@ -61,13 +64,16 @@ class EngineOptions(Struct, frozen=True):
 
 
 class Progress(Struct):
-    """Live counts. ``put_back``: requests that were ended for other clients. ``began_s``: monotonic."""
+    """Live counts. ``put_back``: requests that were ended for other clients; ``events_lost``: the events of
+    their streams until then, about a token each. ``began_s``: monotonic.
+    """
 
     total: int = 0
     done: int = 0
     failed: int = 0
     in_flight: int = 0
     put_back: int = 0
+    events_lost: int = 0
     tokens_prompt: int = 0
     tokens_cached: int = 0
     tokens_completion: int = 0
@@ -124,6 +130,7 @@ class BatchRun:
         self._template = template
         self._on_progress = on_progress
         self.progress = Progress()
+        self._answer_s: float | None = None  # how long an answer takes, with its wait in the queue
         self._limit = float(options.concurrency or FIRST_LIMIT)
         self._ready: deque[_Attempt] = deque()
         self._delayed: list[tuple[float, int, _Attempt]] = []
@@ -252,7 +259,11 @@ class BatchRun:
         return read
 
     async def _request(self, attempt: _Attempt, request: BatchLine) -> None:
-        answer = await self._client.send(request.url, request.body)
+        began_s = monotonic()
+        stream = self._answer_s is None or self._answer_s > STREAM_ABOVE_S
+        answer = await self._client.send(request.url, request.body, stream=stream)
+        if answer.refusal is None:
+            self._answer_s = smoothed(self._answer_s, monotonic() - began_s, _ANSWER_WEIGHT)
         self._ended.append((attempt, answer))
         self._wake.set()
 
@@ -268,15 +279,18 @@ class BatchRun:
             self._states.append((LineState.ASIDE, attempt.line.number))
         elif isinstance(decision, Again):
             assert refusal is not None
-            self._again(attempt, refusal, decision, now_s)
+            self._again(attempt, refusal, decision, now_s, answer.events)
         else:
             self._over(attempt, answer, poison=decision.poison)
         if refusal is None and self._options.concurrency is None:
             self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
 
-    def _again(self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float) -> None:
+    def _again(
+        self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float, events: int
+    ) -> None:
         if refusal.cause == PREEMPTED:
             self.progress.put_back += 1
+            self.progress.events_lost += events
         if decision.counts:
             attempt.tries += 1
             self._tries[attempt.line.number] = attempt.tries

@@ -26,6 +26,7 @@ def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
         "failed": progress.failed,
         "in_flight": progress.in_flight,
         "put_back": progress.put_back,
+        "events_lost": progress.events_lost,
         "tokens_prompt": progress.tokens_prompt,
         "tokens_cached": progress.tokens_cached,
         "tokens_completion": progress.tokens_completion,
