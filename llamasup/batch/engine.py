@@ -26,8 +26,8 @@ from llamasup.batch.lines import BatchLine, PromptTemplate, read_line
 from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
 from llamasup.batch.retries import PREEMPTED, Again, Aside, Ended, Refusal, decide
-from llamasup.batch.window import Window
 from llamasup.batch.streams import STREAM_ABOVE_S
+from llamasup.batch.window import Window
 from llamasup.errors import LlamasupError
 from llamasup.queueing.wait_estimate import smoothed
 
@@ -285,9 +285,7 @@ class BatchRun:
         if refusal is None and self._options.concurrency is None:
             self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
 
-    def _again(
-        self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float, events: int
-    ) -> None:
+    def _again(self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float, events: int) -> None:
         if refusal.cause == PREEMPTED:
             self.progress.put_back += 1
             self.progress.events_lost += events

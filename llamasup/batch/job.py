@@ -197,7 +197,7 @@ def prepare(job: Job, on_reading: Callable[[int, int], None] | None = None) -> P
         status = os.fstat(source)
         version = f"{status.st_ino}/{status.st_size}/{status.st_mtime_ns}/{job.sort}"
         if index.fact("input") != version:
-            with open(source, "rb", closefd=False, buffering=1 << 20) as file:  # noqa: PTH123 - a descriptor
+            with open(source, "rb", closefd=False, buffering=1 << 20) as file:
 
                 def report(read: int) -> None:
                     if on_reading is not None:

@@ -33,7 +33,6 @@ class _Written(Struct):
 
     custom_id: str
     response: _Response | None = None
-    error: msgspec.Raw | None = None
 
 
 _decode = msgspec.json.Decoder(_Written).decode

@@ -18,7 +18,16 @@ clients that have gone, while it is idle otherwise."""
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 # Their streams do not have all that the complete answer has, or have several answers.
-_UNSTREAMED: Final = ("logprobs", "top_logprobs", "n", "best_of", "echo", "n_probs", "return_tokens", "suffix")
+_UNSTREAMED: Final = (
+    "logprobs",
+    "top_logprobs",
+    "n",
+    "best_of",
+    "echo",
+    "n_probs",
+    "return_tokens",
+    "suffix",
+)
 _TEXTS: Final = ("content", "reasoning_content", "refusal")
 
 

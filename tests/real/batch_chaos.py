@@ -73,9 +73,7 @@ class BatchUnderTest:
     def start_supervisor(self) -> None:
         self._server_kills = 0
         with (self._folder / "llamasup.log").open("ab") as log:
-            self._supervisor = subprocess.Popen(
-                self._serve, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self._supervisor = subprocess.Popen(self._serve, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def start_run(self) -> None:
         with (self._folder / "batch.log").open("a") as log:
@@ -142,4 +140,3 @@ class BatchUnderTest:
         except psutil.Error:
             return False
         return "--model" in words or " -m " in words or ".gguf" in words
-

@@ -106,7 +106,8 @@ class BatchBar(BatchLines):
 
     def __init__(self, view: View) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress as Bar, TextColumn
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
 
         super().__init__(view)
         self._bar = Bar(
