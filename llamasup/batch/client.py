@@ -97,7 +97,7 @@ def position_of(server_timing: str) -> int | None:
 
 
 class BatchClient:
-    """``url``: of a llamasup; with ``socket`` over its Unix socket. ``headers`` are sent with each request."""
+    """``url``: of a llamasup; with ``socket`` over its Unix socket. Each request has ``headers``."""
 
     def __init__(
         self,
@@ -173,7 +173,8 @@ class BatchClient:
     async def unknown_models(self, names: Sequence[str], wait_s: float = START_WAIT_S) -> Mapping[str, str]:
         """Those of these models that the server does not serve, with its message.
 
-        A llamasup that serves one model takes every name. Raises NotRunning if none answers within ``wait_s``.
+        A llamasup that serves one model takes every name. Raises NotRunning if none answers within
+        ``wait_s``, and NotAllowed.
         """
         deadline_s = monotonic() + wait_s
         while True:

@@ -1,7 +1,7 @@
 """Runs a batch: one task owns it, starts its lines, decides what follows from their ends, and saves them.
 
-The decisions are in ``order.py``, ``pace.py``, ``retries.py`` and ``window.py``. Memory does not grow with the
-number of lines: it holds those in flight, the next ones, and a block of the output.
+The decisions are in ``order.py``, ``pace.py``, ``retries.py`` and ``window.py``. Memory does not grow with
+the number of lines: it holds those in flight, the next ones, and a block of the output.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The index of a batch: which lines there are, and which are over. A SQLite file beside the output.
 
-The output is the truth: a line is over when the output has it. The index follows, and ``Output`` tells it what
-the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
+The output is the truth: a line is over when the output has it. The index follows, and ``Output`` tells it
+what the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
 
 All methods block. One thread at a time may call them.
 """
@@ -377,7 +377,7 @@ class Index:
                 ) from None
             raise OutputFailed(
                 f"The index {str(self.path)!r} cannot be used: {error}.",
-                remedy="Make its folder writable. If the file is damaged, remove it: the output has all answers.",
+                remedy="Make its folder writable. If it is damaged, remove it: the output has all answers.",
             ) from None
         except OSError as error:
             raise OutputFailed(

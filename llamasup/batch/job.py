@@ -1,7 +1,7 @@
 """A batch of files on this machine: which files belong to it, who runs it, and one run of it.
 
-Next to the output ``OUT`` are its index ``OUT.index`` and a lock file. A small file in the state folder lists the
-batch for ``llamasup batch list``.
+Next to the output ``OUT`` are its index ``OUT.index`` and a lock file. A small file in the state folder lists
+the batch for ``llamasup batch list``.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 MAX_LINE_BYTES: Final = 50_000_000
-"""A longer line is a mistake. llamasup holds at most one line for each request in flight, and the proxy refuses
-bodies above its own limit, which is smaller by default."""
+"""A longer line is a mistake. A batch holds at most one line for each request in flight, and the proxy
+refuses bodies above its own limit, which is smaller by default."""
 MAX_ID: Final = 512
 """Characters of a ``custom_id``. OpenAI documents no limit; ids of clients have some tens."""
 

@@ -108,7 +108,7 @@ class Output:
                 end += written
             os.fsync(self._fd)
         except OSError as error:
-            # The next start would remove a torn line, too; a reader of the output should not see it till then.
+            # The next start would remove a torn line, too; but a reader should not see one until then.
             os.ftruncate(self._fd, self.end)
             raise self._failed(error) from None
         self.end = end

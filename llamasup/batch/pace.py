@@ -12,7 +12,8 @@ MAX_LIMIT: Final = 64
 _MAX_WAITING: Final = 4
 """Lines in the queue of the model. They make sure that no slot is idle between two lines."""
 _STEP: Final = 0.25
-"""Growth is slower than shrinking: when several lines end at once, the first of the next ones find a free slot."""
+"""Growth is slower than shrinking: when several lines end at once, the first of the next ones find a free
+slot."""
 
 
 def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> float:

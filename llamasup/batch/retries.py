@@ -29,8 +29,8 @@ PREEMPTED: Final = "batch_preempted"
 _FIRST_DELAY_S: Final = 1.0
 _MAX_DELAY_S: Final = 30.0
 MAX_DROPS: Final = 10
-"""How often the connection to llamasup may break while it has the line. A llamasup that is killed says nothing of
-the line; a line whose answer always breaks must end."""
+"""How often the connection to llamasup may break while it has the line. A llamasup that is killed says nothing
+of the line; a line whose answer always breaks must end."""
 # The request did no work: it waited for a turn, a load or a restart.
 _WAITED: Final = frozenset({408, 409, 425, 429, 503})
 
@@ -65,7 +65,7 @@ class Over(Struct, frozen=True):
 
 
 class Again(Struct, frozen=True):
-    """Send it again. ``counts``: this was a try. ``all_wait``: no other line would be served before, either."""
+    """Send it again. ``counts``: this was a try. ``all_wait``: no other line would be served before."""
 
     delay_s: float
     counts: bool

@@ -1,7 +1,7 @@
 """Lets the requests of batches through while no other client uses a model, and ends them when one comes.
 
-A batch sends a refused or ended request again, so no request waits here. ``queueing/batch_lane.py`` decides when
-the lane is open.
+A batch sends a refused or ended request again, so no request waits here. ``queueing/batch_lane.py`` decides
+when the lane is open.
 """
 
 from __future__ import annotations

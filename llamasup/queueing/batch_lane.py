@@ -1,8 +1,9 @@
 """Whether requests of a batch may run now: only while no other client uses a model (pure).
 
 A batch has the machine while the others are away, and not a part of it all the time: on most machines each
-further request slows all others down. After the last request of another client, the lane stays closed for four
-times the usual gap between their requests. So of requests that come at random, 2 % (e⁻⁴) find a batch at work.
+further request slows all others down. After the last request of another client, the lane stays closed for
+four times the usual gap between their requests. So of requests that come at random, 2 % (e⁻⁴) find a batch at
+work.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ Template = Annotated[
     typer.Option(
         "--template",
         metavar="FILE",
-        help="The lines are prompts: strings, or objects with fields. FILE has the JSON body of the requests, in "
-        "which $prompt or $FIELD stand for them; `default` sends the prompt alone.",
+        help="The lines are prompts: strings, or objects with fields. FILE has the JSON body of the "
+        "requests, in which $prompt or $FIELD stand for them; `default` sends the prompt alone.",
     ),
 ]
 Endpoint = Annotated[
