@@ -28,9 +28,9 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llamasup.batch.job import job_of, prepare  # noqa: E402
-from llamasup.testing.tiny import tiny_decoder  # noqa: E402
-from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines  # noqa: E402
+from llamasup.batch.job import job_of, prepare
+from llamasup.testing.tiny import tiny_decoder
+from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines
 
 SLOTS = 4
 
@@ -41,7 +41,9 @@ def command(*words: str) -> list[str]:
 
 @contextmanager
 def served(model: Path, *options: str) -> Iterator[str]:
-    words = command("run", str(model), "--sidecar", "--parallel", str(SLOTS), "--log-level", "warning", *options)
+    words = command(
+        "run", str(model), "--sidecar", "--parallel", str(SLOTS), "--log-level", "warning", *options
+    )
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -68,7 +70,9 @@ def write(path: Path, bodies: Sequence[Mapping[str, Any]]) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-async def closed_loop(url: str, bodies: Sequence[Mapping[str, Any]], concurrency: int) -> tuple[float, int, int]:
+async def closed_loop(
+    url: str, bodies: Sequence[Mapping[str, Any]], concurrency: int
+) -> tuple[float, int, int]:
     """Seconds, tokens of answers, and prompt tokens that were computed."""
     left = iter(bodies)
     tokens = computed = 0
@@ -139,7 +143,9 @@ def beside(folder: Path, model: Path, runtime: str, lines: int) -> None:
     with served(model, "--runtime", runtime, "--ctx-size", "8192") as url:
         first_tokens(url)
         without = first_tokens(url)
-        words = command("batch", "run", str(folder / "beside.jsonl"), "-o", str(folder / "b.out"), "--url", url)
+        words = command(
+            "batch", "run", str(folder / "beside.jsonl"), "-o", str(folder / "b.out"), "--url", url
+        )
         with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as batch:
             time.sleep(5)
             beside_it = first_tokens(url)
@@ -151,7 +157,10 @@ def beside(folder: Path, model: Path, runtime: str, lines: int) -> None:
     for name, took in (("without", without), ("beside", beside_it), ("without again", again)):
         p50, p95 = statistics.median(took), statistics.quantiles(took, n=20)[-1]
         print(f"beside: {name}: {len(took)} requests, p50 {p50 * 1e3:.1f} ms, p95 {p95 * 1e3:.1f} ms")
-    print(f"beside: the batch: {last['done']} lines, {last['put_back']} put back, {last['events_lost']} tokens lost")
+    print(
+        f"beside: the batch: {last['done']} lines, {last['put_back']} put back,"
+        f" {last['events_lost']} tokens lost"
+    )
 
 
 def speed(folder: Path, model: Path, runtime: str, lines: int) -> None:
@@ -167,12 +176,17 @@ def speed(folder: Path, model: Path, runtime: str, lines: int) -> None:
         for run in range(2):
             time.sleep(3)
             last = run_batch(folder / "speed.jsonl", folder / f"speed{run}.out", url)
-            print(f"speed: batch: {last['tokens_per_s']:.0f} tokens/s, {last['tokens_per_s'] / best:.2f} of the best")
+            print(
+                f"speed: batch: {last['tokens_per_s']:.0f} tokens/s,"
+                f" {last['tokens_per_s'] / best:.2f} of the best"
+            )
 
 
 def prefix(folder: Path, model: Path, runtime: str, lines: int) -> None:
     """Eight system prompts of about a thousand tokens, in turns."""
-    systems = [f"You are number {n}. " + " ".join(f"rule {n * 1000 + i}" for i in range(140)) for n in range(8)]
+    systems = [
+        f"You are number {n}. " + " ".join(f"rule {n * 1000 + i}" for i in range(140)) for n in range(8)
+    ]
     bodies = [
         {"prompt": f"{systems[n % 8]} Question {n}: why?", "max_tokens": 2, "temperature": 0}
         for n in range(lines)
@@ -184,8 +198,8 @@ def prefix(folder: Path, model: Path, runtime: str, lines: int) -> None:
         last = run_batch(folder / "prefix.jsonl", folder / "prefix.out", url)
     with_order = last["tokens_prompt"] - last["tokens_cached"]
     print(
-        f"prefix: {lines} lines, {last['tokens_prompt'] / lines:.0f} tokens each: {without} computed in the order"
-        f" of the file, {with_order} in the order of the batch: {without / with_order:.1f} times fewer"
+        f"prefix: {lines} lines, {last['tokens_prompt'] / lines:.0f} tokens each: {without} computed in the"
+        f" order of the file, {with_order} in the order of the batch: {without / with_order:.1f} times fewer"
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from llamasup.batch.retries import Refusal, refusal_of
+from llamasup.batch.retries import UNREACHABLE, Refusal, refusal_of
 from llamasup.batch.streams import Assembly, streamed
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.http.httpx_import import httpx
@@ -134,6 +134,8 @@ class BatchClient:
             response = await self._http.post(url, content=body)
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
+            if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
+                return Answer(0, b"", refusal=Refusal(0, UNREACHABLE, reason))
             status = 504 if isinstance(error, httpx.ReadTimeout) else 0
             return Answer(status, b"", refusal=Refusal(status, "", reason))
         except OSError as error:  # asyncio's own errors of a connection that is closing

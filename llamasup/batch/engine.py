@@ -25,7 +25,8 @@ from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerpr
 from llamasup.batch.lines import BatchLine, PromptTemplate, read_line
 from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
-from llamasup.batch.retries import PREEMPTED, Again, Aside, Ended, Refusal, decide
+from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Again, Aside, Ended, Refusal, decide
+from llamasup.batch.schema_check import asks_for_json, violation
 from llamasup.batch.streams import STREAM_ABOVE_S
 from llamasup.batch.window import Window
 from llamasup.errors import LlamasupError
@@ -95,7 +96,7 @@ class Progress(Struct):
 class _Attempt:
     """A line that is not over, with what happened to it in this run."""
 
-    __slots__ = ("alone", "alone_crashes", "drops", "line", "tries")
+    __slots__ = ("alone", "alone_crashes", "asked_again", "drops", "line", "tries")
 
     def __init__(self, line: IndexedLine, *, alone: bool = False) -> None:
         self.line = line
@@ -103,6 +104,7 @@ class _Attempt:
         self.drops = 0
         self.alone = alone
         self.alone_crashes = 0
+        self.asked_again = False
 
 
 class BatchRun:
@@ -137,7 +139,7 @@ class BatchRun:
         self._order = count()
         self._in_flight: set[_Attempt] = set()
         self._requests: set[asyncio.Task[None]] = set()
-        self._ended: deque[tuple[_Attempt, Answer]] = deque()
+        self._ended: deque[tuple[_Attempt, Answer, str | None]] = deque()
         self._wake = asyncio.Event()
         self._cursor: tuple[str, bytes, int] | None = None
         self._all_fetched = False
@@ -264,24 +266,31 @@ class BatchRun:
         answer = await self._client.send(request.url, request.body, stream=stream)
         if answer.refusal is None:
             self._answer_s = smoothed(self._answer_s, monotonic() - began_s, _ANSWER_WEIGHT)
-        self._ended.append((attempt, answer))
+        wrong = None
+        if answer.refusal is None and asks_for_json(request.url, request.body):
+            wrong = violation(request.body, answer.body)
+        self._ended.append((attempt, answer, wrong))
         self._wake.set()
 
     # --- the end of a request
 
-    def _take(self, attempt: _Attempt, answer: Answer) -> None:
+    def _take(self, attempt: _Attempt, answer: Answer, wrong: str | None) -> None:
+        """``wrong``: why the answer is not what the line asks for. Then it is asked again, once."""
         self._in_flight.discard(attempt)
         now_s = monotonic()
         refusal = answer.refusal
         self._note_trouble(refusal, now_s)
         decision = decide(Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone))
-        if isinstance(decision, Aside):
+        if wrong is not None and not attempt.asked_again:
+            attempt.asked_again = True
+            self._ready.append(attempt)
+        elif isinstance(decision, Aside):
             self._states.append((LineState.ASIDE, attempt.line.number))
         elif isinstance(decision, Again):
             assert refusal is not None
             self._again(attempt, refusal, decision, now_s, answer.events)
         else:
-            self._over(attempt, answer, poison=decision.poison)
+            self._over(attempt, answer, wrong, poison=decision.poison)
         if refusal is None and self._options.concurrency is None:
             self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
 
@@ -292,7 +301,7 @@ class BatchRun:
         if decision.counts:
             attempt.tries += 1
             self._tries[attempt.line.number] = attempt.tries
-        if refusal.status == 0:
+        if refusal.status == 0 and refusal.cause != UNREACHABLE:
             attempt.drops += 1
         elif refusal.status == 502:
             attempt.alone_crashes += 1
@@ -302,13 +311,14 @@ class BatchRun:
         else:
             heappush(self._delayed, (now_s + decision.delay_s, next(self._order), attempt))
 
-    def _over(self, attempt: _Attempt, answer: Answer, *, poison: bool) -> None:
+    def _over(self, attempt: _Attempt, answer: Answer, wrong: str | None, *, poison: bool) -> None:
         line, refusal = attempt.line, answer.refusal
         id_ = f"{self._id_prefix}_{line.number}"
         if poison and refusal is not None:
             written = error_line(id_, line.custom_id, "server_crashed", refusal.message)
         elif answer.status and answer.body:
-            written = answer_line(id_, line.custom_id, answer.status, answer.request_id, answer.body)
+            error = None if wrong is None else ("schema_mismatch", wrong)
+            written = answer_line(id_, line.custom_id, answer.status, answer.request_id, answer.body, error)
         else:
             message = "" if refusal is None else refusal.message
             written = error_line(id_, line.custom_id, "no_answer", message)
@@ -319,8 +329,9 @@ class BatchRun:
         progress = self.progress
         progress.ended_here += 1
         if refusal is None:
-            self._states.append((LineState.DONE, line.number))
-            progress.done += 1
+            self._states.append((LineState.DONE if wrong is None else LineState.FAILED, line.number))
+            progress.done += wrong is None
+            progress.failed += wrong is not None
             tokens = tokens_of(answer.body)
             progress.tokens_prompt += tokens.prompt
             progress.tokens_cached += tokens.cached

@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -33,13 +33,18 @@ class _Written(Struct):
 
     custom_id: str
     response: _Response | None = None
+    error: dict[str, Any] | None = None
 
 
 _decode = msgspec.json.Decoder(_Written).decode
 
 
-def answer_line(id_: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """A line in OpenAI's format, for an answer with any status. ``body``: JSON, or text."""
+def answer_line(
+    id_: str, custom_id: str, status: int, request_id: str, body: bytes, error: tuple[str, str] | None = None
+) -> bytes:
+    """A line in OpenAI's format, for an answer with any status. ``body``: JSON, or text. ``error``: code and
+    message, if the answer is not what the line asks for.
+    """
     try:
         msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         answer = msgspec.Raw(
@@ -53,7 +58,7 @@ def answer_line(id_: str, custom_id: str, status: int, request_id: str, body: by
                 "id": id_,
                 "custom_id": custom_id,
                 "response": {"status_code": status, "request_id": request_id, "body": answer},
-                "error": None,
+                "error": None if error is None else {"code": error[0], "message": error[1]},
             }
         )
         + b"\n"
@@ -132,7 +137,8 @@ class Output:
                         ) from None
                     return  # a crash of the machine may leave zeros
                 self.end += len(line) + 1
-                is_answer = written.response is not None and written.response.status_code < 400
+                response = written.response
+                is_answer = response is not None and response.status_code < 400 and written.error is None
                 yield written.custom_id, is_answer, self.end
 
     def _failed(self, error: OSError) -> OutputFailed | DiskFull:

@@ -26,11 +26,13 @@ MAX_ALONE: Final = 2
 """How often a line that is alone may end its server. One end may have another cause, such as a kill."""
 PREEMPTED: Final = "batch_preempted"
 """The cause of the proxy for a request that it ended for another client."""
+UNREACHABLE: Final = "unreachable"
+"""The cause, of status 0, if no connection to llamasup could be made."""
 _FIRST_DELAY_S: Final = 1.0
 _MAX_DELAY_S: Final = 30.0
 MAX_DROPS: Final = 10
-"""How often the connection to llamasup may break while it has the line. A llamasup that is killed says nothing
-of the line; a line whose answer always breaks must end."""
+"""How often the connection to llamasup may break while it has the line. A killed llamasup says nothing of the
+line; a line whose answer always breaks must end."""
 # The request did no work: it waited for a turn, a load or a restart.
 _WAITED: Final = frozenset({408, 409, 425, 429, 503})
 
@@ -116,6 +118,8 @@ def decide(ended: Ended) -> Decision:
         return Over()
     delay_s = min(refusal.retry_after_s or _delay_s(ended.tries), _MAX_DELAY_S)
     if refusal.cause == PREEMPTED:
+        return Again(delay_s, counts=False, all_wait=True)
+    if refusal.cause == UNREACHABLE:
         return Again(delay_s, counts=False, all_wait=True)
     if not refusal.status:
         return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, counts=False, all_wait=True)

@@ -1,8 +1,8 @@
 """Asks for long answers as streams, and puts the complete answer together again (pure).
 
 llama-server (b11434) notices within a token that the client of a stream has gone. Without a stream, it goes
-on while other requests produce tokens: a batch could not give way. A short answer needs no stream, which costs
-more.
+on while other requests produce tokens: a batch could not give way. A short answer needs no stream, which
+costs more.
 """
 
 from __future__ import annotations

@@ -261,6 +261,8 @@ class Exchange(Struct, eq=False):
             status, reason = 503, f"llama-server accepts no connections ({error.strerror or error})"
         else:
             status, reason = 502, f"llama-server cannot be reached ({error.strerror or error})"
+        if self.sent_at and self._request.is_batch:
+            status = 502  # the server ended after it had got the request, on an earlier connection
         self._await_cause(
             HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0)
         )
@@ -410,7 +412,8 @@ class Exchange(Struct, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        if self.sent_at and not request.head.route.repeats:
+        # A batch decides itself when it sends a request again that may have ended the server.
+        if self.sent_at and (request.is_batch or not request.head.route.repeats):
             return False
         waiting = self._waiting
         if waiting is None:

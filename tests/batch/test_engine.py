@@ -20,7 +20,7 @@ from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.engine import BatchRun, BatchStopped, EngineOptions, Progress
 from llamasup.batch.index import Counts, Index
 from llamasup.batch.output import Output
-from llamasup.batch.retries import PREEMPTED, Refusal
+from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Refusal
 from llamasup.batch.window import Window
 from llamasup.errors import DiskFull
 
@@ -314,3 +314,34 @@ def test_no_line_starts_outside_of_its_hours(tmp_path: Path, monkeypatch: pytest
     assert not server.sent
     assert set(batch.progress) == {"waiting for its hours"}
     assert len(batch.run(lambda prompt, _: good(prompt), only_between=Window(closes, opens)).sent) == 3
+
+
+def test_answer_that_breaks_its_schema_is_asked_for_once_more(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 3)
+    text = batch.source.read_text().replace("/v1/completions", "/v1/chat/completions")
+    batch.source.write_text(
+        text.replace('"body": {', '"body": {"response_format": {"type": "json_object"}, ')
+    )
+
+    def reply(prompt: str, times: int) -> Answer:
+        is_right = prompt == "p0" or (prompt == "p1" and times == 2)
+        message = {"message": {"content": "{}" if is_right else "{"}}
+        return Answer(200, json.dumps({"choices": [message]}).encode())
+
+    server = batch.run(reply)
+    assert server.sent == {"p0": 1, "p1": 2, "p2": 2}
+    assert batch.counts() == Counts(3, 2, 1)
+    line = batch.lines()["id2"]
+    assert line["error"]["code"] == "schema_mismatch"
+    assert line["response"]["body"]["choices"][0]["message"]["content"] == "{"
+    (tmp_path / "out.jsonl.index").unlink()
+    assert not batch.run(reply).sent
+    assert batch.counts() == Counts(3, 2, 1)
+
+
+def test_llamasup_that_is_away_fails_no_line(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 2)
+    away = refused(0, UNREACHABLE)
+    server = batch.run(lambda prompt, times: away if times < 30 else good(prompt), concurrency=1)
+    assert server.sent == {"p0": 30, "p1": 30}
+    assert batch.counts().done == 2

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end
+from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end, started
 from tests.patience import eventually
 
 ServerMaker = Callable[..., str]
@@ -162,8 +162,6 @@ def test_unknown_batch_is_an_error(own_folders: Path) -> None:
 def test_model_that_is_not_served_is_a_mistake_in_the_input(
     fake_server: ServerMaker, tiny_model: Path, own_folders: Path, tmp_path: Path
 ) -> None:
-    from tests.e2e.driver import started
-
     source = tmp_path / "in.jsonl"
     source.write_text(line(1) + "\n" + line(2, body={"prompt": "x", "model": "gpt-9"}))
     folder = str(tiny_model.parent)
@@ -174,3 +172,25 @@ def test_model_that_is_not_served_is_a_mistake_in_the_input(
     assert done.returncode == 65
     assert "line 2 (1 lines): " in done.stderr
     assert "gpt-9" in done.stderr
+
+
+def test_line_that_kills_its_server_is_set_aside_with_the_diagnosis(
+    fake_server: ServerMaker, tiny_model: Path, own_folders: Path, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    poison = {"body": {"prompt": "a poisonous line", "max_tokens": 2}}
+    source.write_text("\n".join(line(number, **(poison if number == 7 else {})) for number in range(60)))
+    server = fake_server("die_on=poisonous", "signal=stream:SIGSEGV")
+    with llamasup(tiny_model, "--runtime", server) as running:
+        done = run_to_end("batch", "run", str(source), "-o", str(output), "--url", running.url)
+        assert running.stop() == 0
+    assert done.returncode == 0, done.stderr
+    assert "59 answers and 1 error" in done.stderr
+    written = {one["custom_id"]: one for one in map(json.loads, output.read_text().splitlines())}
+    assert len(written) == 60
+    assert written["id7"]["response"] is None
+    assert written["id7"]["error"]["code"] == "server_crashed"
+    assert (
+        "SIGSEGV" in written["id7"]["error"]["message"]
+        or "segmentation" in written["id7"]["error"]["message"]
+    )

@@ -98,3 +98,12 @@ def test_request_that_runs_no_model_ends_no_batch(rig: Rig) -> None:
     rig.accept().message()
     child.send(answer(b"done"))
     assert client.message()[1] == b"done"
+
+
+def test_batch_learns_that_its_server_ended(rig: Rig) -> None:
+    """Another client's request would be sent again. A batch first looks for the line that ended the server."""
+    client = send_batch(rig)
+    child = rig.accept()
+    child.message()
+    child.close()
+    assert cause_of(client) == (502, "upstream_broke")
