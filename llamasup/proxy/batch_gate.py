@@ -37,14 +37,18 @@ class _Interruptible(Protocol):
 
 
 class BatchGate:
-    """For one proxy. ``others``: the requests of other clients for a model, in flight or waiting."""
+    """For one proxy. ``others``: the requests of other clients for a model, in flight or waiting.
 
-    __slots__ = ("_lane", "_running", "others")
+    ``is_used``: there was a request of a batch. Before, the proxy only counts ``others``, itself.
+    """
+
+    __slots__ = ("_lane", "_running", "is_used", "others")
 
     def __init__(self) -> None:
         self._lane = BatchLane()
         self._running: dict[Request, _Interruptible] = {}
         self.others = 0
+        self.is_used = False
 
     def __repr__(self) -> str:
         return f"<BatchGate: {len(self._running)} of batches, {self.others} others>"
@@ -60,6 +64,7 @@ class BatchGate:
             if self._running:
                 self._end_running(now_s)
             return None
+        self.is_used = True
         wait_s = self._lane.opens_in_s(now_s, self.others)
         if wait_s:
             return replace(WAITS, retry_after_s=wait_s)

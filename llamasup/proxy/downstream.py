@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
-from llamasup.http.heads import HttpError, error_body, error_response
+from llamasup.http.heads import HttpError, Priority, error_body, error_response
 from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
@@ -33,6 +33,7 @@ __all__ = ["Downstream"]
 
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
 _FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
+_BATCH: Final = Priority.BATCH
 _log = logging.getLogger("llamasup.proxy")
 _INTERNAL_ERROR = HttpError(
     500, "llamasup failed to serve the request", "server_error", remedy="see llamasup's log", close=True
@@ -333,13 +334,17 @@ class Downstream(asyncio.Protocol):
                     and (refusal := proxy.bodies.hold(request, None))
                 )
                 or (refusal := judge_body(request, proxy.config, proxy.keys))
-                or (
-                    request.head.needs_permit
-                    and (refusal := proxy.batches.enter(request, self, request.received_at))
-                )
             ):
                 self._refuse(request, refusal)
                 return
+            if request.head.needs_permit and not request.in_lane:
+                batches = proxy.batches
+                if not batches.is_used and request.head.priority is not _BATCH:
+                    request.in_lane = True  # as ``enter`` does, without a call for each request
+                    batches.others += 1
+                elif refusal := batches.enter(request, self, request.received_at):
+                    self._refuse(request, refusal)
+                    return
             lease = lease_for(request, answerer, proxy)
             if type(lease) is Unavailable:
                 self._wait(request, lease)

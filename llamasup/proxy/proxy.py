@@ -176,7 +176,12 @@ class Proxy:
         if request.held_bytes:
             self.bodies.drop(request)
         if request.in_lane:
-            self.batches.leave(request, record.ended_s)
+            batches = self.batches
+            if batches.is_used:
+                batches.leave(request, record.ended_s)
+            else:
+                request.in_lane = False
+                batches.others -= 1
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:

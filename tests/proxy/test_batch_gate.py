@@ -101,7 +101,7 @@ def test_request_that_runs_no_model_ends_no_batch(rig: Rig) -> None:
 
 
 def test_batch_learns_that_its_server_ended(rig: Rig) -> None:
-    """Another client's request would be sent again. A batch first looks for the line that ended the server."""
+    """Those of other clients are sent again. A batch first looks for the line that ended the server."""
     client = send_batch(rig)
     child = rig.accept()
     child.message()
