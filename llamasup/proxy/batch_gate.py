@@ -39,16 +39,18 @@ class _Interruptible(Protocol):
 class BatchGate:
     """For one proxy. ``others``: the requests of other clients for a model, in flight or waiting.
 
-    ``is_used``: there was a request of a batch. Before, the proxy only counts ``others``, itself.
+    ``is_used``: there was a request of a batch. Before, the proxy itself counts ``others``, and notes the end
+    of the last one (``last_s``).
     """
 
-    __slots__ = ("_lane", "_running", "is_used", "others")
+    __slots__ = ("_lane", "_running", "is_used", "last_s", "others")
 
     def __init__(self) -> None:
         self._lane = BatchLane()
         self._running: dict[Request, _Interruptible] = {}
         self.others = 0
         self.is_used = False
+        self.last_s = float("-inf")
 
     def __repr__(self) -> str:
         return f"<BatchGate: {len(self._running)} of batches, {self.others} others>"
@@ -64,7 +66,9 @@ class BatchGate:
             if self._running:
                 self._end_running(now_s)
             return None
-        self.is_used = True
+        if not self.is_used:
+            self.is_used = True
+            self._lane.ended(self.last_s)
         wait_s = self._lane.opens_in_s(now_s, self.others)
         if wait_s:
             return replace(WAITS, retry_after_s=wait_s)

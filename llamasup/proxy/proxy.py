@@ -182,6 +182,7 @@ class Proxy:
             else:
                 request.in_lane = False
                 batches.others -= 1
+                batches.last_s = record.ended_s
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:
