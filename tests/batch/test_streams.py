@@ -109,3 +109,8 @@ def test_error_event_is_kept() -> None:
     assert assembly.error == b'{"error": {"code": 503}}'
     with pytest.raises(ValueError, match=r"malformed|invalid|truncated"):
         assembly.add(b"{")
+
+
+def test_plain_chat_has_no_tool_calls() -> None:
+    [choice] = assembled(CHAT, delta("stop", content="A"))["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "A"}
