@@ -3,7 +3,8 @@
 
 Measures the processes as users start them: `llamasup run` with its line per request on standard error and
 with an API key, the same with `--log-level warning`, nginx with its access log, llama-swap if it is on PATH,
-and ``bare_relay.py``, the floor for a proxy in Python. Behind each is ``fast_server.py``. A load process
+``llamasup serve`` in front of another node, and ``bare_relay.py``, the floor for a proxy in Python. Behind
+each is ``fast_server.py``. A load process
 sends the requests. The proxy has one core; the load and the upstream share another.
 
 All targets are measured in turn, in each round, so that a ratio compares figures of the same minute. A figure
@@ -54,7 +55,7 @@ CONNECTIONS = 32
 RATE_PER_S = 2000
 LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not queueing
 START_TIMEOUT_S = 30.0
-CONSOLE_DELAY_S = 0.25  # STATUS_DELAY_MS of store.js
+CONSOLE_STATUS_S = 5.0  # STATUS_BUSY_MS of store.js
 
 NGINX = """
 daemon off; master_process off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
@@ -218,25 +219,76 @@ class Starter:
         argv = [str(python) if python.exists() else sys.executable, "-P", "-m", "llamasup", "run", "demo"]
         argv += ["--port", "0", "--runtime", str(self._server), "--api-key-file", str(keys)]
         argv += ["--ready-file", str(ready), *options]
-        xdg = {f"XDG_{kind}_HOME": str(own / kind.lower()) for kind in ("STATE", "CACHE", "CONFIG")}
-        (own / "run").mkdir(mode=0o700)
-        env = {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(own / "run"), **xdg}
-        process = self._start(name, argv, self._cores.proxy, env)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not ready.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(
-                    f"{argv} did not become ready: {(own.parent / f'{own.name}.stderr').read_text()}"
-                )
-            time.sleep(0.01)
+        process = self._start(name, argv, self._cores.proxy, self._environment(own, tree))
+        self._await_ready(ready, process, own)
         pin(process.pid, self._cores.proxy)  # its threads
         for child in psutil.Process(process.pid).children(recursive=True):
             pin(child.pid, self._cores.others)
         return Target(name, str(json.loads(ready.read_text())["port"]), process)
 
+    def front(self, name: str, *options: str, tls: bool = False) -> Target:
+        """`llamasup serve` in front of a `llamasup run` that is another node (docs/fleet.md)."""
+        own = self._folder / name.replace(" ", "-").replace(",", "")
+        own.mkdir()
+        node_options = ["--alias", "tiny"]  # the model of the load process
+        if tls:
+            certificate, private = own / "cert.pem", own / "cert.key"
+            words = [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+            ]
+            names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+            subprocess.run(
+                [*words, *names, "-out", str(certificate), "-keyout", str(private)],
+                check=True,
+                capture_output=True,
+            )
+            node_options += ["--tls-cert", str(certificate), "--tls-key", str(private)]
+        node = self.llamasup(f"node of {own.name}", ROOT, *options, *node_options)
+        assert node.process is not None
+        pin(node.process.pid, self._cores.others)  # its CPU is not that of the front
+        keys = own / "keys"
+        keys.write_text(f"{KEY}\n")
+        keys.chmod(0o600)
+        scheme = "https" if tls else "http"
+        peer = {"url": f"{scheme}://127.0.0.1:{node.address}", "key_file": str(keys)}
+        if tls:
+            peer["ca_file"] = str(certificate)
+        config, ready = own / "config.yaml", own / "ready.json"
+        config.write_text(
+            json.dumps(
+                {"listen": "127.0.0.1:0", "auth": {"api_key_file": str(keys)}, "peers": {"node": peer}}
+            )
+        )
+        argv = [sys.executable, "-P", "-m", "llamasup", "serve", "--config", str(config)]
+        argv += ["--runtime", str(self._server), "--ready-file", str(ready)]
+        process = self._start(name, argv, self._cores.proxy, self._environment(own, ROOT))
+        self._await_ready(ready, process, own)
+        pin(process.pid, self._cores.proxy)
+        return Target(name, str(json.loads(ready.read_text())["port"]), process)
+
+    def _environment(self, own: Path, tree: Path) -> dict[str, str]:
+        xdg = {f"XDG_{kind}_HOME": str(own / kind.lower()) for kind in ("STATE", "CACHE", "CONFIG")}
+        (own / "run").mkdir(mode=0o700)
+        return {"PYTHONPATH": str(tree), "XDG_RUNTIME_DIR": str(own / "run"), **xdg}
+
+    def _await_ready(self, ready: Path, process: subprocess.Popen[bytes], own: Path) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not ready.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                log = (own.parent / f"{own.name}.stderr").read_text()
+                raise SystemExit(f"{process.args!r} did not become ready: {log}")
+            time.sleep(0.01)
+
 
 def show_requests(control: Path) -> None:
-    """Ask as the console's store.js does: one stream of events, and the status after news."""
+    """Ask as the console's store.js does: one stream of events, and now and then the status."""
     transport = httpx.HTTPTransport(uds=str(control))
     with (
         httpx.Client(transport=transport, base_url="http://llamasup/llamasup/v1", timeout=60) as client,
@@ -245,7 +297,7 @@ def show_requests(control: Path) -> None:
     ):
         asked_s = 0.0
         for line in events.iter_lines():
-            if line.startswith("data:") and time.monotonic() > asked_s + CONSOLE_DELAY_S:
+            if line.startswith("data:") and time.monotonic() > asked_s + CONSOLE_STATUS_S:
                 client.get("/status").raise_for_status()
                 asked_s = time.monotonic()
 
@@ -356,6 +408,7 @@ def measure(args: argparse.Namespace, targets: list[Target], core: int | None) -
 
 RUN, QUIET, BEFORE_RUN, BEFORE_QUIET = "run", "run, quiet", "before: run", "before: quiet"
 WATCHED = "run, console open"
+FRONT, FRONT_TLS = "front of a node", "front of a node over TLS"
 STREAMED = ("direct", "nginx", RUN)  # the targets of the many streams
 # Row, title, digits.
 ROWS = (
@@ -384,6 +437,13 @@ RATIOS = (
     (WATCHED, "us_saturated", RUN, 1.02),
     (WATCHED, "us_at_rate", RUN, 1.02),
     (WATCHED, "us_per_chunk", RUN, 1.02),
+    (FRONT, "us_saturated", RUN, None),
+    (FRONT, "us_at_rate", RUN, None),
+    (FRONT, "us_per_chunk", RUN, None),
+    (FRONT, "us_at_rate", "nginx", 1.6),
+    (FRONT, "us_per_chunk", "nginx", 1.15),
+    (FRONT_TLS, "us_at_rate", RUN, None),
+    (FRONT_TLS, "us_per_chunk", RUN, None),
     (RUN, "us_saturated", "bare relay", None),
     (QUIET, "us_saturated", "bare relay", None),
     ("bare relay", "us_saturated", "nginx", None),
@@ -472,6 +532,8 @@ def main() -> None:
             RUN: lambda: starter.llamasup(RUN, ROOT, *permits),
             QUIET: lambda: starter.llamasup(QUIET, ROOT, *permits, *quiet),
             WATCHED: lambda: starter.watched(ROOT, *permits),
+            FRONT: lambda: starter.front(FRONT, *permits),
+            FRONT_TLS: lambda: starter.front(FRONT_TLS, *permits, tls=True),
             "llama-swap": starter.llama_swap,
         }
         if args.before is not None:

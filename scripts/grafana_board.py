@@ -170,6 +170,23 @@ ROWS: Final[Sequence[Row]] = (
         ),
     ),
     Row(
+        "Other nodes",
+        (
+            Panel(
+                "State of the nodes",
+                [Query("max by (node, state) (llamasup_node_state{here})", "{{node}} {{state}}")],
+                text="Only ready nodes get requests.",
+            ),
+            Panel(
+                "Requests on other nodes",
+                [
+                    Query("sum by (node) (llamasup_node_in_flight{here})", "{{node}} in flight"),
+                    Query("sum by (model) (llamasup_node_queued{these})", "{{model}} wait here"),
+                ],
+            ),
+        ),
+    ),
+    Row(
         "Tokens",
         (
             Panel(

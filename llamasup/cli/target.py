@@ -83,8 +83,13 @@ def with_client(target: Target, act: Callable[[View, ControlClient], int | None]
 
 
 def models_to_show(status: Mapping[str, Any], *, all_: bool) -> tuple[Sequence[Mapping[str, Any]], int]:
-    """The models that are loaded, loading or failed, and the number of the others."""
-    models = status["models"]
+    """The models that are loaded, loading or failed, and the number of the others. Those of other nodes have
+    the key ``node``.
+    """
+    elsewhere = [
+        {**model, "node": node["name"]} for node in status.get("nodes") or () for model in node["models"]
+    ]
+    models = [*status["models"], *elsewhere]
     if all_ or len(models) == 1:
         return models, 0
     shown = [model for model in models if model["state"] not in AWAY]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
-from llamasup.http.address import TcpAddress, UnixAddress
+from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
 from llamasup.models.names import pattern
 from llamasup.models.rules import wrong_rules
 from llamasup.settings.model import ModelSettings
@@ -28,6 +28,7 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_model_issues(config, lines),
         *_group_issues(config, models_are_known=models_are_known),
         *_download_issues(config),
+        *_peer_issues(config),
     ]
     if models_are_known:
         found += _unserved_issues(config, lines)
@@ -39,7 +40,7 @@ _Found = Iterator[tuple[Place, str]]
 
 def _can_find_more(lines: Mapping[Place, int]) -> bool:
     """Whether llamasup may serve models that the config does not name."""
-    return any(key in lines for key in (("models_dir",), ("caches",), ("downloads", "on_demand")))
+    return any(key in lines for key in (("models_dir",), ("caches",), ("downloads", "on_demand"), ("peers",)))
 
 
 def _listen_issues(config: Config) -> _Found:
@@ -148,6 +149,35 @@ def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
                 if before != key:
                     what = f"model {shown(name)} is already in {place_text(before)}"
                     yield key, f"{what}; keep a model in one group, once"
+
+
+def _peer_issues(config: Config) -> _Found:
+    """Plain http, or no key, is allowed only where no other person can listen or answer."""
+    urls: dict[str, str] = {}
+    for name, entry in config.peers.items():
+        key: Place = ("peers", name)
+        if entry.url is None:
+            if (*key, "url") not in config.lines:  # else its value is invalid
+                yield (
+                    key,
+                    "url is missing; add the address of this node, such as https://desk.example.net:8080",
+                )
+            continue
+        other = urls.setdefault(entry.url, name)
+        if other != name:
+            yield (*key, "url"), f"is also the url of {shown(other)}; remove one of them"
+        host = host_of_url(entry.url)
+        if host is None:
+            yield (*key, "url"), "is not a valid URL; write it like https://desk.example.net:8080"
+            continue
+        is_encrypted = entry.url.lower().startswith("https:")
+        if not is_encrypted and not (is_loopback(host) or is_private(host)):
+            what = f"http to {shown(host)} is refused: other people could read and change the requests"
+            yield (*key, "url"), f"{what}; use https, or a private address such as 192.168.1.20"
+        elif entry.key_file is None and not is_loopback(host):
+            yield key, "key_file is missing; another machine needs an API key (`llamasup key new` there)"
+        if entry.ca_file is not None and not is_encrypted:
+            yield (*key, "ca_file"), "has no effect without https; change url, or remove it"
 
 
 def _download_issues(config: Config) -> _Found:

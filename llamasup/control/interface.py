@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.routing import BaseRoute
 
-    from llamasup.observability.counters import InstanceGauges
+    from llamasup.observability.counters import InstanceGauges, NodeGauges
     from llamasup.supervision.events import Bus
 
 __all__ = [
@@ -91,6 +91,10 @@ class ControlTarget(Protocol):
         ...
 
     def gauges(self) -> Sequence[InstanceGauges]: ...
+
+    def node_gauges(self) -> NodeGauges | None:
+        """Of the other nodes; None if there are none."""
+        ...
 
     async def scrape(self) -> Mapping[str, str]:
         """The Prometheus text of every serving child, by model."""

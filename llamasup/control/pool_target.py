@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llamasup.control.interface import ConfigAccess, ServiceOwner, refuse_if_stopping, shown, shut_down
 from llamasup.errors import Conflict
 from llamasup.http.address import Address
 from llamasup.models.diff import Changes
-from llamasup.observability.counters import InstanceGauges
+from llamasup.observability.counters import InstanceGauges, NodeGauges
 from llamasup.pool.catalog.model_view import unload_in_s, why_of
 from llamasup.pool.catalog.status import (
     gauges_of,
@@ -33,6 +33,9 @@ from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import RestartRequested, StartRequested, State
+
+if TYPE_CHECKING:
+    from llamasup.peers.peers import Peers
 
 __all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
 
@@ -63,6 +66,8 @@ class PoolTarget:
         self._address = address
         self._log_path = log_path
         self._started_s = monotonic()
+        self.peers: Peers | None = None
+        """The other nodes, if there are any."""
 
     @property
     def bus(self) -> Bus:
@@ -73,11 +78,15 @@ class PoolTarget:
     def status(self) -> Mapping[str, Any]:
         models = map(_status, self._models.managed_models())
         status = status_of(self._address, monotonic() - self._started_s, models)
-        return {**status, "budget": dict(self._models.pool.options.budget)}
+        nodes = () if self.peers is None else self.peers.status()
+        return {**status, "budget": dict(self._models.pool.options.budget), "nodes": list(nodes)}
 
     def gauges(self) -> Sequence[InstanceGauges]:
         """Of the models that were loaded at least once: a thousand others would be noise."""
         return gauges_of(self._runners())
+
+    def node_gauges(self) -> NodeGauges | None:
+        return None if self.peers is None else self.peers.gauges()
 
     async def scrape(self) -> Mapping[str, str]:
         return await scrape(self._runners())
@@ -160,7 +169,13 @@ class PoolTarget:
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
     def why(self, model: str) -> Mapping[str, Any]:
-        return why_of(self._models.known(model), self._models.pool)
+        if self.peers is None:
+            return why_of(self._models.known(model), self._models.pool)
+        remote = self.peers.find(model)
+        if remote is None:
+            return why_of(self._models.known(model), self._models.pool)
+        own = why_of(self._models.known(model), self._models.pool) if remote.group.is_local else None
+        return self.peers.why(remote, own)
 
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         return [decision.as_json() for decision in self._models.pool.decisions.last(limit)]
@@ -203,6 +218,12 @@ class PoolTarget:
             raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
+        if self.peers is not None and (remote := self.peers.find(model)) and not remote.group.is_local:
+            names = " and ".join(f"{name!r}" for name in remote.group.nodes)
+            raise Conflict(
+                f"The model {model!r} is not on this node, but on {names or 'no node yet'}.",
+                remedy=f"Run `llamasup {what} {model} --url URL` with the URL of that node.",
+            )
         managed = self._models.known(model, create=what == "load")
         refuse_if_stopping(self._owner)
         self._owner.control_asks(what, managed.spec.id)

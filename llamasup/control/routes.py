@@ -27,8 +27,9 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
-from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.control.request_updates import RequestUpdates
+from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
+from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.last_hour import STEP_S, LastHour
@@ -77,6 +78,7 @@ class Application:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._updates = RequestUpdates(requests)
         self._last_hour = last_hour
         self._tasks = tasks
         self._usage = usage
@@ -123,7 +125,8 @@ class Application:
 
     async def _show_metrics(self, request: Request) -> Response:
         scraped = await self._control_target.scrape()
-        text = exposition(self._metrics, self._control_target.gauges(), scraped)
+        target = self._control_target
+        text = exposition(self._metrics, target.gauges(), scraped, target.node_gauges())
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _show_status(self, request: Request) -> Response:
@@ -135,14 +138,14 @@ class Application:
         return _json(status)
 
     async def _show_events(self, request: Request) -> Response:
-        requests = self._requests if _number(request, "requests", 0, 1) else None
+        requests = self._updates if _number(request, "requests", 0, 1) else None
         self._streams.enter()
         events = event_stream(self._control_target, self._streams, requests, is_open=self._is_open(request))
         return Stream(self._streams, events, "text/event-stream")
 
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
-        return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+        return _json(await self._requests.shown(ended))
 
     async def _show_memory(self, request: Request) -> Response:
         return _json(await self._control_target.memory())
@@ -231,14 +234,7 @@ class Application:
         return _json(self._status_of(model), 200 if done else 202)
 
     async def _cancel_request(self, request: Request) -> Response:
-        request_id = request.path_params["id"]
-        cancelled = self._requests.cancel(request_id)
-        if not cancelled:
-            raise RequestUnknown(
-                f"No request in flight has the id {request_id[:100]!r}.",
-                remedy="It may have ended. `llamasup top` shows the requests in flight.",
-            )
-        return _json({"cancelled": msgspec.to_builtins(cancelled)})
+        return _json(self._requests.shown_cancel(request.path_params["id"]))
 
     async def _reload(self, request: Request) -> Response:
         changes: Mapping[str, Any] = {}

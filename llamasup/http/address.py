@@ -20,9 +20,11 @@ __all__ = [
     "allowed_host",
     "allowed_media_host",
     "allowed_origin",
+    "host_of_url",
     "invalid_host_remedy",
     "is_local",
     "is_loopback",
+    "is_private",
 ]
 
 
@@ -165,3 +167,34 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
+
+
+# RFC 1918, RFC 6598 (shared address space, which VPNs of several machines use), RFC 4193 and link-local.
+_PRIVATE = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "10.0.0.0/8",
+            "172.16.0.0/12",
+            "192.168.0.0/16",
+            "100.64.0.0/10",
+            "169.254.0.0/16",
+            "fc00::/7",
+            "fe80::/10",
+        ),
+    )
+)
+
+
+def is_private(host: str) -> bool:
+    """Whether ``host`` is an address of a private network. A name could resolve to any address."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host.partition("%")[0])
+        return any(address in network for network in _PRIVATE)
+    return False
+
+
+def host_of_url(url: str) -> str | None:
+    """The host of ``http://HOST[:PORT]``, IPv6 without its brackets; None if it is malformed."""
+    parsed = parse_authority(url.partition("://")[2].encode("utf-8", "replace"))
+    return None if parsed is None or parsed[1] == 0 else parsed[0]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from llamasup.http.address import Address, UnixAddress
+
+if TYPE_CHECKING:
+    import ssl
 
 __all__ = ["open_connection"]
 
@@ -14,14 +17,16 @@ AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
 
 async def open_connection(
-    address: Address, protocol_factory: Callable[[], AnyProtocol]
+    address: Address, protocol_factory: Callable[[], AnyProtocol], tls: ssl.SSLContext | None = None
 ) -> tuple[asyncio.Transport, AnyProtocol]:
-    """Connect a new protocol to ``address``. Raises OSError."""
+    """Connect a new protocol to ``address``. ``tls``: verifies a TCP server and its name. Raises OSError."""
     loop = asyncio.get_running_loop()
     if isinstance(address, UnixAddress):
         transport, protocol = await loop.create_unix_connection(protocol_factory, address.path)
     else:
-        transport, protocol = await loop.create_connection(protocol_factory, address.host, address.port)
+        transport, protocol = await loop.create_connection(
+            protocol_factory, address.host, address.port, ssl=tls
+        )
     if (error := _connect_error(transport)) is not None:
         transport.abort()
         raise error

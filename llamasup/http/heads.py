@@ -125,6 +125,7 @@ class Head(msgspec.Struct):
     path_text: str = ""
     trace_parent: TraceParent = NO_TRACE_PARENT  # also this if there are several
     console_secret: bytes = b""  # of a page of the console (docs/console.md)
+    from_node: bool = False  # another llamasup has forwarded it: it goes no further (docs/fleet.md)
 
 
 # --- reading a head --------------------------------------------------------------------------------
@@ -147,12 +148,13 @@ class _Header(Enum):
     UPGRADE = auto()
     PRIORITY = auto()
     CONSOLE = auto()
+    NODE = auto()
     DROP = auto()
 
 
 # Looking up a member of an Enum is a call of a Python function in Python 3.11.
 _HOST, _ORIGIN, _BEARER, _KEY, _CONNECTION, _CODING, *_MORE = _Header
-_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _CONSOLE, _DROP = _MORE
+_EXPECT, _ID, _TRACE, _UPGRADE, _PRIORITY, _CONSOLE, _NODE, _DROP = _MORE
 
 _KINDS = {
     b"host": _HOST,
@@ -165,6 +167,7 @@ _KINDS = {
     b"x-request-id": _ID,
     b"x-llamasup-priority": _PRIORITY,
     b"x-llamasup-console": _CONSOLE,
+    b"x-llamasup-node": _NODE,
     b"traceparent": _TRACE,
     b"content-length": _DROP,  # llamasup frames the upstream request itself (RFC 9112 §6)
     # hop by hop (RFC 9110 §7.6.1), with the upgrade headers of browsers and Java
@@ -194,7 +197,7 @@ _NOMINATE_NOTHING = frozenset({b"close", b"keep-alive", b"", b"host"})  # withou
 _TRANSPARENT = frozenset(
     {
         *(b"host", b"origin", b"forwarded", b"x-real-ip", b"x-conversation-id"),
-        *(b"x-llamasup-priority", b"x-llamasup-console"),
+        *(b"x-llamasup-priority", b"x-llamasup-console", b"x-llamasup-node"),
     }
 )
 _CREDENTIALS = frozenset({_BEARER, _KEY})
@@ -270,6 +273,8 @@ def read_head(
             head.console_secret = value.strip(b" \t")
             if head.route is CONTROL and not rules.transparent:
                 lines.append(name + b": " + value + b"\r\n")
+        elif kind is _NODE:
+            head.from_node = True
         elif kind is _EXPECT:
             if value.strip().lower() != b"100-continue":
                 return HttpError(417, "the only expectation served here is 100-continue", close=True)

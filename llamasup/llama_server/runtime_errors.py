@@ -14,6 +14,7 @@ from pathlib import Path
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server.help_text import Option
 from llamasup.system.process.run_once import CommandResult
+from llamasup.system.text import sentence
 
 __all__ = ["cannot_start", "check_file", "devices_failed", "unusable"]
 
@@ -49,7 +50,7 @@ def check_file(path: Path, origin: str) -> None:
             else "Give the path of llama-server itself.",
         )
     if not stat.S_ISREG(mode):
-        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=_sentence(_USE_ANOTHER))
+        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=sentence(_USE_ANOTHER))
     if not os.access(path, os.X_OK):
         if _first_bytes(path).startswith(b"GGUF"):
             raise BrokenRuntime(
@@ -81,7 +82,7 @@ def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
             f"This user may not run {path} ({reason}).",
             remedy=f"Check whether findmnt -T {shlex.quote(str(path))} shows noexec, or {_USE_ANOTHER}.",
         )
-    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_USE_ANOTHER))
+    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=sentence(_USE_ANOTHER))
 
 
 def unusable(
@@ -91,7 +92,7 @@ def unusable(
     output = answer.stderr or answer.stdout
     if answer.too_long:
         return BrokenRuntime(
-            f"{name} is not llama-server: its answer to --help is too long.", remedy=_sentence(_USE_ANOTHER)
+            f"{name} is not llama-server: its answer to --help is too long.", remedy=sentence(_USE_ANOTHER)
         )
     if answer.too_slow:
         message = f"{name} did not answer --help within {timeout_s:g} s."
@@ -134,7 +135,7 @@ def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, .
     remedy = (
         f"Give the llama-server next to it: {sibling}"
         if _is_other_file(sibling, name)
-        else _sentence(_USE_ANOTHER)
+        else sentence(_USE_ANOTHER)
     )
     lines = _last_lines(answer.stderr or answer.stdout)
     if not lines:
@@ -162,7 +163,7 @@ def _missing(path: Path, origin: str, error: OSError) -> RuntimeMissing:
     if path.is_symlink():
         return BrokenRuntime(
             f"{path} ({origin}) is a symbolic link to {path.readlink()}, which does not exist.",
-            remedy=_sentence(_USE_ANOTHER),
+            remedy=sentence(_USE_ANOTHER),
         )
     if isinstance(error, PermissionError):
         return BrokenRuntime(
@@ -240,7 +241,3 @@ def _cut(line: str) -> str:
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line
     )
     return shown.strip()[:200]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

@@ -6,7 +6,7 @@ Labels never contain text from clients: models are the served ones, routes the k
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -20,6 +20,7 @@ __all__ = [
     "InstanceGauges",
     "Metrics",
     "ModelMetrics",
+    "NodeGauges",
     "RequestRecord",
 ]
 
@@ -196,6 +197,16 @@ class Metrics:
 
     def _model(self, name: str) -> ModelMetrics:
         return self.models.setdefault(name, ModelMetrics())
+
+
+class NodeGauges(msgspec.Struct, frozen=True):
+    """Other nodes at the moment of the scrape. ``states`` and ``in_flight`` by node; ``queued``: the requests
+    that wait here for a node, by model.
+    """
+
+    states: Mapping[str, str] = {}
+    in_flight: Mapping[str, int] = {}
+    queued: Mapping[str, int] = {}
 
 
 class InstanceGauges(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from llamasup._version import __version__
-from llamasup.observability.counters import Histogram, InstanceGauges, Metrics, ModelMetrics
+from llamasup.observability.counters import Histogram, InstanceGauges, Metrics, ModelMetrics, NodeGauges
 from llamasup.supervision.states import State
 
 __all__ = ["CONTENT_TYPE", "exposition", "own_families"]
@@ -60,10 +60,15 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelMetrics], Histogram]], ...] = 
 _Key = TypeVar("_Key", bound=tuple[str, ...])
 
 
-def exposition(metrics: Metrics, instances: Sequence[InstanceGauges], scraped: Mapping[str, str]) -> bytes:
-    """Prometheus text. ``scraped``: llama-server's text by model."""
+def exposition(
+    metrics: Metrics,
+    instances: Sequence[InstanceGauges],
+    scraped: Mapping[str, str],
+    nodes: NodeGauges | None = None,
+) -> bytes:
+    """Prometheus text. ``scraped``: llama-server's text by model. ``nodes``: other nodes, if any."""
     registry = CollectorRegistry()
-    registry.register(_OwnMetrics(metrics, instances))
+    registry.register(_OwnMetrics(metrics, instances, nodes))
     ProcessCollector(registry=registry)  # of llamasup itself: shows leaks of memory or descriptors
     return generate_latest(registry) + merged(scraped)
 
@@ -72,13 +77,16 @@ def own_families() -> list[Metric]:
     """All families of llamasup without values, for the documentation."""
     metrics = Metrics()
     metrics.lines_dropped = metrics.traces_dropped = int
-    return list(_OwnMetrics(metrics, []).collect())
+    return list(_OwnMetrics(metrics, [], NodeGauges()).collect())
 
 
 class _OwnMetrics(Collector):
-    def __init__(self, metrics: Metrics, instances: Sequence[InstanceGauges]) -> None:
+    def __init__(
+        self, metrics: Metrics, instances: Sequence[InstanceGauges], nodes: NodeGauges | None
+    ) -> None:
         self._metrics = metrics
         self._instances = instances
+        self._nodes = nodes
 
     def collect(self) -> Iterator[Metric]:
         metrics, models = self._metrics, self._metrics.models
@@ -126,6 +134,8 @@ class _OwnMetrics(Collector):
             {(model,): count for model, count in metrics.replays.items()},
         )
         yield from self._gauges()
+        if self._nodes is not None:
+            yield from _node_gauges(self._nodes)
         if metrics.lines_dropped is not None:
             dropped = metrics.lines_dropped()
             yield _counter(
@@ -169,6 +179,29 @@ class _OwnMetrics(Collector):
             in_flight.add_metric((model,), sum(instance.in_flight for instance in instances))
             queued.add_metric((model,), max(instance.queued for instance in instances))
         yield from (state, in_flight, queued)
+
+
+def _node_gauges(nodes: NodeGauges) -> Iterator[Metric]:
+    state = GaugeMetricFamily(
+        "llamasup_node_state",
+        "Always 1. The label is the state of the other llamasup node; only `ready` nodes get requests.",
+        labels=("node", "state"),
+    )
+    for name, value in nodes.states.items():
+        state.add_metric((name, value), 1)
+    yield state
+    in_flight = GaugeMetricFamily(
+        "llamasup_node_in_flight", "Requests that the other node works on for this one.", labels=("node",)
+    )
+    for name, count in nodes.in_flight.items():
+        in_flight.add_metric((name,), count)
+    yield in_flight
+    queued = GaugeMetricFamily(
+        "llamasup_node_queued", "Requests that wait here for a slot of another node.", labels=("model",)
+    )
+    for model, count in nodes.queued.items():
+        queued.add_metric((model,), count)
+    yield queued
 
 
 def merged(scraped: Mapping[str, str]) -> bytes:

@@ -48,8 +48,8 @@ from llamasup.planning.load_history import (
     limits_from,
     runtime_id,
 )
-from llamasup.planning.load_history_store import load, save
-from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for
+from llamasup.planning.load_history_store import add_times_of_runtime, load, save, times_of_runtime
+from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for, times_of_others
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -256,7 +256,12 @@ class Planner:
         )
         earlier = times_for(self._history.times, self._runtime, made.key)
         copied = sum(part.device_bytes for part in made.memory.parts if part.kind == "weights")
-        return LoadFacts(made.memory.weights_bytes, of_cpu, copied, filled, earlier)
+        facts = LoadFacts(made.memory.weights_bytes, of_cpu, copied, filled, earlier)
+        if earlier is not None:
+            return facts
+        records = times_of_runtime(Path(self._launch.runtime.path))
+        earlier = times_of_others(records, self._runtime, facts)
+        return replace(facts, earlier=earlier, of_this_file=False)
 
     # --- after a start ----------------------------------------------------------------------------
 
@@ -315,6 +320,7 @@ class Planner:
         if times is not None:
             times = replace(times, runtime=self._runtime, key=made.key)
             self._history = replace(self._history, times=add_times(self._history.times, times))
+            add_times_of_runtime(Path(self._launch.runtime.path), times)
         if self._launch.settings.profile == "plain":
             save(self._launch.model_path, self._history)
             return  # llama-server got none of the planned sizes

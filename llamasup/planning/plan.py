@@ -24,7 +24,7 @@ from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
 from llamasup.planning.draft_acceptance import DraftCounts, counts_for
-from llamasup.planning.drafting import give_drafter
+from llamasup.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
 from llamasup.planning.kv_type import give_kv_cache
 from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.machine_flags import (
@@ -214,7 +214,8 @@ def plan(
             counts=counts,
         )
     elif settings.draft_model is not None:
-        line.leave_out("--spec-draft-model", "--spec-type none uses no draft model")
+        off = drafting_off(capabilities, extra_args)
+        line.leave_out(capabilities.knows(*DRAFT_MODEL) or DRAFT_MODEL[0], f"{off} uses no draft model")
     give_projector(line, serves, settings, found)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:

@@ -62,10 +62,13 @@ class ModelRoute(Protocol):
 class Backend(Protocol):
     """The models, by the names in requests."""
 
-    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute | Unavailable:
+    def resolve(
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> ModelRoute | Unavailable:
         """The route to ``model`` (None: the request names none), or the reason why there is no such model.
 
-        ``create``: the name may become a new model, which is downloaded on demand.
+        ``create``: the name may become a new model, which is downloaded on demand. ``local``: only to the
+        llama-servers of this node, because another node has forwarded the request.
         """
         ...
 
@@ -75,4 +78,8 @@ class Backend(Protocol):
 
     def listing(self) -> ModelList | None:
         """The content of ``/v1/models``; None: forward llama-server's own answer."""
+        ...
+
+    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        """The content of ``/v1/models`` for another node: the models of this node, with their load."""
         ...

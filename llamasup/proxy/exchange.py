@@ -38,6 +38,8 @@ MIN_SPEED_TOKENS: Final = 16  # fewer tokens are too short a measurement
 _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 # The child or its socket file is gone, or its backlog is full. Supervision handles these.
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
+# Of another node: its queue is full, it stops or cannot serve the model now; or our key is wrong.
+_NODE_REFUSALS = (401, 429, 503)
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
 
@@ -107,7 +109,11 @@ class Exchange(Struct, eq=False):
         if head.route.has_paths and request.hides_paths:
             opening = whole_and_plain(opening)
         if api_key is not None:
-            opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+            node = self._lease.endpoint.node
+            if node is not None:
+                opening = node.opening(opening, request.id, request.priority)
+            if api_key:
+                opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
             self._downstream.proxy.outbox.flush()  # the upload writes past it
@@ -128,6 +134,8 @@ class Exchange(Struct, eq=False):
         return self._request.replayable and self._request.head.route.repeats
 
     def begin(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
+        if upstream.status >= 400 and self._lease.endpoint.node is not None and self._node_refused(upstream):
+            return
         self.first_byte_at = monotonic()
         self.status = upstream.status
         self.bytes_out = len(body)
@@ -156,6 +164,22 @@ class Exchange(Struct, eq=False):
         if downstream.paused:
             upstream.pause()
 
+    def _node_refused(self, upstream: Upstream) -> bool:
+        """Whether this answer of another node is not for the client: another server takes the request, or
+        our key for the node is wrong.
+        """
+        status = upstream.status
+        if status in _NODE_REFUSALS and self._requeue(refused=True):
+            upstream.abort()
+            return True
+        if status != 401:
+            return False
+        self._upstream = None
+        upstream.abort()
+        reason = f"{self._lease.endpoint.server} does not accept our key"
+        self._fail(HttpError(502, reason, "server_error", "node_refused", "see llamasup's log"), "refused")
+        return True
+
     @property
     def _is_metered(self) -> bool:
         """Whether a meter reads the whole answer, because its end does not have all token counts."""
@@ -177,17 +201,24 @@ class Exchange(Struct, eq=False):
             self._write = Dechunker(write).write
         if self._redacted is not None:
             self._write = self._redacted.add
-        head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
-            status_line(self.status),
-            upstream.lines,
-            framing or b"",
-            request.id,
-            request.cors,
-            b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
-            if self._waiting is None
-            else self._timing(self._waiting),
-            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n",
+        end = (
+            b"\r\n" if request.keep_alive and not downstream.proxy.draining else b"Connection: close\r\n\r\n"
         )
+        if request.head.from_node:  # it knows the id, and recognizes a head that it has seen before
+            timing = b"" if self._waiting is None else self._timing(self._waiting)
+            head = b"%b%b%b%b%b" % (status_line(self.status), upstream.lines, framing or b"", timing, end)
+        else:
+            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
+                status_line(self.status),
+                upstream.lines,
+                framing or b"",
+                request.id,
+                request.cors,
+                b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
+                if self._waiting is None
+                else self._timing(self._waiting),
+                end,
+            )
         if framing is not None and len(body) < COPY_BYTES and self._redacted is None:
             write(head + body)
         else:
@@ -230,6 +261,8 @@ class Exchange(Struct, eq=False):
         return b"".join(self._tail)[-8:]
 
     def finished(self) -> None:
+        if self.over:  # a node refused the request, which has gone elsewhere
+            return
         now, request, lease = monotonic(), self._request, self._lease
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
@@ -253,14 +286,18 @@ class Exchange(Struct, eq=False):
         upload.close()
 
     def connect_failed(self, error: OSError | TimeoutError) -> None:
-        if self.over or (isinstance(error, _TRANSIENT) and self._requeue()):
+        endpoint = self._lease.endpoint
+        node, server = endpoint.node, endpoint.server
+        if node is not None:
+            node.suspect()
+        if self.over or ((node is not None or isinstance(error, _TRANSIENT)) and self._requeue()):
             return
         if isinstance(error, TimeoutError):
-            status, reason = 504, "timeout while connecting to llama-server"
+            status, reason = 504, f"timeout while connecting to {server}"
         elif isinstance(error, (ConnectionRefusedError, FileNotFoundError, BlockingIOError)):
-            status, reason = 503, f"llama-server accepts no connections ({error.strerror or error})"
+            status, reason = 503, f"{server} accepts no connections ({error.strerror or error})"
         else:
-            status, reason = 502, f"llama-server cannot be reached ({error.strerror or error})"
+            status, reason = 502, f"{server} cannot be reached ({error.strerror or error})"
         if self.sent_at and self._request.is_batch:
             status = 502  # the server ended after it had got the request, on an earlier connection
         self._await_cause(
@@ -280,10 +317,12 @@ class Exchange(Struct, eq=False):
                 self.upload.disconnect()
             self._downstream.proxy.pool_of(endpoint).connect(self)
             return
+        if closed and endpoint.node is not None:
+            endpoint.node.suspect()
         if closed and self._requeue():
             return
         error = HttpError(
-            502, f"llama-server {reason}", "server_error", "upstream_broke", "see llamasup's log"
+            502, f"{endpoint.server} {reason}", "server_error", "upstream_broke", "see llamasup's log"
         )
         if closed:
             self._await_cause(error)
@@ -381,7 +420,7 @@ class Exchange(Struct, eq=False):
             self._swept_bytes = self.bytes_out
             self._progress_at = now
         elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:
-            reason = f"llama-server has sent nothing for {proxy.limits.upstream_idle_s:g} s"
+            reason = f"{self._lease.endpoint.server} has sent nothing for {proxy.limits.upstream_idle_s:g} s"
             self._fail(
                 HttpError(504, reason, "timeout_error", "upstream_idle", "try again"), "upstream_failed"
             )
@@ -396,16 +435,21 @@ class Exchange(Struct, eq=False):
 
     # --- the end
 
-    def _requeue(self) -> bool:
-        """Queue the request for the next generation (S10), if its client has received nothing."""
+    def _requeue(self, *, refused: bool = False) -> bool:
+        """Queue the request for the next generation (S10), if its client has received nothing.
+
+        ``refused``: its server has answered, so only another one may get it.
+        """
         request, endpoint = self._request, self._lease.endpoint
         if self.status or not request.replayable:
             return False
         downstream = self._downstream
-        route = downstream.proxy.backend.resolve(endpoint.model)
+        route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
         queue = route.served.queue
+        if refused and not queue.serves_besides(endpoint):
+            return False
         if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.
             self.upload.return_body()
@@ -418,10 +462,10 @@ class Exchange(Struct, eq=False):
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
-        if not waiting.requeue(endpoint, sent=self.sent_at > 0.0):
+        if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)
-        self._release(abort=True)  # last: the free permit may serve the queued request at once
+        self._release(abort=not refused)  # last: the free permit may serve the queued request at once
         return True
 
     def _release(self, *, abort: bool = False) -> None:

@@ -76,7 +76,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
     transparent = access.rules.transparent
     if head.path in access.own_paths and not (transparent and backend.readiness() is None):
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
-    if head.route.lists and backend.listing() is not None:
+    if head.route.lists and (head.from_node or backend.listing() is not None):
         return _MODEL_LIST
     if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
         return _CONTROL
@@ -96,7 +96,9 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     key, infers = request.key, request.needs_permit
     limited = key is not None and bool(key.models)
     # Only work for a model downloads it, and only for a key that may use all models.
-    route = proxy.backend.resolve(request.requested_model, create=infers and not limited)
+    route = proxy.backend.resolve(
+        request.requested_model, create=infers and not limited, local=request.head.from_node
+    )
     if type(route) is Unavailable:  # without a call, as this is on the path of every request
         refusal = access_denied(request, None) if limited else None
         return route if refusal is None else Unavailable.because(refusal)
@@ -135,22 +137,25 @@ def answer_locally(
         return 302, response(302, b"", *_TO_CONSOLE, lines, method=head.method, close=close, json=False)
     if answerer is _HEALTH:
         return answer(head, backend, lines, close=close, shows_diagnosis=access.shows_diagnosis)
-    listing = backend.listing()
-    assert listing is not None
-    return answer_listing(request, listing, backend, close=close)
+    return answer_listing(request, backend.listing(), backend, close=close)
 
 
 def answer_listing(
-    request: Request, listing: ModelList, backend: Backend, *, close: bool
+    request: Request, listing: ModelList | None, backend: Backend, *, close: bool
 ) -> tuple[int, bytes]:
-    """Status and complete response for ``/v1/models`` and ``/v1/models/{id}``."""
+    """Status and complete response for ``/v1/models`` and ``/v1/models/{id}``.
+
+    ``listing`` None: only another node gets an answer here.
+    """
     head, lines, key = request.head, request.response_lines, request.key
     if head.method not in (b"GET", b"HEAD"):
         error = HttpError(405, "use GET for the list of models")
         return 405, error_response(error, b"Allow: GET, HEAD\r\n", lines, close=close)
     name = named_in_path(head.path)
-    if name is None:
+    if name is None or listing is None:
         allowed = (lambda resolved: may_use(key, resolved)) if key is not None and key.models else None
+        if head.from_node or listing is None:
+            return 200, response(200, backend.node_listing(allowed), lines, method=head.method, close=close)
         return 200, response(200, listing.all(allowed), lines, method=head.method, close=close)
     request.requested_model = name
     route = backend.resolve(name)

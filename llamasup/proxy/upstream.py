@@ -23,7 +23,7 @@ from llamasup.proxy.outbox import Outbox
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
-REQUESTS_PER_CONNECTION: Final = 100
+REQUESTS_PER_CONNECTION: Final = 100  # of llama-server
 COPY_BYTES: Final = 64 * 1024  # a smaller body is copied to its head: cheaper than a second system call
 MAX_HEAD_BYTES: Final = 64 * 1024
 LAST_READS: Final = 16  # of COPY_BYTES each, from a closed connection: more than the kernel buffers
@@ -82,6 +82,7 @@ class ConnectionPool(Protocol):
 
     outbox: Outbox
     rules: HeadRules
+    requests_per_connection: int
     known_head: KnownHead | None
     known_headers: RawHeaders
     known_lines: bytes
@@ -222,6 +223,10 @@ class Upstream(asyncio.Protocol):
         self.transport.abort()
 
     @property
+    def _is_encrypted(self) -> bool:
+        return self.transport.get_extra_info("ssl_object") is not None
+
+    @property
     def request_sent(self) -> bool:
         """Whether the request was sent to its last byte, so that the child may work on it."""
         return not (self.transport.is_closing() or self.transport.get_write_buffer_size())
@@ -233,8 +238,11 @@ class Upstream(asyncio.Protocol):
         """
         self.exchange = abandoned
         self.pool.first_answer_over(self)
-        self._served = REQUESTS_PER_CONNECTION
+        self._served = self.pool.requests_per_connection
         self.resume()
+        if not self.transport.can_write_eof():  # TLS has no half-close; a node frees its slot by itself
+            self.transport.close()
+            return
         with suppress(OSError):  # the child has closed the connection, which the next read reports
             self.transport.write_eof()
 
@@ -299,7 +307,7 @@ class Upstream(asyncio.Protocol):
             self._closed_early(exchange, "closed the connection")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.exchange is not None and exc is not None:
+        if self.exchange is not None and exc is not None and not self._is_encrypted:
             self._read_unread()
         if self.exchange is not None:
             why = f"closed the connection ({exc})" if exc else "closed the connection"
@@ -517,7 +525,7 @@ class Upstream(asyncio.Protocol):
             self._keep_alive
             and not self._interim  # it may have announced a body, which would follow the response
             and self.status < 400
-            and self._served < REQUESTS_PER_CONNECTION
+            and self._served < self.pool.requests_per_connection
             and not transport.is_closing()
             and not transport.get_write_buffer_size()  # else it answered before it had read the request
             and self.pool.give(self)

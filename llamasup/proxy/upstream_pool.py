@@ -15,7 +15,7 @@ from llamasup.http.connection import open_connection
 from llamasup.http.head_cache import KnownHead
 from llamasup.http.heads import DEFAULT_RULES, HeadRules, RawHeaders
 from llamasup.proxy.outbox import Outbox
-from llamasup.proxy.upstream import Upstream
+from llamasup.proxy.upstream import REQUESTS_PER_CONNECTION, Upstream
 from llamasup.queueing.endpoint import Endpoint
 
 __all__ = ["IDLE_S", "MAX_IDLE", "ConnectionUser", "Tasks", "UpstreamPool"]
@@ -71,6 +71,8 @@ class ConnectionUser(Protocol):
 
 
 IDLE_S: Final = 4.0  # llama-server closes an idle connection after 5 s, perhaps while a request is on its way
+NODE_IDLE_S: Final = 60.0  # another llamasup closes it after 75 s (``Limits.keepalive_s``)
+NODE_REQUESTS: Final = 1 << 30  # for each connection: a new one may take a TLS handshake
 MAX_IDLE: Final = 64  # each holds a thread of llama-server; one machine runs fewer slots
 CONGESTED_AFTER_S: Final = 0.25  # the wait for a first answer after which idle connections are closed
 
@@ -83,6 +85,7 @@ class UpstreamPool:
         "_connect_s",
         "_endpoint",
         "_idle",
+        "_idle_s",
         "_open",
         "_tasks",
         "_waiting",
@@ -91,6 +94,7 @@ class UpstreamPool:
         "known_lines",
         "known_streams_events",
         "outbox",
+        "requests_per_connection",
         "rules",
     )
 
@@ -107,6 +111,9 @@ class UpstreamPool:
         self._connect_s = connect_s
         self.rules = rules
         self.outbox = outbox or Outbox(_call_soon)
+        is_node = endpoint.node is not None
+        self._idle_s = NODE_IDLE_S if is_node else IDLE_S
+        self.requests_per_connection = NODE_REQUESTS if is_node else REQUESTS_PER_CONNECTION
         self._idle: list[Upstream] = []
         self._open: set[Upstream] = set()
         self._all_closed = asyncio.Event()
@@ -134,7 +141,7 @@ class UpstreamPool:
         while idle:
             upstream = idle.pop()
             if not upstream.transport.is_closing():
-                if now - upstream.idle_since < IDLE_S and not upstream.has_unread(0):
+                if now - upstream.idle_since < self._idle_s and not upstream.has_unread(0):
                     return upstream
                 upstream.transport.abort()
         return None
@@ -175,9 +182,11 @@ class UpstreamPool:
         self._tasks.start(self._connect(user), f"connect to {self._endpoint.address.url}")
 
     async def _connect(self, user: ConnectionUser) -> None:
+        endpoint = self._endpoint
+        tls = None if endpoint.node is None else endpoint.node.tls
         try:
             async with asyncio.timeout(self._connect_s):
-                _, upstream = await open_connection(self._endpoint.address, lambda: Upstream(self))
+                _, upstream = await open_connection(endpoint.address, lambda: Upstream(self), tls)
         except (OSError, TimeoutError) as error:
             user.connect_failed(error)
             return
@@ -188,7 +197,7 @@ class UpstreamPool:
 
     def sweep(self, now: float) -> None:
         """Close connections that have been idle for too long."""
-        max_idle_s = 0.0 if self._is_congested(now) else IDLE_S
+        max_idle_s = 0.0 if self._is_congested(now) else self._idle_s
         while self._idle and now - self._idle[0].idle_since >= max_idle_s:
             self._idle.pop(0).transport.abort()
 

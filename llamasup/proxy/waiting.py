@@ -71,9 +71,10 @@ class Waiting:
         """Queue the request; returns the reason if that is not possible."""
         return self._queue.enter(self.entry)
 
-    def requeue(self, broken: Endpoint, *, sent: bool) -> bool:
+    def requeue(self, broken: Endpoint, queue: RequestQueue, *, sent: bool) -> bool:
         """Queue the request again, if allowed, after ``broken`` ended before any byte of a response."""
-        if not self._queue.requeue(self.entry, broken, sent=sent):
+        self._queue = queue
+        if not queue.requeue(self.entry, broken, sent=sent):
             return False
         self._generation = broken.generation
         if sent:

@@ -13,22 +13,48 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from llamasup.http.address import Address
+from llamasup.http.heads import Priority
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import HELD_WEIGHT, smoothed
 
 if TYPE_CHECKING:
+    import ssl
+
     from llamasup.http.context_end import ContextWindow
 
-__all__ = ["UNLIMITED", "Endpoint", "Lease", "Serving"]
+__all__ = ["UNLIMITED", "Endpoint", "Lease", "NodeLink", "Serving"]
 
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
+
+
+class NodeLink(Struct, frozen=True):
+    """How the proxy speaks with another llamasup node (docs/fleet.md).
+
+    ``authority``: the value of Host. ``sender``: the id of this node, which marks a request as forwarded, so
+    that the other node does not forward it again. ``tls``: None for http. ``suspect`` is called when a
+    connection to the node fails or breaks.
+    """
+
+    name: str
+    authority: bytes
+    sender: bytes
+    suspect: Callable[[], None]
+    tls: ssl.SSLContext | None = None
+
+    def opening(self, opening: bytes, request_id: bytes, priority: Priority) -> bytes:
+        """The request line and headers for the node, made of those for a llama-server."""
+        lines = b"X-Request-Id: " + request_id + b"\r\nX-Llamasup-Node: " + self.sender + b"\r\n"
+        if priority is not Priority.NORMAL:
+            lines += b"X-Llamasup-Priority: " + priority.name.lower().encode() + b"\r\n"
+        return opening.replace(b"Host: localhost\r\n", b"Host: " + self.authority + b"\r\n", 1) + lines
 
 
 class Endpoint:
     """The address of one generation, and its requests.
 
     ``api_key`` is the child's own key (loopback children only); the client's key never reaches the child.
+    ``node``: it is another llamasup node, and ``api_key`` is its key for us; empty if it needs none.
     ``max_concurrent``: its permits. ``busy``: the permits that are taken; a request of several jobs is sent
     when one permit is free, so ``busy`` may exceed ``max_concurrent``. ``held_s``: how long requests held
     permits lately, times the number of permits (a weighted mean; None: not known). ``on_permit_free`` is
@@ -55,6 +81,7 @@ class Endpoint:
         "idle_since_s",
         "max_concurrent",
         "model",
+        "node",
         "on_idle",
         "on_permit_free",
         "produced",
@@ -73,11 +100,13 @@ class Endpoint:
         held_s: float | None = None,
         on_permit_free: Callable[[], None] | None = None,
         on_idle: Callable[[Endpoint], None] | None = None,
+        node: NodeLink | None = None,
     ) -> None:
         self.model = model
         self.generation = generation
         self.address = address
-        self.api_key = api_key
+        self.api_key = "" if api_key is None and node is not None else api_key
+        self.node = node
         self.max_concurrent = max_concurrent
         self.busy = 0
         self.held_s = held_s
@@ -106,6 +135,11 @@ class Endpoint:
     @property
     def in_flight(self) -> int:
         return len(self._leases)
+
+    @property
+    def server(self) -> str:
+        """What it is, in messages."""
+        return "llama-server" if self.node is None else f"the node {self.node.name!r}"
 
     @property
     def slots(self) -> int:

@@ -69,6 +69,7 @@ class QueueEntry(Queued):
         "listener",
         "needs_permit",
         "position",
+        "queue",
         "replayed",
         "since_s",
         "unserved_s",
@@ -91,6 +92,7 @@ class QueueEntry(Queued):
         self.body_bytes = body_bytes
         self.needs_permit = needs_permit
         self.waits = False
+        self.queue: RequestQueue | None = None  # the one that it entered last
         self.waited_s = 0.0
         self.position = 0
         self.replayed = False  # requeued once because its generation ended
@@ -225,9 +227,7 @@ class RequestQueue:
         if self.unqueueable_reason() is not None or self._is_full(entry, spare):
             return False
         now_s = self._clock()
-        if not self._timeout_s and not any(
-            endpoint is not broken for endpoint in _eligible(self._get_serving(), now_s)
-        ):
+        if not self._timeout_s and not self.serves_besides(broken):
             return False  # no request may wait, and no other server takes it at once
         if sent:
             if entry.replayed or not self._may_replay(broken, now_s):
@@ -246,16 +246,16 @@ class RequestQueue:
 
     def leave(self, entry: QueueEntry) -> None:
         """The client has gone. May be repeated."""
-        if self._successor is not None:
-            self._successor.leave(entry)
+        if entry.queue is not None and entry.queue is not self:
+            entry.queue.leave(entry)
         elif entry.waits:
             self._remove(entry)
             self._notify_unserved(None)
 
     def outlook(self, entry: QueueEntry) -> Outlook:
         """The position of a waiting entry, and its expected wait."""
-        if self._successor is not None:
-            return self._successor.outlook(entry)
+        if entry.queue is not None and entry.queue is not self:
+            return entry.queue.outlook(entry)
         state = self._get_serving()
         position = self._queue.position(entry) if entry.needs_permit else 1
         if isinstance(state, Unavailable):
@@ -275,10 +275,20 @@ class RequestQueue:
         this one. Later calls go there, too.
         """
         self._successor = successor
+        self.move_to(successor)
+
+    def move_to(self, other: RequestQueue) -> None:
+        """Move all entries, with their deadlines and past any limit, to ``other``. New ones may come here."""
         for entry in tuple(self._entries()):
             self._remove(entry)
-            successor._admit(entry, successor._get_serving(), successor._clock())
-        successor.changed()
+            other._admit(entry, other._get_serving(), other._clock())
+        other.changed()
+
+    def serves_besides(self, endpoint: Endpoint) -> bool:
+        """Whether another endpoint than this one serves."""
+        if self._successor is not None:
+            return self._successor.serves_besides(endpoint)
+        return any(other is not endpoint for other in _eligible(self._get_serving(), self._clock()))
 
     # --- for the processes of the model
     def changed(self) -> None:
@@ -310,6 +320,7 @@ class RequestQueue:
         eligible = _eligible(state, now_s)
         self._update_unserved_clock(now_s, serves=bool(eligible))
         entry.waits = True
+        entry.queue = self
         entry.unserved_s = self._unserved_s
         self._bytes += entry.body_bytes
         if entry.needs_permit:

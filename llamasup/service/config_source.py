@@ -15,6 +15,7 @@ from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
+from llamasup.peers.membership import Membership, Peer
 from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.eviction_policy import ResidencyPolicy
 from llamasup.pool.options import PoolOptions
@@ -52,6 +53,8 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     runtime: str | None = None
     fail_on_preload_error: bool = False
     """End with the error if a model cannot be preloaded."""
+    membership: Callable[[], Membership] | None = None
+    """Makes the source of the other nodes, in place of ``peers`` of the config; called in the event loop."""
 
     @property
     def policy(self) -> Policy:
@@ -125,6 +128,7 @@ class ConfigSource:
                 allow_http=downloads.private_addresses,
                 parallel=downloads.parallel,
             ),
+            _peers_of(config),
         )
 
     def _refuse_pipe(self) -> None:
@@ -213,6 +217,14 @@ class ConfigSource:
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self.environ,
         )
+
+
+def _peers_of(config: Config) -> tuple[Peer, ...]:
+    if not config.peers:
+        return ()
+    from llamasup.peers.static import peers_of  # here, to keep the start short
+
+    return peers_of(config.peers)
 
 
 def _config_of(spec: ModelSpec | None) -> object:

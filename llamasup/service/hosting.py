@@ -123,7 +123,8 @@ class ServiceHost:
         self._listen = listen
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
-        self._requests: LiveRequests | None = None
+        self.live_requests: LiveRequests | None = None
+        """Set while it serves."""
         self._workload: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
@@ -156,7 +157,7 @@ class ServiceHost:
         return not_counted(by, since, today())
 
     def _held_slots(self) -> Sequence[HeldSlots]:
-        return () if self._requests is None else self._requests.held_slots()
+        return () if self.live_requests is None else self.live_requests.held_slots()
 
     def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
@@ -212,7 +213,7 @@ class ServiceHost:
             metrics=self.metrics,
             on_finished=self._on_finished,
         )
-        requests = self._requests = LiveRequests(
+        requests = self.live_requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
         control = ControlServer(
@@ -299,8 +300,8 @@ class ServiceHost:
 
     def _on_finished(self, record: RequestRecord) -> None:
         record = shortened(record)
-        if self._requests is not None:
-            self._requests.note_ended(record)
+        if self.live_requests is not None:
+            self.live_requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
         if record.model:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,11 +26,13 @@ from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.models.watch import ModelWatch
+from llamasup.peers.membership import Membership, Peer
 from llamasup.pool.catalog.catalog import Catalog
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
+from llamasup.proxy.backend import Backend
 from llamasup.service.inventory import (
     ModelInventory,
     SearchPaths,
@@ -41,6 +43,10 @@ from llamasup.service.inventory import (
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
+
+if TYPE_CHECKING:
+    from llamasup.peers.peers import Peers
+    from llamasup.peers.static import StaticMembership
 
 __all__ = ["Configured", "HostedModels", "Source"]
 
@@ -61,6 +67,7 @@ class Configured(Struct, frozen=True):
     inventory: ModelInventory
     options: PoolOptions
     downloads: DownloadSettings
+    peers: tuple[Peer, ...] = ()
 
 
 class Source(Protocol):
@@ -85,7 +92,8 @@ class Source(Protocol):
 
 class HostedModels:
     """A ``Workload``. ``fail_on_preload_error``: end with the error if a model cannot be preloaded.
-    ``log_passed_on`` gets the output of all llama-servers, in their threads.
+    ``log_passed_on`` gets the output of all llama-servers, in their threads. ``membership``: the other nodes,
+    in place of those of the config.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class HostedModels:
         *,
         fail_on_preload_error: bool = False,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
+        membership: Membership | None = None,
     ) -> None:
         self._configured = configured
         self._search = configured.inventory.search  # the last one that was applied
@@ -113,8 +122,11 @@ class HostedModels:
         self._logs = LogFiles()
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
-        self.backend = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self.control_target = ConfiguredTarget(owner, self.backend, address, self._logs.path_of, self.reload)
+        self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
+        self.backend: Backend = self.catalog
+        self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
+        self._configured_peers: StaticMembership | None = None
+        self.peers = self._with_peers(membership)
         self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -125,13 +137,38 @@ class HostedModels:
         self._follow_config()
         self._log_problems(configured.inventory)
 
+    def _with_peers(self, membership: Membership | None) -> Peers | None:
+        """None without other nodes: then nothing of them is imported, or on the path of a request."""
+        if membership is None and not self._configured.peers:
+            return None
+        from llamasup.peers.backend import NodesBackend
+        from llamasup.peers.peers import Peers
+        from llamasup.peers.static import StaticMembership
+
+        if membership is None:
+            membership = self._configured_peers = StaticMembership(self._configured.peers)
+        policy = self._configured.options.policy
+        peers = Peers(
+            membership, self.catalog, timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued
+        )
+        self.backend = NodesBackend(self.catalog, peers)
+        self.control_target.peers = peers
+        self._bus.listen(self._follow_models)
+        return peers
+
+    def _follow_models(self, event: PublishedEvent) -> None:
+        if isinstance(event, ModelsChanged) and self.peers is not None:
+            self.peers.refresh()
+
     @property
     def registry(self) -> Registry:
-        return self.backend.registry
+        return self.catalog.registry
 
     @property
     def in_flight(self) -> int:
-        return sum(model.served.in_flight for model in self.backend.managed_models())
+        """The requests that the llama-servers of this node, or other nodes, work on."""
+        here = sum(model.served.in_flight for model in self.catalog.managed_models())
+        return here if self.peers is None else here + self.peers.in_flight
 
     @property
     def budget(self) -> Mapping[str, int]:
@@ -150,6 +187,8 @@ class HostedModels:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 tasks.create_task(self._pool.run(), name="pool")
+                if self.peers is not None:
+                    tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
         finally:
@@ -161,6 +200,8 @@ class HostedModels:
 
     async def begun(self) -> None:
         await self._pool.running.wait()
+        if self.peers is not None:
+            await self.peers.begun()
 
     async def ready(self) -> tuple[str, ...] | None:
         evicted: dict[str, None] = {}
@@ -171,7 +212,7 @@ class HostedModels:
 
         self._bus.listen(on_event)
         try:
-            failed = await self.backend.preload()
+            failed = await self.catalog.preload()
         finally:
             self._bus.unsubscribe(on_event)
         self._warn_preload_evicted(evicted, failed)
@@ -187,10 +228,14 @@ class HostedModels:
     async def ended(self) -> LlamasupError | None:
         await self._stop_asked.wait()
         await self._pool.ended()
+        if self.peers is not None:
+            await self.peers.drained(self._configured.options.policy.drain_timeout_s)
         return self._error
 
     def ask_stop(self, *, now: bool) -> None:
         self._pool.ask_stop(now=now)
+        if self.peers is not None:
+            self.peers.ask_stop(now=now)
         self._stop_asked.set()
 
     # --- changes ----------------------------------------------------------------------------------------
@@ -215,7 +260,9 @@ class HostedModels:
             self._pool.apply_options(configured.options)
             self._follow_config()
             self._applied.set()
-            settings = _changed_keys(_KEYS_READ_AT_RELOAD, configured.config, before.config)
+            if self._configured_peers is not None:
+                self._configured_peers.replace(configured.peers)
+            settings = self._settings_changed(configured, before)
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(
@@ -238,26 +285,34 @@ class HostedModels:
 
     def preview(self, configured: Configured) -> Changes:
         """What a reload with this config would change."""
-        settings = _changed_keys(_KEYS_READ_AT_RELOAD, configured.config, self._configured.config)
+        settings = self._settings_changed(configured, self._configured)
         return replace(
-            self.backend.changes_to(configured.inventory.registry),
+            self.catalog.changes_to(configured.inventory.registry),
             settings=settings,
             next_start=self._pending_restart(configured),
         )
 
+    def _settings_changed(self, now: Configured, before: Configured) -> tuple[str, ...]:
+        """The keys that a reload applies. The first node needs a restart."""
+        at_reload = (*_KEYS_READ_AT_RELOAD, *(() if self._configured_peers is None else ("peers",)))
+        return _changed_keys(at_reload, now.config, before.config)
+
     def _pending_restart(self, configured: Configured) -> tuple[str, ...]:
-        keys = _changed_keys(_KEYS_READ_AT_START, configured.config, self._started_with)
+        at_start = (
+            _KEYS_READ_AT_START if self._configured_peers is not None else (*_KEYS_READ_AT_START, "peers")
+        )
+        keys = _changed_keys(at_start, configured.config, self._started_with)
         return keys if configured.downloads == self._started_downloads else (*keys, "downloads")
 
     async def check(self, config: Config, model: str) -> None:
         """Raises if this model would not load with this config and free memory. Changes nothing."""
         inventory = await asyncio.to_thread(read_inventory, config)
         registry = inventory.registry
-        await self._pool.size(self.backend.known(model), registry.specs[registry.names[model]])
+        await self._pool.size(self.catalog.known(model), registry.specs[registry.names[model]])
 
     async def settled(self, model: str) -> None:
         """Wait until a rollout of the model ends. Raises its error."""
-        managed = self.backend.known(model)
+        managed = self.catalog.known(model)
         if managed.is_outdated and not managed.rolling_out:
             self._pool.roll_out(managed, managed.spec)  # an earlier rollout failed
         if managed.rollout is None or managed.rollout.done():
@@ -283,7 +338,7 @@ class HostedModels:
         self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()
     ) -> Changes:
         before = self.registry.specs
-        changes = replace(self.backend.apply(inventory.registry), settings=settings, next_start=next_start)
+        changes = replace(self.catalog.apply(inventory.registry), settings=settings, next_start=next_start)
         self._search = inventory.search
         self._log_problems(inventory)
         if changes:
@@ -297,7 +352,7 @@ class HostedModels:
         """
         old_ids = {new: old for old, new in changes.renamed}
         for id_ in (*changes.added, *changes.changed, *changes.retouched):
-            managed = self.backend.known(id_)
+            managed = self.catalog.known(id_)
             if not managed.spec.stay.preload or managed.holds_memory or self._tasks is None:
                 continue
             known = before.get(old_ids.get(id_, id_))
@@ -375,7 +430,7 @@ class HostedModels:
         return on_demand.specs[name]
 
     def _warn_preload_evicted(self, evicted: Iterable[str], failed: Container[str]) -> None:
-        managed_models = self.backend.managed_models()
+        managed_models = self.catalog.managed_models()
         absent = {
             model.spec.id for model in managed_models if model.spec.stay.preload and not model.holds_memory
         }

@@ -58,7 +58,7 @@ class ServeService(ServiceHost):
     @property
     def drain_timeout_s(self) -> float:
         """The longest of all models."""
-        models = () if self.hosted_models is None else self.hosted_models.backend.managed_models()
+        models = () if self.hosted_models is None else self.hosted_models.catalog.managed_models()
         policy = self.options.policy
         times = (policy_for(model.spec, policy).drain_timeout_s for model in models)
         return max(times, default=policy.drain_timeout_s)
@@ -76,6 +76,7 @@ class ServeService(ServiceHost):
                 address,
                 fail_on_preload_error=self.options.fail_on_preload_error,
                 log_passed_on=self.on_log,
+                membership=None if self.options.membership is None else self.options.membership(),
             )
             self._let_edit(self.hosted_models)
             return self.hosted_models

@@ -26,6 +26,7 @@ __all__ = [
     "Many",
     "Name",
     "Named",
+    "NodeUrl",
     "OneOf",
     "Repo",
     "RuntimeName",
@@ -281,6 +282,16 @@ class Url(ValueKind, frozen=True):
 class Endpoint(Url, frozen=True):
     allowed: str = "the URL of a mirror, such as https://hub.example.net"
     pattern: str = r"https?://[^\s/?#@]+(?:/[^\s?#]*)?"
+
+    def parse(self, text: str) -> str:
+        return Url.parse(self, text).rstrip("/")
+
+
+class NodeUrl(Url, frozen=True):
+    """``consistency`` decides where http is allowed."""
+
+    allowed: str = "the URL of another llamasup, such as https://desk.example.net:8080"
+    pattern: str = r"https?://[^\s/?#@]+/?"
 
     def parse(self, text: str) -> str:
         return Url.parse(self, text).rstrip("/")

@@ -6,10 +6,20 @@ from typing import Annotated, Final
 
 from llamasup.settings.address_kinds import HostName, MediaHost, Origin
 from llamasup.settings.declaration import Setting, SettingGroup
-from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, SizeText, Time
+from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, NodeUrl, SizeText, Time
 from llamasup.settings.units import Size
 
-__all__ = ["SLOTS_BYTES", "USAGE_KEEP_DAYS", "Auth", "Downloads", "Http", "Memory", "Slots", "Usage"]
+__all__ = [
+    "SLOTS_BYTES",
+    "USAGE_KEEP_DAYS",
+    "Auth",
+    "Downloads",
+    "Http",
+    "Memory",
+    "PeerEntry",
+    "Slots",
+    "Usage",
+]
 
 SLOTS_BYTES: Final = 10 << 30
 """The default limit for all saved slots: ten conversations of 8,192 tokens with a model of 8 billion
@@ -100,6 +110,31 @@ class Http(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
+
+
+class PeerEntry(SettingGroup, frozen=True, kw_only=True):
+    """Another llamasup, whose models are served here too (docs/fleet.md)."""
+
+    url: Annotated[
+        str | None,
+        Setting(NodeUrl(), "Where it listens. http only on this machine or a private address.", "required"),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a file with a key", hidden=True),
+            "The file with its API key for this node, alone. The right inference is enough.",
+            "none; required for other machines",
+        ),
+    ] = None
+    ca_file: Annotated[
+        Path | None,
+        Setting(
+            FilePath("the path of a PEM file"),
+            "The CA that signed its certificate, or that certificate itself.",
+            "the CAs of the system",
+        ),
+    ] = None
 
 
 class Downloads(SettingGroup, frozen=True, kw_only=True):

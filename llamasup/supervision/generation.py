@@ -54,7 +54,8 @@ _MAX_SIZE_LINES: Final = 400
 class GenerationContext(Struct, frozen=True):
     """What an instance gives to each of its generations.
 
-    ``post`` takes the events. ``policy`` and ``phase`` are functions because both change during a generation.
+    ``post`` takes the events. ``policy``, ``phase`` and ``start_failure`` are functions because they change
+    during a generation. ``start_failure``: why llamasup kills the child before it was ready, if it does.
     ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
     """
 
@@ -71,6 +72,7 @@ class GenerationContext(Struct, frozen=True):
     post: Callable[[Event], None]
     policy: Callable[[], Policy]
     phase: Callable[[], Phase]
+    start_failure: Callable[[], Diagnosis | None]
 
 
 class Generation:
@@ -210,7 +212,7 @@ class Generation:
     async def _reap(self) -> None:
         exit_ = await self.child.wait()
         self.exit = exit_
-        phase = self.context.phase()
+        phase, start_failure = self.context.phase(), self.context.start_failure()
         if self._slots is not None:
             # Its connection is closed, too, and its warning belongs before the exit.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
@@ -218,14 +220,14 @@ class Generation:
         await self.clean_up()
         if self.drafted.proposed:
             await asyncio.to_thread(self.context.planner.drafted, self.plan, self.drafted)
-        diagnosis = diagnose(
+        diagnosis = start_failure or diagnose(
             exit_,
             self.pump.tail(),
             phase=phase,
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
         )
-        if phase == "starting":
+        if phase == "starting" or start_failure is not None:
             diagnosis = self._adjusted(diagnosis)
         self.post(states.Exited(self.number, diagnosis))
 

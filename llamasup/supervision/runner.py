@@ -99,6 +99,7 @@ class InstanceRunner:
             post=self.post,
             policy=lambda: self.policy,
             phase=self._phase,
+            start_failure=lambda: None if self.instance.ready else self.instance.kill_reason,
         )
         self.on_idle: Callable[[Endpoint], None] | None = None
         """Called whenever the last running request has ended. Set it before the start."""

@@ -271,9 +271,13 @@ def fail_and_kill(transition: Transition) -> Outcome:
 
 def expected_exit(transition: Transition) -> Outcome:
     """The child exited after llamasup ended it."""
+    event = transition.event
+    assert isinstance(event, Exited | SpawnFailed)
     transition = transition.with_instance(alive=False)
-    if transition.instance.kill_reason is not None:
-        return _crashed(transition, transition.instance.kill_reason, by_us=True)
+    if (reason := transition.instance.kill_reason) is not None:
+        # Known only now for a start that hung: the planner is asked after the kill.
+        adjustment = reason.adjustment or event.diagnosis.adjustment
+        return _crashed(transition, replace(reason, adjustment=adjustment), by_us=True)
     return restart_now(transition) if transition.instance.restart_pending else settle(transition)
 
 

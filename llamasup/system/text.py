@@ -24,6 +24,7 @@ __all__ = [
     "one_of_these",
     "path_text",
     "printable",
+    "sentence",
 ]
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
@@ -104,3 +105,8 @@ def memory_text(count_bytes: int) -> str:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def sentence(text: str) -> str:
+    """``text``, which is not empty, with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."

@@ -497,6 +497,8 @@ def test_program_at_another_port_gets_the_cookie_and_can_do_nothing_with_it(
             cookies.append(self.headers.get("cookie", ""))
             self.send_response(200)
             self.end_headers()
+            # Without this, the browser asks for an icon, perhaps while the server stops.
+            self.wfile.write(b'<!doctype html><link rel="icon" href="data:,">')
 
         def log_message(self, *_: object) -> None:
             pass

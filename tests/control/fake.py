@@ -19,7 +19,7 @@ from llamasup.control.interface import ConfigAccess, MakeConsole
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.errors import error_from
 from llamasup.http.heads import HttpError
-from llamasup.observability.counters import InstanceGauges, Metrics
+from llamasup.observability.counters import InstanceGauges, Metrics, NodeGauges
 from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.live.state import InFlight
@@ -112,6 +112,9 @@ class FakeControlTarget:
     def decisions(self, limit: int) -> Sequence[Mapping[str, Any]]:
         decision = {"time": "2026-01-01T00:00:00.000+00:00", "model": "tiny", "kind": "load", "text": "…"}
         return [decision, decision][:limit]
+
+    def node_gauges(self) -> NodeGauges | None:
+        return None
 
     def gauges(self) -> Sequence[InstanceGauges]:
         return [InstanceGauges(name, State.READY, 0, 0) for name in self.names]

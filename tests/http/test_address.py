@@ -12,9 +12,11 @@ from llamasup.http.address import (
     allowed_host,
     allowed_media_host,
     allowed_origin,
+    host_of_url,
     invalid_host_remedy,
     is_local,
     is_loopback,
+    is_private,
 )
 
 
@@ -185,3 +187,32 @@ def test_a_media_host_may_have_a_port(text: str, host: str) -> None:
 def test_an_invalid_media_host_is_refused(text: str) -> None:
     with pytest.raises(UsageInvalid, match="is not a valid media host"):
         allowed_media_host(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "private"),
+    [
+        ("192.168.1.20", True),
+        ("100.64.3.4", True),
+        ("fd00::1", True),
+        ("fe80::1%eth0", True),
+        ("8.8.8.8", False),
+        ("2001:db8::1", False),
+        ("desk.local", False),
+    ],
+)
+def test_private_addresses_are_those_of_networks_without_the_internet(host: str, private: bool) -> None:
+    assert is_private(host) is private
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://Desk.example.net:8080", "desk.example.net"),
+        ("http://[::1]", "::1"),
+        ("http://a:0", None),
+        ("http://a b", None),
+    ],
+)
+def test_host_of_a_url(url: str, host: str | None) -> None:
+    assert host_of_url(url) == host

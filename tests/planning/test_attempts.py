@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,19 @@ def test_next_load_is_expected_to_take_as_long_as_the_last_one(host: Machine, pr
     earlier = host.planner(profile=profile).load_facts(made).earlier
     assert earlier is not None
     assert earlier == replace(times, runtime=earlier.runtime, key=made.key)
+
+
+def test_first_load_of_a_file_is_expected_to_take_as_long_as_those_of_others(host: Machine) -> None:
+    planner = host.planner()
+    made = planner.plan(1)
+    size = made.memory.weights_bytes
+    times = LoadTimes("", "", 0.5, 4.0, 1.0, 2.0, size, 100, cpu_bytes=size)
+    planner.served(made, [], resident_bytes=0, generated=True, times=times)
+    os.utime(host.model, (0, 0))  # now it is another file
+    facts = host.planner().load_facts(made)
+    assert not facts.of_this_file
+    assert facts.earlier is not None
+    assert (facts.earlier.begin_s, facts.earlier.weights_s, facts.earlier.warm_up_s) == (0.5, 4.0, 2.0)
 
 
 def test_step_that_did_not_serve_is_not_recorded(host: Machine) -> None:

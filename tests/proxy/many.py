@@ -57,7 +57,7 @@ class ManyModels:
         self.default = default
         self._index = NameIndex({name: spec.id for spec in specs for name in spec.names})
 
-    def resolve(self, model: str | None, *, create: bool = False) -> Model | Unavailable:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Model | Unavailable:
         found = self._find(model)
         if isinstance(found, Model):
             return found
@@ -75,6 +75,9 @@ class ManyModels:
             return ListedModel(known.spec, known.model, phase)
 
         return ModelListing(self.models, look, self.default)
+
+    def node_listing(self, allowed: object = None) -> bytes:
+        raise AssertionError
 
     def accept(self, model: str, rig: Rig) -> Wire:
         """The proxy's next connection to this model's child."""

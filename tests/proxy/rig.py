@@ -157,7 +157,7 @@ class OneModel:
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 
-    def resolve(self, model: str | None, *, create: bool = False) -> Self:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         self.requested_models.append(model)
         return self
 
@@ -166,6 +166,9 @@ class OneModel:
 
     def listing(self) -> ModelListing | None:
         return None
+
+    def node_listing(self, allowed: object = None) -> bytes:
+        raise AssertionError
 
 
 class Rig:

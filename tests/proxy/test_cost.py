@@ -86,7 +86,7 @@ class OneModel:
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.endpoint.lease_if_free(infers=infers)
 
-    def resolve(self, model: str | None, *, create: bool = False) -> Self:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
         assert model == "tiny"
         return self
 
@@ -95,6 +95,9 @@ class OneModel:
 
     def listing(self) -> None:
         return None
+
+    def node_listing(self, allowed: object = None) -> bytes:
+        raise AssertionError
 
 
 class Calls:

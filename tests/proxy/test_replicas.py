@@ -30,11 +30,14 @@ class Backend:
         state = self.served.serving()
         return state if isinstance(state, Unavailable) else None
 
-    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
         return ModelRoute(ResolvedModel(("tiny",)), self.served)
 
     def listing(self) -> None:
         return None
+
+    def node_listing(self, allowed: object = None) -> bytes:
+        raise AssertionError
 
 
 class Pair:

@@ -447,7 +447,7 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
             return stable.lease_if_free(infers=infers)
 
     class Two:
-        def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+        def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
             return Stable() if model == "stable" else one
 
         def readiness(self) -> Unavailable | None:
@@ -455,6 +455,9 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
 
         def listing(self) -> None:
             return None
+
+        def node_listing(self, allowed: object = None) -> bytes:
+            raise AssertionError
 
     rig.proxy.backend = Two()
     client = send_chat(rig, b'{"model":"stable"}')

@@ -21,6 +21,7 @@ from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
 from llamasup.system.hardware.probe import hardware
 from llamasup.testing.fake_server import install
+from tests.async_tests import async_test
 from tests.pool.pools import PATIENCE_S, file_of
 
 pytestmark = pytest.mark.slow
@@ -35,7 +36,7 @@ class ServiceHost:
         return self.hosted.runners_of(model)[0].pid
 
     def phases(self) -> list[Phase]:
-        return [each.phase for each in self.hosted.backend.managed_models()]
+        return [each.phase for each in self.hosted.catalog.managed_models()]
 
     async def load(self, model: str) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -140,7 +141,7 @@ def test_rule_applies_to_models_downloaded_on_demand(config: Path, tmp_path: Pat
 
     async def test() -> None:
         async with hosting(config) as it:
-            invited = it.hosted.backend.find("org/repo:Q8_0", create=True)
+            invited = it.hosted.catalog.find("org/repo:Q8_0", create=True)
             assert invited is not None
             assert invited.spec.settings.ctx_size == 768
 
@@ -194,7 +195,7 @@ def test_less_memory_unloads_idle_models_and_more_allows_them(
         async with hosting(config) as it:
             await it.load("a")
             await it.load("b")
-            catalog = it.hosted.backend
+            catalog = it.hosted.catalog
             managed_models = list(catalog.managed_models())
             needs = managed_models[0].needs["ram"]
             write(config, tmp_path, tiny_model, f"memory: {{ram: {int(needs * 1.5) >> 10}KiB}}")
@@ -221,7 +222,7 @@ def test_a_reload_while_models_are_preloaded(config: Path, tmp_path: Path, tiny_
             without_a(config)
             changes = await it.hosted.reload()
             assert changes.removed == ("a",)
-            await it.until(lambda: it.hosted.backend.readiness() is None)
+            await it.until(lambda: it.hosted.catalog.readiness() is None)
 
             assert list(it.hosted.registry.specs) == ["b"]
             assert it.pid("b") is not None
@@ -238,11 +239,11 @@ def test_preloaded_models_that_are_evicted_at_once_are_named(
     async def needs_bytes() -> int:
         async with hosting(config) as it:
             await it.load("a")
-            return it.hosted.backend.known("a").needs["ram"]
+            return it.hosted.catalog.known("a").needs["ram"]
 
     async def test() -> None:
         async with hosting(config) as it:
-            await it.until(lambda: it.hosted.backend.readiness() is None)
+            await it.until(lambda: it.hosted.catalog.readiness() is None)
 
     memory = f"memory: {{ram: {int(capacity * asyncio.run(needs_bytes()) / 1000)}kB}}"
     write(config, tmp_path, tiny_model, memory, a=", preload: true", b=", preload: true")
@@ -278,7 +279,7 @@ def test_failed_preload_is_repeated_after_the_config_is_fixed(
 
     async def test() -> None:
         async with hosting(config) as it:
-            await it.until(lambda: it.hosted.backend.readiness() is None)
+            await it.until(lambda: it.hosted.catalog.readiness() is None)
             assert it.phases()[0] is Phase.FAILED
             write(config, tmp_path, tiny_model, a=", preload: true")
             await it.hosted.reload()
@@ -300,7 +301,7 @@ def test_missing_preloaded_model_is_loaded_when_its_file_appears(
 
     async def test() -> None:
         async with hosting(config) as it:
-            await it.until(lambda: it.hosted.backend.readiness() is None)
+            await it.until(lambda: it.hosted.catalog.readiness() is None)
             folder.mkdir()
             file_of(folder, "c", tiny_model)
             await it.hosted.reload()
@@ -324,6 +325,36 @@ def test_model_unloaded_by_hand_stays_unloaded_after_other_changes(
             await it.until(lambda: it.phases()[1] is Phase.RESIDENT)
 
             assert it.phases()[0] is Phase.ABSENT
-            assert not it.hosted.backend.known("a").wanted
+            assert not it.hosted.catalog.known("a").wanted
 
     asyncio.run(test())
+
+
+def name_node(config: Path, name: str) -> None:
+    """Write ``name`` as the only node of the config."""
+    kept = [line for line in config.read_text().splitlines() if not line.startswith("peers:")]
+    config.write_text("\n".join([*kept, f"peers: {{{name}: {{url: 'http://127.0.0.1:1'}}}}"]) + "\n")
+
+
+@async_test
+async def test_reload_changes_the_nodes_if_there_were_any_at_the_start(config: Path) -> None:
+    name_node(config, "desk")
+    async with hosting(config) as it:
+        peers = it.hosted.peers
+        assert peers is not None
+        assert [known.peer.name for known in peers.nodes] == ["desk"]
+        name_node(config, "door")
+        changes = await it.hosted.reload()
+        assert (changes.settings, changes.next_start) == (("peers",), ())
+        await it.until(lambda: [known.peer.name for known in peers.nodes] == ["door"])
+        assert it.hosted.in_flight == 0
+
+
+@async_test
+async def test_first_node_of_a_config_needs_a_restart(config: Path) -> None:
+    async with hosting(config) as it:
+        assert it.hosted.backend is it.hosted.catalog  # nothing of other nodes is on the path of a request
+        name_node(config, "desk")
+        changes = await it.hosted.reload()
+        assert (changes.settings, changes.next_start) == ((), ("peers",))
+        assert it.hosted.peers is None

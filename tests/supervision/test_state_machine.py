@@ -116,6 +116,20 @@ def test_start_without_progress_is_killed_and_counts_as_crash() -> None:
     assert life.state() is State.BACKOFF
 
 
+def test_a_start_that_hung_is_followed_by_the_plan_that_the_planner_adjusted() -> None:
+    life = Life()
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    life.now_s = 1120.0
+    life.wake()
+    report, *effects = life(lc.Exited(1, replace(CRASH, adjustment=SMALLER)))
+    assert isinstance(report, lc.Report)
+    assert report.diagnosis.cause == "hung_start"
+    assert report.diagnosis.adjustment == SMALLER
+    assert report.by_us
+    assert lc.Spawn(2) in effects
+    assert life.instance.crashes == ()
+
+
 def test_start_deadline_does_not_affect_a_ready_server() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))

@@ -28,7 +28,11 @@ _OPTIONAL = ("DEVICE", "SIZE", "RESTARTS", "CONTEXT", "UNTIL", "MEMORY", "SLOTS"
 def models_table(models: Sequence[Model], columns: int | None = None) -> str:
     """One row for each model. A table wider than ``columns`` gets shorter names, then fewer columns."""
     now = datetime.now(UTC)
-    return fitted_table([_HEADINGS, *(_row(model, now) for model in models)], _OPTIONAL, columns)
+    rows = [_HEADINGS, *(_row(model, now) for model in models)]
+    if any("node" in model for model in models):
+        nodes = ["NODE", *(printable(str(model.get("node", "-"))) for model in models)]
+        rows = [(row[0], node, *row[1:]) for row, node in zip(rows, nodes, strict=True)]
+    return fitted_table(rows, _OPTIONAL, columns)
 
 
 def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | None = None) -> str:
@@ -40,6 +44,7 @@ def summary(status: Mapping[str, Any], shown: Sequence[Model], columns: int | No
     if shown:
         lines.append(models_table(shown, columns))
     lines += filter(None, map(_problem, shown))
+    lines += filter(None, map(_node_problem, status.get("nodes") or ()))
     return "\n".join(lines)
 
 
@@ -91,6 +96,14 @@ def _until(model: Model, now: datetime) -> str:
     if (until := model.get("until")) is None:
         return "-"
     return f"in {duration_text(max(0.0, (datetime.fromisoformat(until) - now).total_seconds()))}"
+
+
+def _node_problem(node: Mapping[str, Any]) -> str:
+    """Why another node gets no requests."""
+    if not node.get("reason"):
+        return ""
+    remedy = f"\n  → {printable(str(node['remedy']))}" if node.get("remedy") else ""
+    return printable(f"node {node.get('name')} ({node.get('url')}): {node['reason']}") + remedy
 
 
 def _problem(model: Model) -> str:

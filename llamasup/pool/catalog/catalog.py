@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from llamasup.errors import LlamasupError, ModelUnknown
 from llamasup.http.heads import HttpError
-from llamasup.models.access import ambiguous_model, resolved, unknown_model, unnamed_model
+from llamasup.models.access import (
+    ResolvedModel,
+    ambiguous_model,
+    resolved,
+    unknown_model,
+    unnamed_model,
+)
 from llamasup.models.diff import Changes, changes
 from llamasup.models.registry import Registry, Unknown
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.catalog.node_models import listed_model, node_listing
 from llamasup.pool.catalog.route import ModelRoute
-from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.eviction_policy import Phase
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
@@ -36,6 +43,8 @@ class Catalog:
 
     def __init__(self, registry: Registry, pool: Pool, create: OnDemandFactory | None = None) -> None:
         self.pool = pool
+        self.node = secrets.token_hex(8)
+        """The id of this node for other nodes."""
         self._factory = create
         self._on_demand: dict[str, None] = {}  # ids in the order of creation
         self.registry = Registry({}, {}, None)
@@ -46,7 +55,9 @@ class Catalog:
         self.apply(registry)
 
     # --- Backend ----------------------------------------------------------------------------------------
-    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute | Unavailable:
+    def resolve(
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> ModelRoute | Unavailable:
         managed = self._by_name.get(model) if model is not None else self._default
         if managed is None:
             managed = self.find(model, create=create)
@@ -61,11 +72,26 @@ class Catalog:
         ids = (*self.registry.specs, *self._on_demand)
         return ModelListing(ids, self._listed, self.registry.default)
 
+    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        models = ((managed, self._routes[managed.spec.id].model) for managed in self.managed_models())
+        return node_listing(self.node, models, self.registry.default, allowed)
+
     def managed_models(self) -> Iterator[ManagedModel]:
         """In the order of the registry."""
         return (self.pool.managed_models[id_] for id_ in (*self.registry.specs, *self._on_demand))
 
     # --- names ------------------------------------------------------------------------------------------
+
+    def model_named(self, name: str) -> ResolvedModel | None:
+        """The model with this name in any spelling, without a search for similar names."""
+        managed = self._by_name.get(name)
+        spec = self.registry.resolve(name) if managed is None else managed.spec
+        route = None if spec is None else self._routes.get(spec.id)
+        return None if route is None else route.model
+
+    def is_exact(self, model: str) -> bool:
+        """Whether it is the name of a model in exactly this spelling."""
+        return model in self._by_name
 
     def find(self, model: str | None, *, create: bool = False) -> ManagedModel | None:
         """The model of this name in any spelling; None: the default model. ``create``: a new model if the
@@ -144,19 +170,7 @@ class Catalog:
 
     def _listed(self, id_: str) -> ListedModel:
         managed = self.pool.managed_models[id_]
-        plan = next((runner.plan for runner in managed.runners if runner.plan is not None), None)
-        spec = managed.spec
-        if spec.listed is None and managed.facts is not None:
-            spec = replace(spec, listed=managed.facts)
-        return ListedModel(
-            spec,
-            self._routes[managed.spec.id].model,
-            managed.phase,
-            state_of_managed(managed),
-            None if plan is None or not managed.serves else plan.ctx_size,
-            "" if managed.error is None else managed.error.message,
-            sees=managed.sized is not None and managed.sized.sees,
-        )
+        return listed_model(managed, self._routes[managed.spec.id].model)
 
     # --- from start to change ---------------------------------------------------------------------------
 

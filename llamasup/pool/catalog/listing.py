@@ -6,7 +6,7 @@ The keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.eviction_policy import Phase
 
-__all__ = ["ListedModel", "ModelListing"]
+__all__ = ["ListedModel", "ModelListing", "encode_list", "encode_one"]
 
 # The values of llama.cpp's router. Requests wait for a model that is being unloaded.
 _STATUS = {
@@ -29,6 +29,16 @@ _STATUS = {
     Phase.FAILED: "unloaded",
 }
 _encode = msgspec.json.Encoder().encode
+
+
+def encode_list(entries: Iterable[dict[str, Any]]) -> bytes:
+    """``/v1/models`` with these entries."""
+    return _encode({"object": "list", "data": list(entries)})
+
+
+def encode_one(entry: dict[str, Any]) -> bytes:
+    """``/v1/models/{id}`` with this entry."""
+    return _encode(entry)
 
 
 class ListedModel(Struct, frozen=True):
@@ -62,13 +72,21 @@ class ModelListing:
 
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
         """The list of the models that are ``allowed``; None: all."""
+        return encode_list(self.entries(allowed))
+
+    def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
+        """``all``, not encoded."""
         ids = sorted(self._ids, key=lambda model: model != self._default)
         listed = (entry for entry in map(self._look, ids) if allowed is None or allowed(entry.model))
-        return _encode({"object": "list", "data": [self._entry(entry) for entry in listed]})
+        return map(self._entry, listed)
 
     def one(self, model: str) -> bytes:
         """One model by its id."""
-        return _encode(self._entry(self._look(model)))
+        return encode_one(self.entry(model))
+
+    def entry(self, model: str) -> dict[str, Any]:
+        """One model by its id, not encoded."""
+        return self._entry(self._look(model))
 
     def _entry(self, listed: ListedModel) -> dict[str, Any]:
         spec, facts = listed.spec, listed.spec.listed

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import secrets
+from collections.abc import Callable, Iterator
 
 from llamasup.errors import ModelUnknown
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.node_models import node_listing
 from llamasup.pool.catalog.route import ModelRoute
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
@@ -21,11 +23,13 @@ class OnlyModel:
 
     def __init__(self, spec: ModelSpec, pool: Pool) -> None:
         self.pool = pool
+        self.node = secrets.token_hex(8)
+        """The id of this node for other nodes."""
         self.managed = pool.add(spec)
         self._route = ModelRoute(ResolvedModel(spec.names), self.managed.served)
 
     # --- Backend ----------------------------------------------------------------------------------------
-    def resolve(self, model: str | None, *, create: bool = False) -> ModelRoute:
+    def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> ModelRoute:
         return self._route  # it serves any name in a request, like llama-server
 
     def readiness(self) -> Unavailable | None:
@@ -34,6 +38,9 @@ class OnlyModel:
 
     def listing(self) -> None:
         """None: llama-server answers /v1/models."""
+
+    def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
+        return node_listing(self.node, ((self.managed, self._route.model),), None, allowed)
 
     # --- for the control API ----------------------------------------------------------------------------
     def managed_models(self) -> Iterator[ManagedModel]:

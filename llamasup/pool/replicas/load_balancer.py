@@ -33,9 +33,16 @@ class LoadBalancer:
         self._marks: dict[Endpoint, PromptMarks] = {}
         self._turns = 0
 
-    def pick(self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes) -> Endpoint:
-        """One of ``endpoints``, which are open and can all take the request."""
+    def pick(
+        self, endpoints: Sequence[Endpoint], *, infers: bool, body: bytes, others: Sequence[Endpoint] = ()
+    ) -> Endpoint:
+        """One of ``endpoints``, which are open and can all take the request; or one of ``others`` whose cache
+        has its beginning.
+        """
         conversation = read_conversation(body) if infers else None
+        if others and conversation is not None:
+            matching = [each for each in others if self._marks_of(each).fit(conversation) >= MIN_FIT]
+            endpoints = (*endpoints, *matching)
         marks = [self._marks_of(endpoint) for endpoint in endpoints]
         chosen = choose(
             [

@@ -80,6 +80,7 @@ class Requirements(Struct, frozen=True, kw_only=True):
     credentials: tuple[Credential, ...] = ()
     of_many: bool = False
     downloads: bool = False
+    has_nodes: bool = False
 
 
 def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
@@ -100,6 +101,7 @@ def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
         of_many=requirements.of_many,
         is_local=all(map(is_local, requirements.hosts)),
         downloads=requirements.downloads,
+        has_nodes=requirements.has_nodes,
         of_user=account.of_user,
         run_as=account.run_as,
         groups=() if account.of_user else gpu_groups(),

@@ -25,7 +25,25 @@ export default function Models() {
       <input type="search" value=${filter} onInput=${(event) => { setFilter(event.target.value); setShown(SHOWN); }} /></label>
     <p class="note" role="status">${count(found.length)} of ${count(status.models.length)} models</p>
     <ul class="cards">${found.slice(0, shown).map((model) => html`<${Model} key=${model.id} model=${model} />`)}</ul>
-    ${found.length > shown && html`<button onClick=${() => setShown(shown + SHOWN)}>Show more</button>`}`;
+    ${found.length > shown && html`<button onClick=${() => setShown(shown + SHOWN)}>Show more</button>`}
+    ${(status.nodes ?? []).map((node) => html`<${Node} key=${node.name} node=${node} />`)}`;
+}
+
+function Node({ node }) {
+  return html`<section aria-label=${`Node ${node.name}`}>
+    <h2>Node ${node.name} <${State} state=${node.state} /></h2>
+    <p class="note">${node.url}</p>
+    ${node.reason && html`<${Problem} error=${{ message: node.reason, remedy: node.remedy }} />`}
+    <ul class="cards">${node.models.map((model) => html`<li class="card" key=${model.id}>
+      <h3>${model.id} <${State} state=${model.state} /></h3>
+      ${model.load && html`<${Progress} load=${model.load} name=${`${model.id} on ${node.name}`} />`}
+      <dl class="facts">
+        <div><dt>Context</dt><dd>${model.ctx_size ? `${count(model.ctx_size)} tokens` : "–"}</dd></div>
+        <div><dt>Slots</dt><dd>${model.slots ? `${model.slots_busy} of ${model.slots} busy` : "–"}</dd></div>
+        <div><dt>In flight from here</dt><dd>${count(model.in_flight)}</dd></div>
+        <div><dt>Its queue</dt><dd>${count(model.queued)}</dd></div>
+      </dl></li>`)}</ul>
+  </section>`;
 }
 
 function Model({ model }) {
@@ -55,15 +73,9 @@ function Model({ model }) {
     ["Restarts", count(model.restarts)],
   ];
   if (model.replicas) facts.push(["Replicas", `${model.replicas.filter((replica) => replica.state === "ready").length} of ${model.replicas.length} ready`]);
+  // The buttons are above all that comes and goes: they must not move while they are pressed.
   return html`<li class="card">
     <h2>${model.id} <${State} state=${model.state} /></h2>
-    ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
-    ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
-    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
-    ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
-    ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
-    <${Problem} error=${error} />
     <p class="actions">
       <button disabled=${!isIdle} onClick=${act("load")} aria-label=${`Load ${model.id}`}>Load</button>
       <button disabled=${!isLoaded && model.state !== "waiting"} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
@@ -71,7 +83,14 @@ function Model({ model }) {
       <button class="quiet" aria-expanded=${asksWhy} onClick=${() => setAsksWhy(!asksWhy)} aria-label=${`Why is ${model.id} ${model.state}?`}>Why?</button>
       <a href=${`#logs/${encodeURIComponent(model.id)}`} aria-label=${`Log of ${model.id}`}>Log</a>
     </p>
+    <${Problem} error=${error} />
     ${asksWhy && html`<${Why} model=${model} />`}
+    ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
+    ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
+    <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
+    ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
+    ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
+    ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
   </li>`;
 }
 

@@ -1,0 +1,64 @@
+"""Which other llamasup nodes there are: the interface between their source and their users (pure).
+
+The config is one source (``static.py``). A source that starts nodes on demand also names the models that it
+could start (``expected``), and learns which of them requests wait for (``wanted``).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+__all__ = ["ExpectedModel", "Membership", "Peer"]
+
+
+class Peer(Struct, frozen=True):
+    """Another llamasup node. Two nodes with the same ``name`` are the same node: a change of the other fields
+    makes new connections.
+
+    ``url``: ``http://HOST:PORT`` or ``https://HOST:PORT``. ``key``: its API key for us; it needs no right but
+    to use models. ``ca``: certificates in PEM that sign its certificate; empty: those of the system.
+    """
+
+    name: str
+    url: str
+    key: str = ""
+    ca: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name} at {self.url}>"
+
+
+class ExpectedModel(Struct, frozen=True):
+    """A model that a node will serve if requests want it, although no node may have it now.
+
+    ``message``: why no node serves it now, for clients. ``eta_s``: when one will; None: not known.
+    """
+
+    id: str
+    aliases: tuple[str, ...] = ()
+    message: str = "No node serves the model yet"
+    eta_s: float | None = None
+
+
+class Membership(Protocol):
+    """A source of nodes. All methods are for the event loop's thread."""
+
+    def current(self) -> tuple[Peer, ...]:
+        """The nodes now, without this one; in an order that stays."""
+        ...
+
+    async def changed(self) -> None:
+        """Wait until ``current`` or ``expected`` may differ from their values at the time of the call."""
+        ...
+
+    def expected(self) -> tuple[ExpectedModel, ...]:
+        """The models that the source can start nodes for."""
+        ...
+
+    def wanted(self, model: str, waiting: int) -> None:
+        """``waiting`` requests wait for ``model``, which no node serves. Called for each of them, and with 0
+        when the last one has gone; must return at once.
+        """
+        ...

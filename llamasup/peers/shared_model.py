@@ -1,0 +1,82 @@
+"""A model that this node and other nodes have. A request is sent, or waits, where ``choose_side`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llamasup.peers.choice import Choice, Side, Where, choose_side
+from llamasup.peers.remote_model import RemoteModel
+from llamasup.pool.replicas.replica_set import ReplicaSet
+from llamasup.queueing.endpoint import Endpoint, Lease
+from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.unavailable import Unavailable
+
+__all__ = ["SharedModel"]
+
+
+class SharedModel:
+    """A ``ServedModel``. Requests that another node has forwarded go to ``here`` without it."""
+
+    def __init__(self, here: ReplicaSet, elsewhere: RemoteModel) -> None:
+        self.here = here
+        self.elsewhere = elsewhere
+        self.last: Choice | None = None
+        """The last choice, for ``why``."""
+
+    @property
+    def queue(self) -> RequestQueue:
+        """That of the side where a request would wait now."""
+        return self._of(self._choice()).queue
+
+    def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
+        choice = self.last = self._choice()
+        elsewhere = self.elsewhere
+        if choice.where is Where.HERE:
+            matching = elsewhere.free(elsewhere.warm) if infers else ()
+            if not matching or isinstance(state := self.here.serving(), Unavailable):
+                return self.here.lease(infers=infers, body=body)
+            near = elsewhere.free(state)
+            if near:  # another node gets it only if its cache has the beginning of the prompt
+                picked = elsewhere.balancer.pick(near, infers=infers, body=body, others=matching)
+                if picked.node is not None:
+                    self.last = Choice(Where.ELSEWHERE, "another node has the beginning in its cache")
+                return picked.lease(infers=infers)
+        return self._of(choice).lease(infers=infers, body=body)
+
+    def reconsider(self) -> None:
+        """The other nodes have changed: requests that wait for them wait here if none of them serves."""
+        elsewhere = self.elsewhere
+        if len(elsewhere.queue) and self._choice().where is Where.HERE and not elsewhere.is_warm:
+            elsewhere.queue.move_to(self.here.queue)
+
+    def _of(self, choice: Choice) -> ReplicaSet | RemoteModel:
+        return self.here if choice.where is Where.HERE else self.elsewhere
+
+    def _choice(self) -> Choice:
+        return choose_side(self._here(), self._elsewhere())
+
+    def _here(self) -> Side:
+        state = self.here.serving()
+        waiting = len(self.here.queue)
+        if not isinstance(state, Unavailable):
+            return Side(*_permits(state), waiting)
+        loads = state.queueable and bool(self.here.runners)
+        return Side(0, 0, waiting, loads, state.eta_s, state.queueable)
+
+    def _elsewhere(self) -> Side:
+        elsewhere = self.elsewhere
+        waiting = len(elsewhere.queue)
+        if elsewhere.is_warm:
+            if healthy := elsewhere.warm:
+                return Side(*_permits(healthy), waiting)
+            return Side(0, 0, waiting)
+        state = elsewhere.serving()
+        if isinstance(state, Unavailable):
+            return Side(0, 0, waiting, state.cause == "loading", state.eta_s, state.queueable)
+        return Side(0, 0, waiting)
+
+
+def _permits(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
+    """The permits, and how many are free."""
+    slots = sum(endpoint.slots for endpoint in endpoints)
+    return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)

@@ -1,0 +1,393 @@
+"""The nodes as a whole: watched, listed, and used, with played nodes that answer over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from llamasup.models.access import ResolvedModel
+from llamasup.peers.backend import NodesBackend
+from llamasup.peers.known import NodeState, ProbePolicy
+from llamasup.peers.membership import ExpectedModel, Peer
+from llamasup.peers.peers import Peers
+from llamasup.peers.shared_model import SharedModel
+from llamasup.peers.static import StaticMembership
+from llamasup.peers.watch import address_of, tls_of
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.catalog.listing import ModelListing
+from llamasup.pool.catalog.node_listing import NodeModel, encode_listing
+from llamasup.queueing.endpoint import Lease
+from llamasup.queueing.unavailable import Unavailable
+from tests.async_tests import async_test
+from tests.patience import PATIENCE_S
+from tests.pool.replicas.replica_sets import served_model
+
+READY = NodeModel("tale", ("story",), "ready", slots=2, entry={"id": "tale", "meta": {"n_ctx": 1}})
+
+
+class PlayedNode:
+    """Answers ``/v1/models`` as the test says."""
+
+    def __init__(self) -> None:
+        self.id = "n1"
+        self.models: tuple[NodeModel, ...] = (READY,)
+        self.status = 200
+        self.body: bytes | None = None
+        self.asked: list[bytes] = []
+        self.silent = False
+        self.url = ""
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+            if self.silent:
+                await reader.read()
+                return
+            body = encode_listing(self.id, self.models) if self.body is None else self.body
+            head = b"HTTP/1.1 %d X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % (
+                self.status,
+                len(body),
+            )
+            writer.write(head + body)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+class HereOnly:
+    """The catalog of this node, with the models of ``here``."""
+
+    node = "me"
+
+    def __init__(self) -> None:
+        self.here: dict[str, ResolvedModel] = {}
+        self.pool = SimpleNamespace(managed_models={})
+
+    def add(self, *names: str) -> None:
+        self.here |= dict.fromkeys(names, ResolvedModel(names))
+        self.pool.managed_models[names[0]] = SimpleNamespace(served=served_model())
+
+    def model_named(self, name: str) -> ResolvedModel | None:
+        return self.here.get(name)
+
+    def is_exact(self, name: str) -> bool:
+        return name in self.here
+
+    def resolve(self, model: str | None, *, create: bool = False) -> Any:
+        found = self.here.get(model or "")
+        return Unavailable(404, "unknown") if found is None else SimpleNamespace(model=found, served=None)
+
+    def readiness(self) -> None:
+        return None
+
+    def listing(self) -> ModelListing:
+        listing = ModelListing((), lambda _: cast("Any", None))
+        entries = [{"id": model.id, "llamasup": {"state": "stopped"}} for model in set(self.here.values())]
+        return (
+            cast(
+                "ModelListing", SimpleNamespace(entries=lambda _=None: entries, entry=lambda id_: entries[0])
+            )
+            if entries
+            else listing
+        )
+
+    def node_listing(self, allowed: object = None) -> bytes:
+        return b"{}"
+
+
+class Fleet:
+    def __init__(self, peers: Peers, catalog: HereOnly, membership: StaticMembership) -> None:
+        self.peers = peers
+        self.catalog = catalog
+        self.membership = membership
+        self.backend = NodesBackend(cast("Catalog", catalog), peers)
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not holds():  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0.005)
+
+    async def becomes(self, name: str, state: NodeState) -> None:
+        await self.until(lambda: self.state(name) is state)
+
+    def state(self, name: str) -> NodeState:
+        return next(known.state for known in self.peers.nodes if known.peer.name == name)
+
+    def listed(self) -> dict[str, Any]:
+        return {entry["id"]: entry for entry in msgspec.json.decode(self.backend.listing().all())["data"]}
+
+
+@asynccontextmanager
+async def fleet_of(
+    *nodes: PlayedNode, here: tuple[str, ...] = (), timeout_s: float = 2.0, membership: Any = None
+) -> AsyncIterator[Fleet]:
+    for node in nodes:
+        if not node.url:
+            await node.start()
+    catalog = HereOnly()
+    if here:
+        catalog.add(*here)
+    static = StaticMembership(
+        tuple(Peer(f"node{number}", node.url, key="secret") for number, node in enumerate(nodes))
+    )
+    peers = Peers(
+        static if membership is None else membership,
+        cast("Catalog", catalog),
+        timeout_s=60.0,
+        max_waiting=8,
+        policy=ProbePolicy(interval_s=0.02, busy_interval_s=0.01, timeout_s=timeout_s, failures=2),
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(peers.run())
+        try:
+            await peers.begun()
+            yield Fleet(peers, catalog, static)
+        finally:
+            running.cancel()
+    for node in nodes:
+        await node.stop()
+
+
+@async_test
+async def test_models_of_a_node_are_listed_and_found_in_any_spelling() -> None:
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        assert b"X-Llamasup-Node: me" in node.asked[0]
+        assert b"Authorization: Bearer secret" in node.asked[0]
+        for name in ("tale", "story", "TALE.gguf"):
+            route = fleet.backend.resolve(name)
+            assert not isinstance(route, Unavailable)
+            assert route.model.id == "tale"
+        assert isinstance(fleet.backend.resolve("tale", local=True), Unavailable)
+        unnamed = fleet.backend.resolve(None)
+        assert isinstance(unnamed, Unavailable)
+        assert unnamed.remedy == 'set "model" to tale'
+        assert isinstance(fleet.backend.resolve("other"), Unavailable)
+        entry = fleet.listed()["tale"]
+        assert entry["meta"] == {"n_ctx": 1}
+        assert entry["status"] == {"value": "loaded"}
+        assert entry["llamasup"] == {"default": False, "nodes": ["node0"]}
+        assert msgspec.json.decode(fleet.backend.listing().one("tale")) == entry
+        only = fleet.backend.listing().all(lambda model: False)
+        assert msgspec.json.decode(only)["data"] == []
+        (shown,) = fleet.peers.status()
+        assert (shown["name"], shown["state"], shown["models"][0]["slots"]) == ("node0", "ready", 2)
+
+
+@async_test
+async def test_own_model_is_shared_with_the_node_that_has_it_too() -> None:
+    async with fleet_of(PlayedNode(), here=("tale", "mine")) as fleet:
+        route = fleet.backend.resolve("tale")
+        assert not isinstance(route, Unavailable)
+        assert isinstance(route.served, SharedModel)
+        assert not isinstance(fleet.backend.resolve("mine"), Unavailable)
+        assert fleet.peers.routes.keys() == {"tale"}  # the aliases differ
+        assert fleet.listed()["tale"]["llamasup"] == {"state": "stopped", "nodes": ["node0"]}
+        assert "tale" in msgspec.json.decode(fleet.backend.listing().one("tale"))["id"]
+        before = route.served
+        fleet.peers.refresh()
+        assert fleet.peers.routes["tale"].served is before
+        remote = fleet.peers.find("tale")
+        assert remote is not None
+        before.lease(infers=True)
+        why = fleet.peers.why(remote, {"model": "tale", "sentences": ["x"]})
+        assert why["sentences"][0] == "x"
+        assert "The last request went elsewhere" in why["sentences"][-1]
+
+
+@async_test
+async def test_load_of_a_node_changes_its_permits() -> None:
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        model = fleet.peers.model("tale")
+        assert model is not None
+        (endpoint,) = model.endpoints.values()
+        node.models = (msgspec.structs.replace(READY, slots=5),)
+        await fleet.until(lambda: endpoint.max_concurrent == 5)
+        assert not endpoint.closed
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        assert fleet.peers.in_flight == 1
+        gauges = fleet.peers.gauges()
+        assert (gauges.states, gauges.in_flight) == ({"node0": "ready"}, {"node0": 1})
+        assert gauges.queued == {"tale": 0}
+        fleet.peers.ask_stop(now=False)
+        assert isinstance(model.lease(infers=True), Unavailable)
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(fleet.peers.drained(PATIENCE_S))
+            await asyncio.sleep(0)
+            assert not drained.done()
+            lease.release()
+        await fleet.peers.drained(PATIENCE_S)
+
+
+@async_test
+async def test_stop_at_once_ends_the_requests_on_other_nodes() -> None:
+    async with fleet_of(PlayedNode()) as fleet:
+        model = fleet.peers.model("tale")
+        assert model is not None
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        ended: list[Unavailable] = []
+        lease.on_revoked(ended.append)
+        await fleet.peers.drained(0.0)  # the time is over, and a warning says so
+        fleet.peers.ask_stop(now=True)
+        assert len(ended) == 1
+
+
+@async_test
+async def test_new_process_of_a_node_gets_new_connections() -> None:
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        model = fleet.peers.model("tale")
+        assert model is not None
+        (before,) = model.endpoints.values()
+        node.id = "n2"
+        await fleet.until(lambda: before.closed)
+        (after,) = model.endpoints.values()
+        assert after.generation > before.generation
+
+
+@async_test
+async def test_model_that_a_node_no_longer_has_is_unknown() -> None:
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        node.models = ()
+        await fleet.until(lambda: isinstance(fleet.backend.resolve("tale"), Unavailable))
+        assert fleet.peers.find("tale") is None
+
+
+@async_test
+async def test_silent_node_is_left_out_and_comes_back() -> None:
+    node = PlayedNode()
+    async with fleet_of(node, timeout_s=0.2) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
+        node.silent = True
+        await fleet.becomes("node0", NodeState.ABSENT)
+        why = fleet.peers.model("tale")
+        assert why is not None
+        refused = why.lease(infers=True)
+        assert isinstance(refused, Unavailable)
+        assert (refused.cause, refused.queueable) == ("node_absent", True)
+        (shown,) = fleet.peers.status()
+        assert shown["models"][0]["state"] == "absent"
+        node.silent = False
+        await fleet.becomes("node0", NodeState.READY)
+
+
+@async_test
+async def test_addresses_of_this_node_and_of_a_known_one_get_no_requests() -> None:
+    first, again, me = PlayedNode(), PlayedNode(), PlayedNode()
+    me.id = "me"
+    async with fleet_of(first, again, me) as fleet:
+        assert [known.state for known in fleet.peers.nodes] == [
+            NodeState.READY,
+            NodeState.DUPLICATE,
+            NodeState.SELF,
+        ]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "state", "reason"),
+    [
+        (401, b"{}", NodeState.REFUSED, "does not accept our key"),
+        (200, b'{"object":"list"}', NodeState.REFUSED, "does not answer like a llamasup node"),
+        (500, b"", NodeState.ABSENT, "it answers 500"),
+    ],
+)
+def test_other_answers_are_no_listing(status: int, body: bytes, state: NodeState, reason: str) -> None:
+    @async_test
+    async def run() -> None:
+        node = PlayedNode()
+        node.status, node.body = status, body
+        async with fleet_of(node) as fleet:
+            await fleet.becomes("node0", state)
+            (known,) = fleet.peers.nodes
+            assert reason in known.reason
+
+    run()
+
+
+@async_test
+async def test_large_and_broken_answers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llamasup.peers.watch._MAX_BYTES", 10)
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        await fleet.becomes("node0", NodeState.REFUSED)
+        assert "more than" in fleet.peers.nodes[0].reason
+
+
+@async_test
+async def test_membership_may_change_at_any_time() -> None:
+    node = PlayedNode()
+    async with fleet_of(node) as fleet:
+        fleet.membership.replace(())
+        await fleet.until(lambda: not fleet.peers.nodes)
+        assert fleet.peers.routes == {}
+        fleet.membership.replace((Peer("again", node.url), Peer("off", "http://127.0.0.1:1")))
+        await fleet.until(lambda: len(fleet.peers.nodes) == 2)
+        await fleet.becomes("again", NodeState.READY)
+        await fleet.becomes("off", NodeState.ABSENT)
+        assert "nothing listens" in fleet.peers.nodes[1].reason
+
+
+class OnDemand(StaticMembership):
+    """Starts a node for ``big`` when it is wanted."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.asked: list[tuple[str, int]] = []
+
+    def expected(self) -> tuple[ExpectedModel, ...]:
+        return (ExpectedModel("big", message="No replica runs"),)
+
+    def wanted(self, model: str, waiting: int) -> None:
+        self.asked.append((model, waiting))
+
+
+@async_test
+async def test_request_for_an_expected_model_is_reported_to_the_membership() -> None:
+    from llamasup.queueing.request_queue import QueueEntry
+    from tests.peers.test_shared_model import Waits
+
+    membership = OnDemand()
+    async with fleet_of(membership=membership) as fleet:
+        assert fleet.listed()["big"]["status"] == {"value": "unloaded"}
+        model = fleet.peers.model("big")
+        assert model is not None
+        entry = QueueEntry(Waits(), 0.0, 2)
+        assert model.queue.enter(entry) is None
+        assert membership.asked == [("big", 1)]
+        model.queue.leave(entry)
+        assert membership.asked[-1] == ("big", 0)
+        assert fleet.peers.why(model, None)["sentences"] == ["No replica runs."]
+
+
+def test_url_of_a_node_has_its_port() -> None:
+    assert address_of(Peer("a", "https://desk.example.net")).authority == "desk.example.net:443"
+    assert address_of(Peer("a", "http://[::1]:8080")).authority == "[::1]:8080"
+    with pytest.raises(ValueError, match="not the URL of a node"):
+        address_of(Peer("a", "ftp://x"))
+
+
+def test_only_https_has_a_context() -> None:
+    assert tls_of(Peer("a", "http://[::1]:8080")) is None
+    assert tls_of(Peer("a", "https://desk.example.net")) is not None
