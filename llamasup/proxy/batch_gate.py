@@ -1,7 +1,8 @@
 """Lets the requests of batches through while no other client uses a model, and ends them when one comes.
 
 A batch sends a refused or ended request again, so no request waits here. ``queueing/batch_lane.py`` decides
-when the lane is open.
+when the lane is open, and when a batch gets a turn although it is closed. A turn uses only a free slot: it
+ends as soon as another client's request has to wait.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
 from llamasup.proxy.request import Request
-from llamasup.queueing.batch_lane import BatchLane
+from llamasup.queueing.batch_lane import TURN_AFTER_S, BatchLane
 
 __all__ = ["PREEMPTED", "WAITS", "BatchGate"]
 
@@ -43,11 +44,13 @@ class BatchGate:
     of the last one (``last_s``).
     """
 
-    __slots__ = ("_lane", "_running", "is_used", "last_s", "others")
+    __slots__ = ("_lane", "_running", "_turn", "_turn_began_s", "is_used", "last_s", "others")
 
     def __init__(self) -> None:
         self._lane = BatchLane()
         self._running: dict[Request, _Interruptible] = {}
+        self._turn: Request | None = None  # the request of a batch that runs beside other clients
+        self._turn_began_s = 0.0
         self.others = 0
         self.is_used = False
         self.last_s = float("-inf")
@@ -70,8 +73,14 @@ class BatchGate:
             self.is_used = True
             self._lane.ended(self.last_s)
         wait_s = self._lane.opens_in_s(now_s, self.others)
-        if wait_s:
+        if not wait_s:
+            self._lane.served()
+        elif self._turn is not None:
             return replace(WAITS, retry_after_s=wait_s)
+        elif turn_in_s := self._lane.turn_in_s(now_s):
+            return replace(WAITS, retry_after_s=min(wait_s, turn_in_s))
+        else:
+            self._turn, self._turn_began_s = request, now_s
         request.in_lane = True
         self._running[request] = connection
         return None
@@ -82,8 +91,25 @@ class BatchGate:
         if self._running.pop(request, None) is None:
             self.others -= 1
             self._lane.ended(now_s)
+        elif request is self._turn:
+            self._turn = None
+            self._lane.turn_ended(now_s, now_s - self._turn_began_s)
+
+    def may_wait(self, request: Request) -> HttpError | None:
+        """A request finds no free slot, or its model is not loaded. Returns the refusal if it has a turn;
+        the turn of a batch ends for a request of another client.
+        """
+        turn = self._turn
+        if turn is None:
+            return None
+        if request is turn:
+            return replace(WAITS, retry_after_s=TURN_AFTER_S)
+        if not request.is_batch:
+            self._running[turn].interrupt(replace(PREEMPTED, retry_after_s=TURN_AFTER_S))
+        return None
 
     def _end_running(self, now_s: float) -> None:
         error = replace(PREEMPTED, retry_after_s=self._lane.opens_in_s(now_s, self.others))
-        for connection in tuple(self._running.values()):
-            connection.interrupt(error)
+        for request, connection in tuple(self._running.items()):
+            if request is not self._turn:
+                connection.interrupt(error)

@@ -372,6 +372,9 @@ class Downstream(asyncio.Protocol):
         if why.status in _FINAL_STATUSES:
             self._refuse(request, why.as_error())
             return
+        if refused := self.proxy.batches.may_wait(request):
+            self._refuse(request, refused)
+            return
         route = request.model_route
         model = "" if route is None else route.model.id
         if route is not None and why.queueable and request.replayable:

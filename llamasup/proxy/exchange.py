@@ -456,8 +456,9 @@ class Exchange(Struct, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        # A batch decides itself when it sends a request again that may have ended the server.
-        if self.sent_at and (request.is_batch or not request.head.route.repeats):
+        # A batch decides itself when it sends a request again that may have ended the server. One that answers
+        # with a refusal has not ended.
+        if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
             return False
         waiting = self._waiting
         if waiting is None:

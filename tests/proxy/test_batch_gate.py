@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from llamasup.queueing.batch_lane import TURN_AFTER_S
 from tests.proxy.conftest import MakeRig
 from tests.proxy.generations import send_chat
 from tests.proxy.rig import CHAT, STREAM_HEAD, Clock, Rig, Wire, answer, chunk, field, post, status
@@ -107,3 +108,60 @@ def test_batch_learns_that_its_server_ended(rig: Rig) -> None:
     child.message()
     child.close()
     assert cause_of(client) == (502, "upstream_broke")
+
+
+def starve(rig: Rig, clock: Clock) -> None:
+    """A batch has waited for a turn."""
+    assert cause_of(send_batch(rig)) == (503, "batch_waits")
+    clock.pass_s(TURN_AFTER_S)
+
+
+def test_starved_batch_gets_a_turn_in_a_free_slot_beside_other_clients(rig: Rig, clock: Clock) -> None:
+    send_chat(rig, b"1")
+    rig.accept().message()
+    starve(rig, clock)
+    client = send_batch(rig)
+    child = rig.accept()
+    child.message()
+    assert cause_of(send_batch(rig)) == (503, "batch_waits")  # one request has the turn
+    child.send(answer(b"done"))
+    assert client.message()[1] == b"done"
+    assert cause_of(send_batch(rig)) == (503, "batch_waits")
+
+
+def test_request_with_a_free_slot_does_not_end_a_turn(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(max_concurrent=3)
+    send_chat(rig, b"1")
+    rig.accept().message()
+    starve(rig, clock)
+    client = send_batch(rig)
+    child = rig.accept()
+    child.message()
+    send_chat(rig, b"2")
+    assert rig.accept().message()[1] == b"2"
+    child.send(answer(b"done"))
+    assert client.message()[1] == b"done"
+
+
+def test_turn_ends_when_a_request_of_another_client_would_wait(rig: Rig, clock: Clock) -> None:
+    send_chat(rig, b"1")
+    rig.accept().message()
+    starve(rig, clock)
+    client = send_batch(rig)
+    child = rig.accept()
+    child.message()
+    send_chat(rig, b"2")
+    assert cause_of(client) == (503, "batch_preempted")
+    child.close()
+    assert rig.accept().message()[1] == b"2"
+
+
+def test_turn_waits_while_no_slot_is_free(rig: Rig, clock: Clock) -> None:
+    for body in (b"1", b"2"):
+        send_chat(rig, body)
+        rig.accept().message()
+    starve(rig, clock)
+    client = send_batch(rig)
+    head, body = client.message()
+    assert json.loads(body)["error"]["cause"] == "batch_waits"
+    assert field(head, b"retry-after") == b"60"
