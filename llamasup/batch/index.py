@@ -70,11 +70,12 @@ class LineState(IntEnum):
 
 
 class BatchInvalid(LlamasupError):
-    """The input has mistakes. Nothing was sent."""
+    """The input has mistakes. Nothing was sent. ``mistakes``: the first of them, by line."""
 
     exit_code = 65
     http_status = 400
     cause = "batch_invalid"
+    mistakes: Sequence[tuple[int, str]] = ()
 
 
 class InputChanged(BatchInvalid):
@@ -196,14 +197,15 @@ class Index:
         template: PromptTemplate | None = None,
         most_lines: int | None = None,
         most_bytes: int = MAX_LINE_BYTES,
+        only_url: str | None = None,
         on_progress: Callable[[int], None] | None = None,
     ) -> None:
         """Take over the lines of the input; those that are over stay so. All or nothing.
 
-        ``on_progress`` gets the bytes read, now and then. Raises BatchInvalid with the mistakes by line, and
-        InputChanged if a line that is over differs now.
+        ``only_url``: that of all lines. ``on_progress`` gets the bytes read, now and then. Raises
+        BatchInvalid with the mistakes by line, and InputChanged if a line that is over differs now.
         """
-        mistakes: list[str] = []
+        mistakes: list[tuple[int, str]] = []
         count = 0
         with self._transaction():
             self._db.execute("DROP TABLE IF EXISTS fresh")
@@ -211,14 +213,14 @@ class Index:
             for raw in raw_lines(file, most_bytes):
                 if on_progress is not None and raw.number % 1000 == 0:
                     on_progress(raw.offset)
-                mistake = self._take(raw, template, most_bytes)
+                mistake = self._take(raw, template, most_bytes, only_url)
                 if mistake is not None:
-                    mistakes.append(f"line {raw.number}: {mistake}")
+                    mistakes.append((raw.number, mistake))
                     if len(mistakes) >= _STOP_AT:
                         break
                 count += 1
                 if most_lines is not None and count > most_lines:
-                    mistakes.append(f"line {raw.number}: there are more than {most_lines} lines")
+                    mistakes.append((raw.number, f"there are more than {most_lines} lines"))
                     break
             if mistakes:
                 raise _invalid(mistakes)
@@ -233,7 +235,9 @@ class Index:
             self._db.execute("ALTER TABLE fresh RENAME TO lines")
             self._create_order()
 
-    def _take(self, raw: RawLine, template: PromptTemplate | None, most_bytes: int) -> str | None:
+    def _take(
+        self, raw: RawLine, template: PromptTemplate | None, most_bytes: int, only_url: str | None
+    ) -> str | None:
         """Insert the line; returns what is wrong with it."""
         if raw.text is None:
             return f"it has {memory_text(raw.size)}; a line may have {memory_text(most_bytes)}"
@@ -244,6 +248,8 @@ class Index:
             return str(error)
         if isinstance(line, str):
             return line
+        if only_url not in (None, line.url):
+            return f"url is {line.url!r}, and the endpoint of the batch {only_url!r}"
         row = (
             raw.number,
             line.custom_id,
@@ -291,6 +297,14 @@ class Index:
 
     def aside(self, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
         return self._lines(LineState.ASIDE, after, limit)
+
+    def left(self) -> Iterator[IndexedLine]:
+        """All lines that are not over."""
+        for get in (self.waiting, self.aside):
+            after = None
+            while lines := get(after, 256):
+                yield from lines
+                after = lines[-1].place
 
     def _lines(self, state: LineState, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
         beyond = "" if after is None else "AND (model, prefix, number) > (?, ?, ?)"
@@ -386,15 +400,18 @@ class Index:
             ) from None
 
 
-def _invalid(mistakes: Sequence[str]) -> BatchInvalid:
+def _invalid(mistakes: Sequence[tuple[int, str]]) -> BatchInvalid:
     more = len(mistakes) - MAX_MISTAKES
-    shown = [printable(mistake) for mistake in mistakes[:MAX_MISTAKES]]
+    first = [(number, printable(mistake)) for number, mistake in mistakes[:MAX_MISTAKES]]
+    shown = [f"line {number}: {mistake}" for number, mistake in first]
     if more > 0:
         least = "at least " if len(mistakes) >= _STOP_AT else ""
         shown.append(f"and {least}{more} more")
     count = "1 line" if len(mistakes) == 1 else f"{len(mistakes)} lines"
-    return BatchInvalid(
+    error = BatchInvalid(
         f"The input has mistakes in {count}; nothing was sent.",
         remedy="Correct these lines.",
         details=tuple(shown),
     )
+    error.mistakes = first
+    return error

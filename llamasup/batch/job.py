@@ -183,9 +183,16 @@ class Prepared:
         )
 
 
-def prepare(job: Job, on_reading: Callable[[int, int], None] | None = None) -> Prepared:
+def prepare(
+    job: Job,
+    on_reading: Callable[[int, int], None] | None = None,
+    *,
+    most_lines: int | None = None,
+    only_url: str | None = None,
+) -> Prepared:
     """Open the files, check all lines, and take over what the output has. Blocks.
 
+    ``only_url``: that of all lines.
     ``on_reading`` gets the bytes read and their total. Raises BatchInvalid, InputChanged, OutputFailed.
     """
     template = job.prompt_template
@@ -203,7 +210,9 @@ def prepare(job: Job, on_reading: Callable[[int, int], None] | None = None) -> P
                     if on_reading is not None:
                         on_reading(read, status.st_size)
 
-                index.read_input(file, template=template, on_progress=report)
+                index.read_input(
+                    file, template=template, most_lines=most_lines, only_url=only_url, on_progress=report
+                )
             index.set_fact("input", version)
         index.set_fact("pid", os.getpid())
         index.set_fact("pid_start", start_of(os.getpid()) or "")

@@ -18,7 +18,7 @@ from msgspec import Struct
 from llamasup.batch.index import Index
 from llamasup.errors import DiskFull, OutputFailed
 
-__all__ = ["Output", "answer_line", "error_line"]
+__all__ = ["Output", "answer_line", "error_line", "is_answer"]
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK: Final = 1 << 20
@@ -34,6 +34,10 @@ class _Written(Struct):
     custom_id: str
     response: _Response | None = None
     error: dict[str, Any] | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        return self.response is not None and self.response.status_code < 400 and self.error is None
 
 
 _decode = msgspec.json.Decoder(_Written).decode
@@ -69,6 +73,11 @@ def error_line(id_: str, custom_id: str, code: str, message: str) -> bytes:
     """The line of a request that got no answer."""
     error = {"code": code, "message": message}
     return msgspec.json.encode({"id": id_, "custom_id": custom_id, "response": None, "error": error}) + b"\n"
+
+
+def is_answer(line: bytes) -> bool:
+    """Whether a line of an output is an answer, and no error."""
+    return _decode(line).is_answer
 
 
 class Output:
@@ -137,9 +146,7 @@ class Output:
                         ) from None
                     return  # a crash of the machine may leave zeros
                 self.end += len(line) + 1
-                response = written.response
-                is_answer = response is not None and response.status_code < 400 and written.error is None
-                yield written.custom_id, is_answer, self.end
+                yield written.custom_id, written.is_answer, self.end
 
     def _failed(self, error: OSError) -> OutputFailed | DiskFull:
         reason = error.strerror or str(error)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from llamasup.queueing.unavailable import generation_ended
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.routing import BaseRoute
 
     from llamasup.control.interface import ControlTarget, MakeConsole, UsageReport
     from llamasup.control.routes import Application
@@ -48,7 +49,9 @@ class ControlServer:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        more_routes: Callable[[], Sequence[BaseRoute]] | None = None,
     ) -> None:
+        """``more_routes`` is called in a thread, when the application is loaded."""
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target
         self._metrics = metrics
@@ -56,6 +59,7 @@ class ControlServer:
         self._last_hour = last_hour
         self._make_console = make_console
         self._usage = usage
+        self._more_routes = more_routes
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(socket_path))
         self._listener.listen(BACKLOG)
@@ -139,6 +143,7 @@ class ControlServer:
             tasks,
             self._make_console,
             usage=self._usage,
+            more_routes=() if self._more_routes is None else self._more_routes(),
         )
         config = uvicorn.Config(
             application.asgi,

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -114,6 +115,8 @@ class Exchange(Struct, eq=False):
                 opening = node.opening(opening, request.id, request.priority)
             if api_key:
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if head.route.of_batches and request.key is not None:
+            opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
             self._downstream.proxy.outbox.flush()  # the upload writes past it
@@ -456,8 +459,8 @@ class Exchange(Struct, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        # A batch decides itself when it sends a request again that may have ended the server. One that answers
-        # with a refusal has not ended.
+        # A batch decides itself when it sends a request again that may have ended the server. A server that
+        # refuses has not ended.
         if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
             return False
         waiting = self._waiting

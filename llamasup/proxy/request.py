@@ -175,9 +175,10 @@ class Request(msgspec.Struct, eq=False):
 def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
     """The error for a request whose time is over. ``timeout_s`` None: no limit.
 
-    The event stream of the control API has no limit.
+    The event stream of the control API, and files of batches, have no limit.
     """
-    if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
+    route = request.head.route
+    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL or route.of_batches:
         return None
     return HttpError(
         504,

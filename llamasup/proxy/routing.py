@@ -80,6 +80,8 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _MODEL_LIST
     if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
         return _CONTROL
+    if head.route.of_batches and access.upload_bytes:
+        return _CONTROL
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
 

@@ -68,7 +68,8 @@ class ProxyConfig(Struct, frozen=True):
     request, from its last byte (or the start of its forwarding) to its answer's last; None: no limit.
     ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: the interval of SSE comments to a waiting stream; None: no comments.
-    ``console``: serve the web console.
+    ``console``: serve the web console. ``upload_bytes``: the largest body of an upload to /v1/files; 0: there
+    is no API for batches.
     """
 
     hosts: tuple[str, ...] = ()
@@ -82,4 +83,5 @@ class ProxyConfig(Struct, frozen=True):
     stream_keepalive_s: float | None = None
     remote_media: tuple[str, ...] = ()
     console: bool = False
+    upload_bytes: int = 0
     limits: Limits = field(default_factory=Limits)

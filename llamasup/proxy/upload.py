@@ -22,9 +22,11 @@ __all__ = ["Upload", "UploadExchange", "may_upload"]
 
 def may_upload(request: Request, proxy: ProxyContext) -> bool:
     """Whether its body is large, and need not be decoded."""
+    config = proxy.config
+    by_model = config.route_by_model and not (request.head.route.of_batches and config.upload_bytes)
     return (
         request.body_bytes > proxy.limits.stream_above_bytes
-        and not (request.buffered or proxy.config.route_by_model or request.is_batch)
+        and not (request.buffered or by_model or request.is_batch)
         and proxy.uploads < proxy.limits.uploads
     )
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,7 +26,7 @@ from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.backend import Backend
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listeners.listen import ListenerSet
+from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
@@ -48,9 +48,13 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.system.storage.folders import state_folder
 from llamasup.usage.recorder import UsageRecorder
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from llamasup.batch.api.runner import BatchService
     from llamasup.observability.tracing.exporter import SpanExporter
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
@@ -136,6 +140,8 @@ class ServiceHost:
             None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
         )
         self._last_hour = LastHour(time.monotonic())
+        self._batches: BatchService | None = None
+        self._batch_listener: ListenerSet | None = None
 
     @property
     def stops_asked(self) -> int:
@@ -144,6 +150,8 @@ class ServiceHost:
     def ask_stop(self) -> None:
         """Stop gracefully; on the second call at once. For the event loop's thread, at any time."""
         self._stops_asked += 1
+        if self._batches is not None:
+            self._batches.stop()
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
 
@@ -224,11 +232,13 @@ class ServiceHost:
             self._last_hour,
             partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
+            more_routes=self._batch_routes if self._options.batches is not None else None,
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(workload.run(), name="hosted")
+            serving: asyncio.Task[None] | None = None
             try:
                 control.start(tasks)
                 workload.start()
@@ -239,6 +249,8 @@ class ServiceHost:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
                 await proxy.start(listeners.sockets, tls=listeners.tls)
+                if self._options.batches is not None:
+                    serving = tasks.create_task(await self._start_batches(proxy, folder), name="batches")
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
@@ -258,7 +270,32 @@ class ServiceHost:
                             await close()
                     except Exception:
                         _log.exception("closing failed")  # the children must be stopped in any case
+                if serving is not None:
+                    serving.cancel()
+                if self._batch_listener is not None:
+                    self._batch_listener.close()
                 running.cancel()
+
+    async def _start_batches(self, proxy: Proxy, folder: Path) -> Coroutine[Any, Any, None]:
+        """Returns what serves the batches. They send their requests to a socket in the run folder."""
+        assert self._options.batches is not None
+        path = folder / "batches.sock"
+        self._batch_listener = listen([str(path)], 0)
+        await proxy.start(self._batch_listener.sockets, trusted=True)
+        # In a thread, to keep the start short: these take some 0.1 s to import.
+        make = await asyncio.to_thread(_import_batches)
+        settings = self._options.batches
+        data = settings.folder or state_folder() / "batch-api"
+        self._batches = make(settings, data, proxy.keys, path)
+        if self._stops_asked:
+            self._batches.stop()
+        return self._batches.run()
+
+    def _batch_routes(self) -> Sequence[BaseRoute]:
+        from llamasup.batch.api.routes import routes_of  # here, to keep the start short
+
+        assert self._batches is not None
+        return routes_of(self._batches)
 
     def _console(
         self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
@@ -325,6 +362,12 @@ class ServiceHost:
             self._slow, admitted = admit_slow(self._slow, time.monotonic())
             if admitted and self.on_slow_request is not None:
                 self.on_slow_request(record, left_out)
+
+
+def _import_batches() -> type[BatchService]:
+    from llamasup.batch.api.runner import BatchService
+
+    return BatchService
 
 
 def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
