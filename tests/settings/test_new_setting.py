@@ -102,7 +102,7 @@ _READ_BY_CONFIG = {"listen", "keep"}
         (Downloads, "downloads"),
         (Slots, "slots"),
         (Usage, "usage"),
-        (Batches, "batches settings"),
+        (Batches, "batches settings _settings"),
     ],
 )
 def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receivers: str) -> None:
