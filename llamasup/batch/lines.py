@@ -13,6 +13,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from msgspec import Struct
 
+from llamasup.system.text import INVALID_JSON
+
 __all__ = [
     "MAX_ID",
     "MAX_LINE_BYTES",
@@ -105,7 +107,7 @@ def read_line(text: bytes) -> BatchLine | str:
         return f"invalid UTF-8 at byte {error.start + 1}: 0x{text[error.start]:02x}"
     try:
         line = _decode_line(text)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except INVALID_JSON as error:
         return _invalid(error, text)
     if not 0 < len(line.custom_id) <= MAX_ID:
         return f"custom_id has {len(line.custom_id)} characters; it must have 1 to {MAX_ID}"
@@ -118,7 +120,8 @@ def read_line(text: bytes) -> BatchLine | str:
         return "body is no JSON object"
     try:
         asked = _decode_body(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        msgspec.json.decode(body)  # all of it: a number may be out of range
+    except INVALID_JSON as error:
         return f"body: {error}"
     if asked.stream:
         return "body has stream: true, which a batch cannot return"

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from llamasup.system.text import INVALID_JSON
+
 __all__ = ["STREAM_ABOVE_S", "Assembly", "streamed"]
 
 STREAM_ABOVE_S: Final = 1.0
@@ -36,7 +38,10 @@ def streamed(url: str, body: bytes) -> bytes | None:
     """The body that asks for the same answer as a stream; None if it must be asked for whole."""
     if url not in (_CHAT, _COMPLETIONS):
         return None
-    asked: dict[str, Any] = msgspec.json.decode(body)
+    try:
+        asked = msgspec.json.decode(body, type=dict[str, Any])
+    except INVALID_JSON:
+        return None  # the server says what is wrong
     if any(asked.get(name) not in (None, False, 0, 1) or asked.get(name) is True for name in _UNSTREAMED):
         return None
     if url == _COMPLETIONS and not isinstance(asked.get("prompt"), str):

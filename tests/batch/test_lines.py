@@ -98,6 +98,7 @@ def test_mistake_in_a_field_is_named(changes: dict[str, Any], why: str) -> None:
         (b'{"custom_id": ', "invalid JSON"),
         (b"[1]", "Expected `object`, got `array`"),
         (b"hello", "no JSON object"),
+        (b'{"custom_id":"a","url":"/v1/completions","body":{"temperature":1e999}}', "out of range"),
         (b"[" * 100_000, "Expected `object`"),
         (b'{"a":' * 100_000, "invalid JSON"),
     ],

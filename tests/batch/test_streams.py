@@ -42,6 +42,11 @@ def test_answer_that_a_stream_does_not_give_is_asked_for_whole(url: str, body: A
     assert asked(url, **body) is None
 
 
+@pytest.mark.parametrize("body", [b'{"prompt": "x", "temperature": 1e999}', b"[1]", b'{"a":' * 100_000])
+def test_body_that_cannot_be_read_is_sent_as_it_is(body: bytes) -> None:
+    assert streamed(COMPLETIONS, body) is None
+
+
 def assembled(url: str, *events: Any, done: bool = True) -> Any:
     assembly = Assembly(url)
     for event in events:

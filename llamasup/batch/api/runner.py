@@ -58,6 +58,7 @@ CHECK_S: Final = 1.0
 CLEAN_UP_S: Final = 600.0
 _WRITE_BYTES: Final = 1 << 20
 _DAY_S: Final = 86_400
+_BUG: Final = LineMistake("internal_error", "this batch has met a bug of llamasup; its log has the details")
 _KEY_GONE: Final = LineMistake("key_removed", "the API key of this batch has been removed")
 
 T = TypeVar("T")
@@ -264,6 +265,13 @@ class BatchService:
             except LlamasupError as error:
                 _log.warning("A batch has to wait: %s %s", error.message, error.remedy)
                 wait_s = RETRY_S
+            except Exception:  # a bug must not end llamasup, nor repeat at each start
+                _log.exception("A batch has failed: %s", self._current)
+                wait_s = RETRY_S
+                if self._current is not None:
+                    with suppress(LlamasupError):
+                        await self._fail(store, (_BUG,))
+                        wait_s = 0.0
             finally:
                 self._current = None
             with suppress(TimeoutError):
@@ -281,7 +289,7 @@ class BatchService:
                 lambda: prepare(job, most_lines=self._settings.max_lines, only_url=batch.endpoint)
             )
         except (BatchInvalid, UsageInvalid) as error:  # a mistake, or the file is gone
-            await self._fail(store, error)
+            await self._fail(store, _mistakes_of(error))
             return
         with prepared:
             counts = prepared.counts()
@@ -292,7 +300,7 @@ class BatchService:
             try:
                 reason = await self._run_lines(prepared)
             except BatchInvalid as error:
-                await self._fail(store, error)
+                await self._fail(store, _mistakes_of(error))
                 return
             if reason:
                 await self._finish(store, prepared, reason)
@@ -352,9 +360,9 @@ class BatchService:
         self._current = replace(self._current, **changes)
         return self._current
 
-    async def _fail(self, store: Store, error: LlamasupError) -> None:
+    async def _fail(self, store: Store, errors: tuple[LineMistake, ...]) -> None:
         """The input is invalid: no line was sent."""
-        batch = self._change(errors=_mistakes_of(error))
+        batch = self._change(errors=errors)
         await self._call(store.save_batch, ended(batch, "failed", epoch_s()))
         await self._call(store.remove_run, batch.id)
 

@@ -23,6 +23,7 @@ from llamasup.auth.keys import ApiKey
 from llamasup.batch.api.objects import ENDED, StorageLimit
 from llamasup.batch.api.routes import routes_of
 from llamasup.batch.api.runner import BatchService
+from llamasup.batch.api.store import Store
 from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.retries import Refusal
 from llamasup.errors import LlamasupError
@@ -372,6 +373,44 @@ async def test_trouble_of_the_server_is_not_the_end_of_a_batch(
     async with serving(tmp_path, monkeypatch) as api:
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
         assert not failures
+
+
+@async_test
+async def test_bug_ends_its_batch_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bugs: list[Exception] = [ZeroDivisionError("a bug")]
+
+    def prepare(*arguments: Any, **options: Any) -> Any:
+        if bugs:
+            raise bugs.pop()
+        return original(*arguments, **options)
+
+    original = job_module.prepare
+    monkeypatch.setattr(runner_module, "prepare", prepare)
+    async with serving(tmp_path, monkeypatch) as api:
+        over = await api.end(await api.create(["a"]))
+        assert (over["status"], over["errors"]["data"][0]["code"]) == ("failed", "internal_error")
+        assert (await api.end(await api.create(["a"])))["status"] == "completed"
+    assert "ZeroDivisionError: a bug" in caplog.text
+
+
+@async_test
+async def test_bug_between_batches_does_not_end_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bugs: list[Exception] = [ZeroDivisionError("a bug")]
+
+    def remove_expired(*arguments: Any) -> Any:
+        if bugs:
+            raise bugs.pop()
+        return original(*arguments)
+
+    original = Store.remove_expired
+    monkeypatch.setattr(Store, "remove_expired", remove_expired)
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await api.end(await api.create(["a"])))["status"] == "completed"
+        assert not bugs
 
 
 @async_test
