@@ -268,7 +268,8 @@ class BatchRun:
             self._answer_s = smoothed(self._answer_s, monotonic() - began_s, _ANSWER_WEIGHT)
         wrong = None
         if answer.refusal is None and asks_for_json(request.url, request.body):
-            wrong = violation(request.body, answer.body)
+            # In a thread: a large answer takes a while.
+            wrong = await asyncio.to_thread(violation, request.body, answer.body)
         self._ended.append((attempt, answer, wrong))
         self._wake.set()
 

@@ -64,3 +64,48 @@ def test_without_the_package_any_json_is_right(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     assert violation(asked(STRICT), answered("{}")) is None
     assert violation(asked(STRICT), answered("{")) is not None
+
+
+PATTERN = {"type": "string", "pattern": "^(a+)+$"}
+
+
+def doubling(levels: int) -> Any:
+    """A schema whose check doubles its steps at each level."""
+    twice = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n - 1}"}] * 2} for n in range(1, levels)}
+    return {"$defs": {"d0": {"type": "integer"}, **twice}, "$ref": f"#/$defs/d{levels - 1}"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": "a" * 200 + "!", "not": PATTERN},
+        PATTERN,
+        {"patternProperties": {"^(a+)+$": {}}},
+        {"additionalProperties": False, "patternProperties": {"^(a+)+$": {}}},
+        {"allOf": [{"$schema": "http://json-schema.org/draft-07/schema#", **PATTERN}]},
+        doubling(60),
+    ],
+)
+@pytest.mark.parametrize("given", ["a" * 200 + "!", {"a" * 200 + "!": 1}, 1])
+def test_schema_of_a_client_does_not_take_for_ever(schema: Any, given: Any) -> None:
+    body = asked({"type": "json_schema", "json_schema": {"schema": schema}})
+    violation(body, answered(json.dumps(given)))
+
+
+def test_long_list_of_unique_items_is_not_compared() -> None:
+    body = asked({"type": "json_object", "schema": {"uniqueItems": True}})
+    assert violation(body, answered(json.dumps([{"a": 1}] * 2))) is not None
+    assert violation(body, answered(json.dumps([{"a": 1}] * 10_000))) is None
+
+
+def test_other_keywords_next_to_a_pattern_are_checked() -> None:
+    schema = {"properties": {"a": PATTERN, "b": {"type": "integer"}}}
+    body = asked({"type": "json_object", "schema": schema})
+    assert violation(body, answered('{"a": "b", "b": "x"}')) == "at $.b: 'x' is not of type 'integer'"
+    assert violation(body, answered('{"a": "b", "b": 1}')) is None
+
+
+def test_schema_may_name_its_draft() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer"}
+    body = asked({"type": "json_object", "schema": schema})
+    assert violation(body, answered('"x"')) == "at $: 'x' is not of type 'integer'"
