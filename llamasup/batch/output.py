@@ -17,11 +17,13 @@ from msgspec import Struct
 
 from llamasup.batch.index import Index
 from llamasup.errors import DiskFull, OutputFailed
+from llamasup.system.text import INVALID_JSON
 
 __all__ = ["Output", "answer_line", "error_line", "is_answer"]
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _CHUNK: Final = 1 << 20
+_BEGIN: Final = b'{"id":"batch_req_'  # of each line
 
 
 class _Response(Struct):
@@ -80,6 +82,16 @@ def is_answer(line: bytes) -> bool:
     return _decode(line).is_answer
 
 
+def _read(line: bytes) -> _Written | None:
+    """None: another program has written this line, or a crash has torn it."""
+    if not line.startswith(_BEGIN):
+        return None
+    try:
+        return _decode(line)
+    except INVALID_JSON:
+        return None
+
+
 class Output:
     """Appends to ``path``. ``settle`` first. Raises OutputFailed and DiskFull."""
 
@@ -95,13 +107,19 @@ class Output:
         os.close(self._fd)
 
     def settle(self, index: Index) -> None:
-        """Remove a torn last line, and let the index take over the lines that it does not know."""
+        """Remove a torn last line, and let the index take over the lines that it does not know.
+
+        A file that another program has written is refused, and stays as it is.
+        """
         try:
-            size = os.fstat(self._fd).st_size
-            if size < index.output_bytes:
+            status = os.fstat(self._fd)
+            size, name = status.st_size, f"{status.st_dev}/{status.st_ino}"
+            is_known = index.fact("output") == name
+            if index.output_bytes and not (is_known and size >= index.output_bytes):
                 index.forget_output()
             self.end = index.output_bytes
-            index.take_over(self._complete_lines(size), self.path)
+            index.take_over(self._complete_lines(size, is_known=is_known), self.path)
+            index.set_fact("output", name)
             if self.end < size:
                 os.ftruncate(self._fd, self.end)
                 os.fsync(self._fd)
@@ -128,25 +146,43 @@ class Output:
         self.end = end
         return end
 
-    def _complete_lines(self, size: int) -> Iterator[tuple[str, bool, int]]:
-        """The lines from ``end`` on, up to the first that is torn; moves ``end``."""
+    def _complete_lines(self, size: int, *, is_known: bool) -> Iterator[tuple[str, bool, int]]:
+        """The lines from ``end`` on, up to the first that is torn; moves ``end``.
+
+        ``is_known``: a run with this index has opened this file.
+        """
         rest = b""
         at = self.end
         while at < size and (piece := os.pread(self._fd, _CHUNK, at)):
             at += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
-                try:
-                    written = _decode(line)
-                except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                    if at < size or line is not lines[-1]:
-                        raise OutputFailed(
-                            f"The output {str(self.path)!r} has an invalid line at byte {self.end}: {error}.",
-                            remedy="It is of another program. Write to another output (-o).",
-                        ) from None
-                    return  # a crash of the machine may leave zeros
+                written = _read(line)
+                if written is None:
+                    torn = line + b"\n" + rest
+                    if at < size or line is not lines[-1] or not self._is_torn(torn, is_known=is_known):
+                        raise self._of_others()
+                    return
                 self.end += len(line) + 1
                 yield written.custom_id, written.is_answer, self.end
+            if len(rest) > _CHUNK and not rest.startswith((_BEGIN, b"\0")):
+                break  # do not read all of it
+        if rest and not self._is_torn(rest, is_known=is_known):
+            raise self._of_others()
+
+    def _is_torn(self, text: bytes, *, is_known: bool) -> bool:
+        """Whether a crash can have left this end of a block. That of the machine may leave zeros."""
+        if text.startswith(_BEGIN):
+            return b"\n" not in text or b"\0" in text
+        is_ours = is_known or self.end > 0
+        return is_ours and (_BEGIN.startswith(text) or not text.strip(b"\0\n"))
+
+    def _of_others(self) -> OutputFailed:
+        return OutputFailed(
+            f"The output {str(self.path)!r} has an invalid line at byte {self.end}."
+            " Nothing in it was changed.",
+            remedy="Another program has written it. Write to another output (-o).",
+        )
 
     def _failed(self, error: OSError) -> OutputFailed | DiskFull:
         reason = error.strerror or str(error)

@@ -45,7 +45,7 @@ def settled(tmp_path: Path, index: Index) -> Output:
 
 
 def done(id_: str) -> bytes:
-    return answer_line("i", id_, 200, "r", b'{"a":\n1}')
+    return answer_line("batch_req_i", id_, 200, "r", b'{"a":\n1}')
 
 
 # --- the input
@@ -137,7 +137,7 @@ def begun(index: Index, tmp_path: Path) -> Index:
     """``a`` is done, ``b`` has failed, ``c`` waits."""
     index.read_input(text(line("a"), line("b"), line("c")))
     output = settled(tmp_path, index)
-    end = output.append([done("a"), error_line("i", "b", "code", "message")])
+    end = output.append([done("a"), error_line("batch_req_i", "b", "code", "message")])
     index.save([(LineState.DONE, 1), (LineState.FAILED, 2)], output_bytes=end)
     output.close()
     return index
@@ -170,7 +170,7 @@ def test_output_tells_the_index_what_it_does_not_know(index: Index, tmp_path: Pa
     """As after a kill between the block and the index."""
     index.read_input(text(line("a"), line("b"), line("c")))
     output = settled(tmp_path, index)
-    output.append([done("a"), error_line("i", "b", "code", "message")])
+    output.append([done("a"), error_line("batch_req_i", "b", "code", "message")])
     output.close()
     settled(tmp_path, index).close()
     assert index.counts() == Counts(3, 1, 1)
@@ -199,6 +199,32 @@ def test_zeros_at_the_end_are_removed(index: Index, tmp_path: Path) -> None:
     assert path.read_bytes() == done("a")
 
 
+def test_torn_first_line_of_a_run_is_removed(index: Index, tmp_path: Path) -> None:
+    index.read_input(text(line("a")))
+    settled(tmp_path, index).close()
+    path = tmp_path / "out.jsonl"
+    for torn in (b'{"id', bytes(100), done("a")[:30], done("a")[:30] + bytes(9) + b"\n"):
+        path.write_bytes(torn)
+        settled(tmp_path, index).close()
+        assert path.read_bytes() == b""
+
+
+def test_output_that_another_file_has_replaced_is_read_from_its_beginning(
+    begun: Index, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.jsonl"
+    new = tmp_path / "new"
+    new.write_bytes(done("c") + done("b") + done("a"))
+    new.replace(path)
+    settled(tmp_path, begun).close()
+    assert begun.counts() == Counts(3, 3, 0)
+    new.write_bytes(b"x" * 3_000_000)
+    new.replace(path)
+    with pytest.raises(OutputFailed, match="at byte 0"):
+        settled(tmp_path, begun)
+    assert path.read_bytes() == b"x" * 3_000_000
+
+
 def test_output_without_its_index_is_enough(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_bytes(done("a"))
@@ -220,6 +246,14 @@ def test_lines_run_again_if_the_output_was_removed(begun: Index, tmp_path: Path)
         (done("z"), "of another batch"),
         (done("a") + done("a"), "twice"),
         (b"hello\n" + done("a"), "invalid line at byte 0"),
+        (b"my notes\n", "invalid line at byte 0"),
+        (b"my notes", "invalid line at byte 0"),
+        (b"{", "invalid line at byte 0"),
+        (bytes(100), "invalid line at byte 0"),
+        (done("a") + b"my notes\n", "invalid line at byte"),
+        (done("a") + b"my notes", "invalid line at byte"),
+        (done("a") + done("b")[:-3] + b"\n", "invalid line at byte"),
+        (line("a").encode() + b"\n", "invalid line at byte 0"),
     ],
 )
 def test_output_of_another_batch_is_not_touched(
