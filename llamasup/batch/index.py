@@ -108,8 +108,12 @@ class Counts(Struct, frozen=True):
     aside: int = 0
 
     @property
+    def over(self) -> int:
+        return self.done + self.failed
+
+    @property
     def left(self) -> int:
-        return self.total - self.done - self.failed
+        return self.total - self.over
 
 
 def fingerprint(line: bytes) -> bytes:

@@ -297,13 +297,23 @@ class BatchService:
             if batch.status == "validating" and not self._is_cancelled:  # a client may have cancelled it
                 batch = self._change(status="in_progress", in_progress_at=epoch_s())
                 await self._call(store.save_batch, batch)
+            errors: tuple[LineMistake, ...] = ()
             try:
                 reason = await self._run_lines(prepared)
+                if reason == "failed":
+                    errors = (_KEY_GONE,)
             except BatchInvalid as error:
-                await self._fail(store, _mistakes_of(error))
-                return
+                reason, errors = "failed", _mistakes_of(error)
+                if not prepared.counts().over:
+                    await self._fail(store, errors)
+                    return
+            except LlamasupError:
+                raise
+            except Exception:
+                _log.exception("The batch %s has failed", batch.id)
+                reason, errors = "failed", (_BUG,)
             if reason:
-                await self._finish(store, prepared, reason)
+                await self._finish(store, prepared, reason, errors)
 
     async def _run_lines(self, prepared: Prepared) -> str:
         """Returns how the batch ends, a value of ``ENDED``; or nothing if llamasup stops first."""
@@ -361,12 +371,14 @@ class BatchService:
         return self._current
 
     async def _fail(self, store: Store, errors: tuple[LineMistake, ...]) -> None:
-        """The input is invalid: no line was sent."""
+        """No line has an answer."""
         batch = self._change(errors=errors)
         await self._call(store.save_batch, ended(batch, "failed", epoch_s()))
         await self._call(store.remove_run, batch.id)
 
-    async def _finish(self, store: Store, prepared: Prepared, reason: str) -> None:
+    async def _finish(
+        self, store: Store, prepared: Prepared, reason: str, errors: tuple[LineMistake, ...]
+    ) -> None:
         """Divide the output into the file of answers and the file of errors."""
         now_s = epoch_s()
         batch = self._change(finalizing_at=now_s)
@@ -400,7 +412,7 @@ class BatchService:
             total=totals.total,
             completed=totals.done,
             failed=totals.total - totals.done,
-            errors=(_KEY_GONE,) if reason == "failed" else (),
+            errors=errors,
             output_file_id=files["output"].id if "output" in files else None,
             error_file_id=files["error"].id if "error" in files else None,
         )

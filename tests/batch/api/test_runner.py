@@ -56,6 +56,8 @@ class Server(BatchClient):
 
     async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
         prompt = json.loads(body)["prompt"]
+        if "bug" in prompt:
+            raise ZeroDivisionError(prompt)
         if "wait" in prompt:
             self.asked.set()
             await self.gate.wait()
@@ -393,6 +395,36 @@ async def test_bug_ends_its_batch_and_no_other(
         assert (over["status"], over["errors"]["data"][0]["code"]) == ("failed", "internal_error")
         assert (await api.end(await api.create(["a"])))["status"] == "completed"
     assert "ZeroDivisionError: a bug" in caplog.text
+
+
+@async_test
+async def test_bug_in_the_run_keeps_the_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        over = await api.end(await api.create(["a", "bug"]))
+        assert (over["status"], over["errors"]["data"][0]["code"]) == ("failed", "internal_error")
+        answers, failures = [await api.lines(over[f"{kind}_file_id"]) for kind in ("output", "error")]
+        assert answers.keys() | failures.keys() == {"0", "1"}
+        assert failures["1"]["error"]["code"] == "batch_failed"
+
+
+@async_test
+async def test_model_that_has_gone_at_a_restart_leaves_the_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a", "wait"])
+        await eventually(
+            lambda: api.get(f"/v1/batches/{batch['id']}"), lambda now: now["request_counts"]["completed"] == 1
+        )
+        api.service.stop()
+    async with serving(tmp_path, monkeypatch) as api:
+        api.server.unknown = {"": "no such model"}
+        over = await api.end(batch)
+        assert over["status"] == "failed"
+        assert over["errors"]["data"][-1]["message"].endswith("no such model")
+        assert over["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        assert list(await api.lines(over["output_file_id"])) == ["0"]
+        assert (await api.lines(over["error_file_id"]))["1"]["error"]["code"] == "batch_failed"
 
 
 @async_test
