@@ -157,7 +157,7 @@ class Prepared:
         unknown = await client.unknown_models([model for model, _, _ in named if model])
         if unknown:
             raise BatchInvalid(
-                "The input names models that the server does not serve; nothing was sent.",
+                "The input names models that the server does not serve.",
                 remedy="Correct the names; `llamasup list` and /v1/models show the models.",
                 details=tuple(
                     f"line {first} ({count} lines): {unknown[model]}"

@@ -43,7 +43,7 @@ from llamasup.batch.index import BatchInvalid
 from llamasup.batch.job import Job, Prepared, prepare
 from llamasup.batch.output import error_line, is_answer
 from llamasup.batch.window import Window, read_window
-from llamasup.errors import Conflict, LlamasupError, Stopping, UsageInvalid
+from llamasup.errors import Conflict, DiskFull, LlamasupError, Stopping, UsageInvalid
 from llamasup.settings.sections import Batches
 from llamasup.system.text import memory_text
 
@@ -127,10 +127,10 @@ class BatchService:
         now_s = epoch_s()
         id_ = f"file-{secrets.token_hex(12)}"
         part = store.part_path_of(id_)
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
-        size = 0
+        size, fd = 0, -1
         waiting = bytearray()
         try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
             async for piece in body:
                 data = form.feed(piece)
                 size += len(data)
@@ -149,7 +149,8 @@ class BatchService:
             ) from None
         finally:
             self._arriving_bytes -= size
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
             part.unlink(missing_ok=True)
         return file
 
@@ -502,8 +503,20 @@ def _uploaded(form: UploadForm, id_: str, owner: str, size: int, now_s: int, kee
 
 def _divide(prepared: Prepared, paths: Sequence[Path], code: str) -> tuple[int, int]:
     """Write the answers to one file and the errors to another; lines that are not over get an error with this
-    code. Returns the sizes. Blocks.
+    code. Returns the sizes. Blocks. Raises DiskFull.
     """
+    try:
+        return _divided(prepared, paths, code)
+    except OSError as error:
+        for path in paths:
+            path.unlink(missing_ok=True)
+        raise DiskFull(
+            f"The files of the results cannot be written: {error.strerror}.",
+            remedy="Free some space: the batch ends then.",
+        ) from None
+
+
+def _divided(prepared: Prepared, paths: Sequence[Path], code: str) -> tuple[int, int]:
     output, errors = paths
     with output.open("wb") as answers, errors.open("wb") as failures:
         with prepared.output.path.open("rb") as lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -425,6 +426,43 @@ async def test_model_that_has_gone_at_a_restart_leaves_the_answers(
         assert over["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
         assert list(await api.lines(over["output_file_id"])) == ["0"]
         assert (await api.lines(over["error_file_id"]))["1"]["error"]["code"] == "batch_failed"
+
+
+@async_test
+async def test_full_disk_at_the_end_of_a_batch_delays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [errno.ENOSPC, errno.EIO]
+    found: list[int] = []  # parts, before each part is opened
+
+    def open_(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name.endswith(".part"):
+            found.append(len(list(path.parent.glob(".*"))))
+            if full and found[-1]:
+                raise OSError(full.pop(0), "No space left on device")
+        return original(path, *arguments, **options)
+
+    original = Path.open
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["wait"])
+        await api.server.asked.wait()
+        monkeypatch.setattr(Path, "open", open_)
+        api.server.gate.set()
+        over = await api.end(batch)
+        assert over["status"] == "completed"
+        assert list(await api.lines(over["output_file_id"])) == ["0"]
+        assert found == [0, 1, 0, 1, 0, 1]
+
+
+@async_test
+async def test_upload_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await api.upload(b"x")).status_code == 200
+        (tmp_path / "api" / "files").rename(tmp_path / "gone")
+        refused = await api.upload(b"x")
+        assert (refused.status_code, refused.json()["error"]["cause"]) == (400, "storage_limit")
 
 
 @async_test
