@@ -36,6 +36,7 @@ _MAX_METADATA: Final = 16  # entries, as OpenAI
 _MAX_METADATA_KEY: Final = 64
 _MAX_METADATA_VALUE: Final = 512
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([hd])").fullmatch
+_MAX_WINDOW_S: Final = 30 * 86_400  # a batch that never ends would hold its files and its place
 _UNIT_S: Final = {"h": 3_600, "d": 86_400}
 
 
@@ -133,11 +134,13 @@ class NewBatch(Struct, frozen=True):
 def window_s(text: str) -> int:
     """Seconds of a completion window such as ``24h`` or ``3d``. Raises UsageInvalid."""
     match = _WINDOW(text)
-    if match is None:
+    asked_s = 0 if match is None else int(match[1]) * _UNIT_S[match[2]]
+    if not 0 < asked_s <= _MAX_WINDOW_S:
         raise UsageInvalid(
-            f"completion_window {text[:20]!r} is invalid.", remedy="Use a number of hours or days: 24h, 3d."
+            f"completion_window {text[:20]!r} is invalid.",
+            remedy="Use a number of hours or days up to 30d: 24h, 3d.",
         )
-    return int(match[1]) * _UNIT_S[match[2]]
+    return asked_s
 
 
 def new_batch(asked: NewBatch, id_: str, file: StoredFile, now_s: int) -> StoredBatch:

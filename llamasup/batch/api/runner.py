@@ -1,4 +1,4 @@
-"""Owns the batches of the API: takes files and new batches, and runs one batch after the other.
+"""Owns the batches of the API: takes files and new batches, and runs one batch at a time.
 
 A batch runs with the rights and the limits of the key that has created it.
 """
@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from msgspec.structs import replace
@@ -37,6 +39,7 @@ from llamasup.batch.api.objects import (
     new_batch,
 )
 from llamasup.batch.api.store import Store
+from llamasup.batch.api.turns import TURN_S, next_batch
 from llamasup.batch.client import BatchClient
 from llamasup.batch.engine import BatchRun, EngineOptions, Progress
 from llamasup.batch.index import BatchInvalid
@@ -85,6 +88,8 @@ class BatchService:
         self._wake = asyncio.Event()
         self._current: StoredBatch | None = None
         self._engine: BatchRun | None = None
+        self._turns: dict[str, int] = {}  # of each client with batches: the number of its last turn
+        self._turn = count(1)
         self._stopping = False
 
     async def run(self) -> None:
@@ -257,8 +262,12 @@ class BatchService:
             try:
                 now_s = epoch_s()
                 await self._call(store.remove_expired, now_s, now_s - self._settings.keep_days * _DAY_S)
-                batch = await self._call(store.next_batch)
+                unfinished = await self._call(store.unfinished)
+                batch = next_batch(unfinished, self._turns, now_s)
                 if batch is not None:
+                    owners = {one.owner for one in unfinished}
+                    self._turns = {owner: turn for owner, turn in self._turns.items() if owner in owners}
+                    self._turns[batch.owner] = next(self._turn)
                     self._current = batch
                     await self._run_batch(store)
                     continue
@@ -300,7 +309,7 @@ class BatchService:
                 await self._call(store.save_batch, batch)
             errors: tuple[LineMistake, ...] = ()
             try:
-                reason = await self._run_lines(prepared)
+                reason = await self._run_lines(store, prepared)
                 if reason == "failed":
                     errors = (_KEY_GONE,)
             except BatchInvalid as error:
@@ -316,8 +325,8 @@ class BatchService:
             if reason:
                 await self._finish(store, prepared, reason, errors)
 
-    async def _run_lines(self, prepared: Prepared) -> str:
-        """Returns how the batch ends, a value of ``ENDED``; or nothing if llamasup stops first."""
+    async def _run_lines(self, store: Store, prepared: Prepared) -> str:
+        """Returns how the batch ends, a value of ``ENDED``; or nothing if it goes on later."""
         batch = self._current
         assert batch is not None
         if not prepared.counts().left:
@@ -332,7 +341,7 @@ class BatchService:
             if self._stopping or self._is_cancelled:
                 engine.stop()
             watching = asyncio.get_running_loop().create_task(
-                self._watch(engine, borrowed), name="batches/end"
+                self._watch(store, engine, borrowed), name="batches/end"
             )
             try:
                 counts = await engine.run()
@@ -345,13 +354,22 @@ class BatchService:
             borrowed.release()
             await client.aclose()
 
-    async def _watch(self, engine: BatchRun, borrowed: _BorrowedKey) -> None:
+    async def _watch(self, store: Store, engine: BatchRun, borrowed: _BorrowedKey) -> None:
         """The clock and the file of keys change without an event."""
+        turn_ends_s = monotonic() + TURN_S
         while True:
             if self._end_of(borrowed):
-                engine.stop()
-                return
+                break
+            if monotonic() >= turn_ends_s:
+                unfinished: Sequence[StoredBatch] = ()
+                with suppress(LlamasupError):  # another look follows
+                    unfinished = await self._call(store.unfinished)
+                batch, current = next_batch(unfinished, self._turns, epoch_s()), self._current
+                if batch is not None and current is not None and batch.id != current.id:
+                    break
+                turn_ends_s = monotonic() + TURN_S
             await asyncio.sleep(CHECK_S)
+        engine.stop()
 
     def _end_of(self, borrowed: _BorrowedKey) -> str:
         """Why the batch must end before all lines are over; empty: it may go on."""

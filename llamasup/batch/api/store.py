@@ -157,10 +157,10 @@ class Store:
         )
         return [_batch(value) for (value,) in rows]
 
-    def next_batch(self) -> StoredBatch | None:
-        """The oldest that is not over."""
-        rows = self._rows("SELECT value FROM batches WHERE is_over = 0 ORDER BY seq LIMIT 1")
-        return _batch(rows[0][0]) if rows else None
+    def unfinished(self) -> Sequence[StoredBatch]:
+        """Those of all clients that are not over, the oldest first."""
+        rows = self._rows("SELECT value FROM batches WHERE is_over = 0 ORDER BY seq")
+        return [_batch(value) for (value,) in rows]
 
     def count_unfinished(self, owner: str) -> int:
         rows = self._rows("SELECT count(*) FROM batches WHERE is_over = 0 AND owner = ?", owner)

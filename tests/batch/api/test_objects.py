@@ -23,7 +23,8 @@ ASKED = NewBatch("file-1", "/v1/completions", "24h", {"for": "test"})
 def test_completion_window_is_hours_or_days() -> None:
     assert window_s("24h") == 86_400
     assert window_s("3d") == 3 * 86_400
-    for text in ("", "24", "0h", "1w", "-1h", "99999h"):
+    assert window_s("30d") == 30 * 86_400
+    for text in ("", "24", "0h", "1w", "-1h", "99999h", "31d", "721h"):
         with pytest.raises(UsageInvalid, match="completion_window"):
             window_s(text)
 

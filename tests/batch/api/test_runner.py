@@ -346,6 +346,20 @@ async def test_batch_of_a_key_that_was_removed_fails(tmp_path: Path, monkeypatch
 
 
 @async_test
+async def test_batch_gives_its_turn_to_another_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "TURN_S", 0.0)
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a", "wait"])
+        await api.server.asked.wait()
+        assert (await api.end(await api.create(["b"], BEN), BEN))["status"] == "completed"
+        assert (await api.get(f"/v1/batches/{batch['id']}"))["status"] == "in_progress"
+        api.server.gate.set()
+        assert (await api.end(batch))["status"] == "completed"
+
+
+@async_test
 async def test_batch_continues_after_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, monkeypatch) as api:
         batch = await api.create(["a", "wait"])
