@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from llamasup.batch.client import Answer, BatchClient, tokens_of
 from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerprint
-from llamasup.batch.lines import BatchLine, PromptTemplate, read_line
+from llamasup.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
 from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
 from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Again, Aside, Ended, Refusal, decide
@@ -251,12 +251,15 @@ class BatchRun:
     def _read(self, line: IndexedLine) -> BatchLine:
         """Read the line again. Raises BatchStopped if it has changed."""
         text = os.pread(self._source, line.size, line.offset)
+        if self._template is not None:
+            with suppress(TemplateInvalid):  # then it has changed
+                text = self._template.fill(text, line.number)
         if fingerprint(text) != line.hash:
             raise BatchStopped(
                 f"Line {line.number} of the input has changed since the run began.",
                 remedy="Run the same command again: it checks the whole input.",
             )
-        read = read_line(text if self._template is None else self._template.fill(text, line.number))
+        read = read_line(text)
         assert isinstance(read, BatchLine)  # as when the index was made
         return read
 

@@ -117,6 +117,7 @@ class Counts(Struct, frozen=True):
 
 
 def fingerprint(line: bytes) -> bytes:
+    """Of a request: of prompts, with what their template has made of them."""
     return blake2b(line, digest_size=_HASH_BYTES).digest()
 
 
@@ -245,11 +246,11 @@ class Index:
         """Insert the line; returns what is wrong with it."""
         if raw.text is None:
             return f"it has {memory_text(raw.size)}; a line may have {memory_text(most_bytes)}"
-        text = raw.text
         try:
-            line = read_line(text if template is None else template.fill(text, raw.number))
+            text = raw.text if template is None else template.fill(raw.text, raw.number)
         except TemplateInvalid as error:
             return str(error)
+        line = read_line(text)
         if isinstance(line, str):
             return line
         if only_url not in (None, line.url):

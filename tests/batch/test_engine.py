@@ -19,6 +19,7 @@ import llamasup.batch.engine as engine_module
 from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.engine import BatchRun, BatchStopped, EngineOptions, Progress
 from llamasup.batch.index import Counts, Index
+from llamasup.batch.lines import PromptTemplate, template_of
 from llamasup.batch.output import Output
 from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Refusal
 from llamasup.batch.window import Window
@@ -82,6 +83,7 @@ class Batch:
             for number in range(count)
         ]
         self.source.write_text("\n".join(map(json.dumps, lines)))
+        self.template: PromptTemplate | None = None
         self.progress: list[str] = []
         self.last = Progress()
 
@@ -92,7 +94,7 @@ class Batch:
         with ExitStack() as stack:
             index = stack.enter_context(Index(Path(f"{self.output}.index")))
             with self.source.open("rb") as file:
-                index.read_input(file)
+                index.read_input(file, template=self.template)
             output = Output(self.output)
             stack.callback(output.close)
             output.settle(index)
@@ -101,7 +103,13 @@ class Batch:
 
             async def go() -> None:
                 batch = BatchRun(
-                    index, output, source, server, EngineOptions(**options), on_progress=self._note
+                    index,
+                    output,
+                    source,
+                    server,
+                    EngineOptions(**options),
+                    template=self.template,
+                    on_progress=self._note,
                 )
                 self.last = batch.progress
                 if act is not None:
@@ -297,6 +305,20 @@ def test_input_that_changes_during_the_run_stops_it(tmp_path: Path) -> None:
         batch.source.write_bytes(batch.source.read_bytes().replace(b"p3", b"p7"))
 
     with pytest.raises(BatchStopped, match="Line 4 of the input has changed"):
+        batch.run(lambda prompt, _: good(prompt), act=act)
+
+
+def test_prompts_are_sent_as_their_template_says(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 0)
+    batch.template = template_of('{"prompt": "Say $word"}', "/v1/completions")
+    batch.source.write_text('{"word": "fox"}\n{"word": "owl"}')
+    assert set(batch.run(lambda prompt, _: good(prompt)).sent) == {"Say fox", "Say owl"}
+    batch.source.write_text('{"word": "fox"}\n{"word": "owl"}\n{"word": "elk"}')
+
+    def act(run: BatchRun, server: Server) -> None:
+        batch.source.write_bytes(batch.source.read_bytes().replace(b"elk", b"e\nk"))
+
+    with pytest.raises(BatchStopped, match="Line 3 of the input has changed"):
         batch.run(lambda prompt, _: good(prompt), act=act)
 
 

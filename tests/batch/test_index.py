@@ -163,6 +163,19 @@ def test_change_of_a_line_that_is_over_is_refused(begun: Index, lines: tuple[str
     assert begun.counts() == Counts(3, 1, 1)
 
 
+def test_changed_template_is_a_change_of_lines_that_are_over(index: Index) -> None:
+    lines = ('{"custom_id": "a", "word": "fox"}', '{"custom_id": "b", "word": "owl"}')
+    before, after = (
+        template_of(f'{{"prompt": "{verb} $word"}}', "/v1/completions") for verb in ("Say", "Sing")
+    )
+    index.read_input(text(*lines), template=before)
+    index.save([(LineState.DONE, 1)])
+    index.read_input(text(*lines), template=before)
+    with pytest.raises(InputChanged) as caught:
+        index.read_input(text(*lines), template=after)
+    assert caught.value.details == ("custom_id 'a': line 1 has changed",)
+
+
 # --- the output
 
 
