@@ -16,6 +16,7 @@ from llamasup.batch.retries import UNREACHABLE, Refusal, refusal_of
 from llamasup.batch.streams import Assembly, streamed
 from llamasup.errors import NotAllowed, NotRunning
 from llamasup.http.httpx_import import httpx
+from llamasup.system.text import INVALID_JSON
 
 __all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]
 
@@ -115,12 +116,12 @@ class BatchClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=verify),
-            base_url=url.rstrip("/"),
+            base_url=url.rstrip("/").removesuffix("/v1"),  # a line names its path from /v1 on
             headers=sent,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
         )
-        self.shown = url
+        self.shown = url.rstrip("/").removesuffix("/v1")
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -167,8 +168,10 @@ class BatchClient:
     def _answer(self, response: httpx.Response, body: bytes) -> Answer:
         headers = response.headers
         refusal = None
-        if response.status_code >= 400:
+        if not response.is_success:
             refusal = refusal_of(response.status_code, body, headers.get("retry-after"))
+        elif not body:
+            refusal = Refusal(500, "", "the answer is empty")
         position = position_of(headers.get("server-timing", ""))
         return Answer(response.status_code, body, headers.get("x-request-id", ""), refusal, position)
 
@@ -197,10 +200,12 @@ class BatchClient:
                 f"llamasup at {self.shown} refuses the API key: {refusal_of(401, listed.content).message}.",
                 remedy="Give a key with --api-key-file or $LLAMASUP_API_KEY.",
             )
+        if listed.status_code not in (200, 503):  # 503: it is starting
+            raise self._not_llamasup(f"answers with the status {listed.status_code}")
         try:
             models = msgspec.json.decode(listed.content, type=_Models).data
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return {}
+        except INVALID_JSON:
+            raise self._not_llamasup("does not answer with a list of models") from None
         if not any(model.owned_by == "llamasup" for model in models):
             return {}
         unknown: dict[str, str] = {}
@@ -209,3 +214,6 @@ class BatchClient:
             if answer.status_code in (403, 404):
                 unknown[name] = refusal_of(answer.status_code, answer.content).message
         return unknown
+
+    def _not_llamasup(self, reason: str) -> NotRunning:
+        return NotRunning(f"{self.shown}/v1/models {reason}.", remedy="Give the URL of a llamasup.")

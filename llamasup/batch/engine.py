@@ -25,11 +25,11 @@ from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerpr
 from llamasup.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
 from llamasup.batch.output import Output, answer_line, error_line
 from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
-from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Again, Aside, Ended, Refusal, decide
+from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Again, Aside, Ended, Refusal, Stop, decide
 from llamasup.batch.schema_check import asks_for_json, violation
 from llamasup.batch.streams import STREAM_ABOVE_S
 from llamasup.batch.window import Window
-from llamasup.errors import LlamasupError
+from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.queueing.wait_estimate import smoothed
 
 __all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
@@ -110,7 +110,7 @@ class _Attempt:
 class BatchRun:
     """``source``: a descriptor of the input. ``run`` returns when every line has its line in the output.
 
-    Raises BatchStopped, DiskFull, OutputFailed. ``stop`` ends it early: finished lines are saved.
+    Raises BatchStopped, NotAllowed, DiskFull, OutputFailed. ``stop`` ends it early: finished lines are saved.
     """
 
     def __init__(
@@ -285,6 +285,12 @@ class BatchRun:
         refusal = answer.refusal
         self._note_trouble(refusal, now_s)
         decision = decide(Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone))
+        if isinstance(decision, Stop):
+            assert refusal is not None
+            raise NotAllowed(
+                f"llamasup refuses the API key: {refusal.message}. The finished lines are in the output.",
+                remedy="Give a key with the rights that the lines need, and run the same command again.",
+            )
         if wrong is not None and not attempt.asked_again:
             attempt.asked_again = True
             self._ready.append(attempt)

@@ -16,6 +16,7 @@ __all__ = [
     "Ended",
     "Over",
     "Refusal",
+    "Stop",
     "decide",
     "refusal_of",
 ]
@@ -33,6 +34,7 @@ _MAX_DELAY_S: Final = 30.0
 MAX_DROPS: Final = 10
 """How often the connection to llamasup may break while it has the line. A killed llamasup says nothing of the
 line; a line whose answer always breaks must end."""
+_DENIED: Final = frozenset({401, 403})
 # The request did no work: it waited for a turn, a load or a restart.
 _WAITED: Final = frozenset({408, 409, 425, 429, 503})
 
@@ -78,7 +80,11 @@ class Aside(Struct, frozen=True):
     """It may have ended its server: send it at the end, and alone."""
 
 
-Decision = Over | Again | Aside
+class Stop(Struct, frozen=True):
+    """No line would be served: the run ends, and the line waits."""
+
+
+Decision = Over | Again | Aside | Stop
 
 
 class _ErrorObject(Struct):
@@ -121,6 +127,8 @@ def decide(ended: Ended) -> Decision:
         return Again(delay_s, counts=False, all_wait=True)
     if refusal.cause == UNREACHABLE:
         return Again(delay_s, counts=False, all_wait=True)
+    if refusal.status in _DENIED:
+        return Stop()
     if not refusal.status:
         return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, counts=False, all_wait=True)
     if refusal.status in _WAITED or refusal.cause == "upstream_unreachable":

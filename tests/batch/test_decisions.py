@@ -20,6 +20,7 @@ from llamasup.batch.retries import (
     Ended,
     Over,
     Refusal,
+    Stop,
     decide,
     refusal_of,
 )
@@ -34,6 +35,8 @@ CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
         (Ended(None), Over()),
         (Ended(Refusal(400)), Over()),
         (Ended(Refusal(404)), Over()),
+        (Ended(Refusal(401)), Stop()),
+        (Ended(Refusal(403)), Stop()),
         (Ended(Refusal(429, retry_after_s=7.0)), Again(7.0, counts=False, all_wait=True)),
         (Ended(Refusal(503, "loading")), Again(1.0, counts=False, all_wait=True)),
         (Ended(Refusal(503, "loading", retry_after_s=600.0)), Again(30.0, counts=False, all_wait=True)),

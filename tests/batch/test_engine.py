@@ -23,7 +23,7 @@ from llamasup.batch.lines import PromptTemplate, template_of
 from llamasup.batch.output import Output
 from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Refusal
 from llamasup.batch.window import Window
-from llamasup.errors import DiskFull
+from llamasup.errors import DiskFull, NotAllowed
 
 Reply = Callable[[str, int], Answer]
 
@@ -359,6 +359,14 @@ def test_answer_that_breaks_its_schema_is_asked_for_once_more(tmp_path: Path) ->
     (tmp_path / "out.jsonl.index").unlink()
     assert not batch.run(reply).sent
     assert batch.counts() == Counts(3, 2, 1)
+
+
+def test_key_that_is_refused_stops_the_run_and_spoils_no_line(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 30)
+    with pytest.raises(NotAllowed, match="refuses the API key: why"):
+        batch.run(lambda prompt, _: refused(401) if prompt > "p2" else good(prompt), concurrency=1)
+    assert batch.counts().failed == 0
+    assert 0 < batch.counts().done < 30
 
 
 def test_llamasup_that_is_away_fails_no_line(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from llamasup.batch.index import BatchInvalid
 from llamasup.batch.job import Job, Prepared, prepare
 from llamasup.batch.output import error_line, is_answer
 from llamasup.batch.window import Window, read_window
-from llamasup.errors import Conflict, DiskFull, LlamasupError, Stopping, UsageInvalid
+from llamasup.errors import Conflict, DiskFull, LlamasupError, NotAllowed, Stopping, UsageInvalid
 from llamasup.settings.sections import Batches
 from llamasup.system.text import memory_text
 
@@ -312,7 +312,7 @@ class BatchService:
                 reason = await self._run_lines(store, prepared)
                 if reason == "failed":
                     errors = (_KEY_GONE,)
-            except BatchInvalid as error:
+            except (BatchInvalid, NotAllowed) as error:
                 reason, errors = "failed", _mistakes_of(error)
                 if not prepared.counts().over:
                     await self._fail(store, errors)
