@@ -39,7 +39,8 @@ class _Written(Struct):
 
     @property
     def is_answer(self) -> bool:
-        return self.response is not None and self.response.status_code < 400 and self.error is None
+        status = 0 if self.response is None else self.response.status_code
+        return 200 <= status < 300 and self.error is None
 
 
 _decode = msgspec.json.Decoder(_Written).decode

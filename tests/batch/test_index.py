@@ -15,7 +15,7 @@ import pytest
 
 from llamasup.batch.index import BatchInvalid, Counts, Index, InputChanged, LineState
 from llamasup.batch.lines import template_of
-from llamasup.batch.output import Output, answer_line, error_line
+from llamasup.batch.output import Output, answer_line, error_line, is_answer
 from llamasup.errors import DiskFull, OutputFailed
 
 
@@ -284,6 +284,11 @@ def test_answer_that_is_no_json_object_is_kept_as_text() -> None:
     written = json.loads(answer_line("i", "a", 500, "r", b"oh\xff no"))
     assert written["response"] == {"status_code": 500, "request_id": "r", "body": "oh\ufffd no"}
     assert answer_line("i", "a", 200, "r", b'{"a":\r\n1}').count(b"\n") == 1
+
+
+@pytest.mark.parametrize(("status", "is_one"), [(200, True), (201, True), (302, False), (400, False)])
+def test_only_a_status_of_success_is_an_answer(status: int, is_one: bool) -> None:
+    assert is_answer(answer_line("i", "a", status, "r", b"{}")) == is_one
 
 
 def test_full_disk_leaves_no_part_of_a_block(index: Index, tmp_path: Path) -> None:
