@@ -22,6 +22,8 @@ __all__ = ["Answer", "BatchClient", "Tokens", "position_of", "tokens_of"]
 
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 30.0  # of the list of models
+READ_TIMEOUT_S: Final = 3_900.0
+"""Without a byte of the answer. The proxy ends requests after an hour: this ends dead connections."""
 START_WAIT_S: Final = 60.0  # llamasup may be starting
 _START_POLL_S: Final = 0.5
 _POSITION: Final = re.compile(r'desc="position (\d+)"')
@@ -107,7 +109,7 @@ class BatchClient:
         api_key: str | None = None,
         socket: str | None = None,
         headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
         verify: bool = True,
     ) -> None:
         sent = {"content-type": "application/json", "x-llamasup-priority": "batch", **(headers or {})}
@@ -118,7 +120,7 @@ class BatchClient:
             transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits, verify=verify),
             base_url=url.rstrip("/").removesuffix("/v1"),  # a line names its path from /v1 on
             headers=sent,
-            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S, read=timeout_s),
             trust_env=False,
         )
         self.shown = url.rstrip("/").removesuffix("/v1")
@@ -154,7 +156,8 @@ class BatchClient:
                     if line.startswith("data:"):
                         assembly.add(line[5:].encode())
             except httpx.HTTPError as error:
-                refusal = Refusal(0, "", str(error) or type(error).__name__)
+                status = 504 if isinstance(error, httpx.ReadTimeout) else 0
+                refusal = Refusal(status, "", str(error) or type(error).__name__)
             except ValueError as error:
                 refusal = Refusal(500, "", f"the stream has an invalid event: {error}")
             if assembly.error is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import httpx
 import pytest
 
-from llamasup.batch.client import Answer, BatchClient
+from llamasup.batch.client import READ_TIMEOUT_S, Answer, BatchClient
 from llamasup.batch.retries import Refusal
 from llamasup.errors import NotAllowed, NotRunning
 
@@ -63,6 +63,40 @@ def test_llamasup_that_starts_and_another_server_take_every_model() -> None:
 def test_key_that_is_refused_is_an_error() -> None:
     with pytest.raises(NotAllowed, match="no key"):
         unknown(lambda _: httpx.Response(401, json={"error": {"message": "no key"}}))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_server_that_says_nothing_is_a_time_out(stream: bool) -> None:
+    async def ask() -> Answer:
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            await done.wait()
+            writer.close()
+
+        done = asyncio.Event()
+        async with await asyncio.start_server(say_nothing, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            client = BatchClient(f"http://127.0.0.1:{port}", timeout_s=0.01)
+            try:
+                return await client.send("/v1/completions", b'{"prompt": "x"}', stream=stream)
+            finally:
+                await client.aclose()
+                done.set()
+
+    answer = asyncio.run(ask())
+    assert answer.refusal is not None
+    assert answer.refusal.status == 504
+
+
+def test_requests_have_a_time_limit_by_default() -> None:
+    limits: list[object] = []
+
+    def serve(request: httpx.Request) -> httpx.Response:
+        limits.append(request.extensions["timeout"]["read"])
+        return httpx.Response(200, text="{}")
+
+    asyncio.run(client_of(serve).send("/v1/embeddings", b"{}"))
+    assert limits == [READ_TIMEOUT_S]
 
 
 def test_only_an_answer_with_a_body_is_an_answer() -> None:
