@@ -120,6 +120,11 @@ class StoredBatch(Struct, frozen=True):
     completed: int = 0
     failed: int = 0
 
+    @property
+    def ended_at(self) -> int | None:
+        ends = (self.completed_at, self.failed_at, self.expired_at, self.cancelled_at)
+        return next((at for at in ends if at is not None), None)
+
 
 class NewBatch(Struct, frozen=True):
     """The body of a request for a new batch."""

@@ -26,7 +26,7 @@ _CREATE: Final = """
 CREATE TABLE files (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
     purpose TEXT NOT NULL, bytes INTEGER NOT NULL, expires_at INTEGER NOT NULL, value BLOB NOT NULL);
 CREATE TABLE batches (seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL,
-    input TEXT NOT NULL, is_over INTEGER NOT NULL, created_at INTEGER NOT NULL, value BLOB NOT NULL);
+    input TEXT NOT NULL, is_over INTEGER NOT NULL, ended_at INTEGER NOT NULL, value BLOB NOT NULL);
 CREATE INDEX files_of ON files (owner, seq);
 CREATE INDEX batches_of ON batches (owner, seq);
 CREATE INDEX unfinished ON batches (is_over, seq);
@@ -136,10 +136,11 @@ class Store:
             for file in new_files:
                 self._insert_file(file)
             self._db.execute(
-                "INSERT INTO batches (id, owner, input, is_over, created_at, value) VALUES (?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT (id) DO UPDATE SET is_over = excluded.is_over, value = excluded.value",
+                "INSERT INTO batches (id, owner, input, is_over, ended_at, value) VALUES (?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET is_over = excluded.is_over,"
+                " ended_at = excluded.ended_at, value = excluded.value",
                 (
-                    *(batch.id, batch.owner, batch.input_file_id, batch.status in ENDED, batch.created_at),
+                    *(batch.id, batch.owner, batch.input_file_id, batch.status in ENDED, batch.ended_at or 0),
                     msgspec.json.encode(batch),
                 ),
             )
@@ -176,8 +177,8 @@ class Store:
     # --- the end
 
     def remove_expired(self, now_s: int, batches_before_s: int) -> int:
-        """Remove files whose time is over, unless a batch reads them, and old batches that are over. Returns
-        the number of files.
+        """Remove files whose time is over, unless a batch reads them, and batches that were over before
+        ``batches_before_s``. Returns the number of files.
         """
         rows = self._rows(
             "SELECT id FROM files WHERE expires_at <= ? AND NOT EXISTS"
@@ -187,7 +188,7 @@ class Store:
         for (file_id,) in rows:
             self.remove_file(file_id)
         with self._transaction():
-            self._db.execute("DELETE FROM batches WHERE is_over = 1 AND created_at <= ?", (batches_before_s,))
+            self._db.execute("DELETE FROM batches WHERE is_over = 1 AND ended_at <= ?", (batches_before_s,))
         return len(rows)
 
     # --- private

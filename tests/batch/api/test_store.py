@@ -98,7 +98,9 @@ def test_expired_files_go_but_not_those_that_a_batch_reads(store: Store) -> None
     assert store.is_in_use("read")
     store.save_batch(ended(batch, "cancelled", 150))
     assert not store.is_in_use("read")
-    assert store.remove_expired(200, batch.created_at) == 1
+    assert store.remove_expired(200, 149) == 1
+    assert ids(store.batches(ANNA, after=None, limit=9)) == [batch.id]  # its days begin with its end
+    assert store.remove_expired(200, 150) == 0
     assert store.batches(ANNA, after=None, limit=9) == []
 
 
