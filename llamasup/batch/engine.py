@@ -313,7 +313,7 @@ class BatchRun:
             self._tries[attempt.line.number] = attempt.tries
         if refusal.status == 0 and refusal.cause != UNREACHABLE:
             attempt.drops += 1
-        elif refusal.status == 502:
+        elif decision.crashed:
             attempt.alone_crashes += 1
         if decision.all_wait:
             self._paused_until_s = now_s + decision.delay_s

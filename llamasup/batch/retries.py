@@ -69,11 +69,14 @@ class Over(Struct, frozen=True):
 
 
 class Again(Struct, frozen=True):
-    """Send it again. ``counts``: this was a try. ``all_wait``: no other line would be served before."""
+    """Send it again. ``counts``: this was a try. ``all_wait``: no other line would be served before.
+    ``crashed``: it has ended its server, alone.
+    """
 
     delay_s: float
     counts: bool
     all_wait: bool = False
+    crashed: bool = False
 
 
 class Aside(Struct, frozen=True):
@@ -131,14 +134,14 @@ def decide(ended: Ended) -> Decision:
         return Stop()
     if not refusal.status:
         return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, counts=False, all_wait=True)
-    if refusal.status in _WAITED or refusal.cause == "upstream_unreachable":
-        return Again(delay_s, counts=False, all_wait=True)
-    if refusal.status == 502:  # its server ended
+    if refusal.status == 502:  # its server ended, or broke the connection
         if not ended.alone:
             return Aside()
         if ended.alone_crashes + 1 < MAX_ALONE:
-            return Again(delay_s, counts=False)
+            return Again(delay_s, counts=False, crashed=True)
         return Over(poison=True)
+    if refusal.status in _WAITED or refusal.cause == "upstream_unreachable":
+        return Again(delay_s, counts=False, all_wait=True)
     if refusal.status < 500 or ended.tries + 1 >= MAX_TRIES:
         return Over()
     return Again(delay_s, counts=True)

@@ -41,7 +41,8 @@ CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
         (Ended(Refusal(503, "loading")), Again(1.0, counts=False, all_wait=True)),
         (Ended(Refusal(503, "loading", retry_after_s=600.0)), Again(30.0, counts=False, all_wait=True)),
         (Ended(Refusal(503, PREEMPTED, retry_after_s=2.0)), Again(2.0, counts=False, all_wait=True)),
-        (Ended(Refusal(502, "upstream_unreachable")), Again(1.0, counts=False, all_wait=True)),
+        (Ended(Refusal(502, "upstream_unreachable")), Aside()),
+        (Ended(Refusal(504, "upstream_unreachable")), Again(1.0, counts=False, all_wait=True)),
         (Ended(Refusal(500)), Again(1.0, counts=True)),
         (Ended(Refusal(504), tries=1), Again(2.0, counts=True)),
         (Ended(Refusal(500), tries=MAX_TRIES - 1), Over()),
@@ -49,7 +50,7 @@ CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
         (Ended(Refusal(0), drops=MAX_DROPS - 1), Over()),
         (Ended(Refusal(0, UNREACHABLE), drops=99), Again(1.0, counts=False, all_wait=True)),
         (Ended(CRASH), Aside()),
-        (Ended(CRASH, alone=True), Again(1.0, counts=False)),
+        (Ended(CRASH, alone=True), Again(1.0, counts=False, crashed=True)),
         (Ended(CRASH, alone=True, alone_crashes=1), Over(poison=True)),
     ],
 )

@@ -219,6 +219,15 @@ def test_line_that_kills_its_server_is_found_and_holds_up_no_other(tmp_path: Pat
     assert batch.counts() == Counts(40, 39, 1)
 
 
+def test_line_that_breaks_each_connection_to_its_server_ends(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 10)
+    broken = refused(502, "upstream_unreachable", "the connection broke")
+    server = batch.run(lambda prompt, _: broken if prompt == "p5" else good(prompt))
+    assert server.sent["p5"] == 3
+    assert batch.lines()["id5"]["error"] == {"code": "server_crashed", "message": "the connection broke"}
+    assert batch.counts() == Counts(10, 9, 1)
+
+
 def test_run_stops_if_no_server_comes_and_keeps_what_is_done(tmp_path: Path) -> None:
     batch = Batch(tmp_path, 30)
     with pytest.raises(BatchStopped, match=r"No line has been served for 0.05 s: why") as caught:
