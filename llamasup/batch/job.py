@@ -280,12 +280,18 @@ def is_running(job: Job) -> bool:
 
 
 def status_of(job: Job) -> Mapping[str, Any]:
-    """``state``: running, completed, cancelled or stopped."""
-    with Index(job.index_path) as index:
-        counts = index.counts()
-        is_cancelled = bool(index.fact("cancelled"))
+    """``state``: running, completed, cancelled, stopped, or unreadable (its index is damaged)."""
+    counts, is_cancelled, is_readable = Counts(), False, True
+    try:
+        with Index(job.index_path) as index:
+            counts = index.counts()
+            is_cancelled = bool(index.fact("cancelled"))
+    except LlamasupError:
+        is_readable = False
     state = "stopped"
-    if is_running(job):
+    if not is_readable:
+        state = "unreadable"
+    elif is_running(job):
         state = "running"
     elif not counts.left:
         state = "completed"

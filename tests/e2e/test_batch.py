@@ -152,6 +152,20 @@ def test_invalid_arguments_are_explained(
     assert why in done.stderr
 
 
+def test_batch_with_a_damaged_index_hides_no_other(
+    fake_server: ServerMaker, tiny_model: Path, own_folders: Path, source: Path, tmp_path: Path
+) -> None:
+    damaged, good = tmp_path / "damaged.jsonl", tmp_path / "good.jsonl"
+    with llamasup(tiny_model, "--runtime", fake_server()) as running:
+        for output in (damaged, good):
+            done = run_to_end("batch", "run", str(source), "-o", str(output), "--url", running.url)
+            assert done.returncode == 0, done.stderr
+        assert running.stop() == 0
+    Path(f"{damaged}.index").write_bytes(b"no database " * 1000)
+    states = {row["output"]: row["state"] for row in shown("list")["batches"]}
+    assert states == {str(damaged): "unreadable", str(good): "completed"}
+
+
 def test_unknown_batch_is_an_error(own_folders: Path) -> None:
     done = run_to_end("batch", "status", "batch_none")
     assert done.returncode == 66
