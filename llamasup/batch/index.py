@@ -37,6 +37,7 @@ VERSION: Final = 1
 MAX_MISTAKES: Final = 20
 """Mistakes that are listed. Reading stops at a thousand."""
 _STOP_AT: Final = 1000
+_MISTAKE_CHARACTERS: Final = 200  # a field of a line may have megabytes
 _HASH_BYTES: Final = 16
 _CACHE_KIB: Final = 4096  # of SQLite; so the memory does not grow with the number of lines
 
@@ -407,7 +408,9 @@ class Index:
 
 def _invalid(mistakes: Sequence[tuple[int, str]]) -> BatchInvalid:
     more = len(mistakes) - MAX_MISTAKES
-    first = [(number, printable(mistake)) for number, mistake in mistakes[:MAX_MISTAKES]]
+    first = [
+        (number, printable(mistake[:_MISTAKE_CHARACTERS])) for number, mistake in mistakes[:MAX_MISTAKES]
+    ]
     shown = [f"line {number}: {mistake}" for number, mistake in first]
     if more > 0:
         least = "at least " if len(mistakes) >= _STOP_AT else ""

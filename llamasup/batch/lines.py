@@ -112,7 +112,7 @@ def read_line(text: bytes) -> BatchLine | str:
     if not 0 < len(line.custom_id) <= MAX_ID:
         return f"custom_id has {len(line.custom_id)} characters; it must have 1 to {MAX_ID}"
     if line.method != "POST":
-        return f"method is {line.method!r}; it must be 'POST'"
+        return f"method is {line.method[:40]!r}; it must be 'POST'"
     if line.url not in URLS:
         return f"url is {line.url[:100]!r}; it must be one of {', '.join(URLS)}"
     body = bytes(line.body)

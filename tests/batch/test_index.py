@@ -90,6 +90,16 @@ def test_all_mistakes_are_listed_by_line_and_nothing_is_kept(index: Index) -> No
     assert index.counts() == Counts()
 
 
+@pytest.mark.parametrize("changes", [{"method": "G" * 9000}, {"url": "/" * 9000}, {"body": {"x" * 9000: ()}}])
+def test_text_of_a_mistake_is_short(index: Index, changes: dict[str, object]) -> None:
+    wrong = json.loads(line("a" * 500)) | changes
+    with pytest.raises(BatchInvalid) as caught:
+        index.read_input(text(line("a" * 500), json.dumps(wrong)))
+    [(number, mistake)] = caught.value.mistakes
+    assert number == 2
+    assert len(mistake) <= 200
+
+
 def test_a_thousand_mistakes_are_enough(index: Index) -> None:
     with pytest.raises(BatchInvalid) as caught:
         index.read_input(text(*["{"] * 3000))
