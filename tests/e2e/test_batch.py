@@ -86,6 +86,21 @@ def test_batch_starts_a_llamasup_and_fills_a_template(
     assert ids(output) == ["line-1", "line-2"]
 
 
+def test_batch_uses_the_key_that_the_llamasup_it_starts_has(
+    fake_server: ServerMaker,
+    tiny_model: Path,
+    own_folders: Path,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_API_KEY", "sk-a-key-of-the-environment")
+    words = ("batch", "run", str(source), "-o", str(tmp_path / "out.jsonl"))
+    done = run_to_end(*words, "--model", str(tiny_model), "--", "--runtime", fake_server())
+    assert done.returncode == 0, done.stderr
+    assert "50 answers and 0 errors" in done.stderr
+
+
 def test_interrupted_batch_is_continued_by_resume(
     fake_server: ServerMaker, tiny_model: Path, own_folders: Path, source: Path, tmp_path: Path
 ) -> None:

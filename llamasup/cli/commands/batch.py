@@ -312,8 +312,8 @@ async def _serve(
     from llamasup.batch.client import BatchClient
     from llamasup.batch.engine import EngineOptions
 
-    with _llamasup(job) as (url, socket, api_key):
-        client = BatchClient(url, socket=socket, api_key=api_key)
+    with _llamasup(job) as (url, api_key):
+        client = BatchClient(url, api_key=api_key)
         try:
             await prepared.check_models(client)
             engine = prepared.run(client, EngineOptions(job.concurrency, only_between=window), shown.moved)
@@ -324,26 +324,26 @@ async def _serve(
 
 
 @contextmanager
-def _llamasup(job: Job) -> Iterator[tuple[str, str | None, str | None]]:
-    """URL, Unix socket and key of the llamasup that serves the batch."""
+def _llamasup(job: Job) -> Iterator[tuple[str, str | None]]:
+    """URL and key of the llamasup that serves the batch."""
     from llamasup.auth.key_source import client_key
 
     if job.model is not None:
         with _started(job.model, job.arguments) as url:
-            yield url, None, None
+            yield url, client_key(None, os.environ)  # it takes the key from there, too
         return
     key_file = None if job.api_key_file is None else Path(job.api_key_file)
     api_key = client_key(key_file, os.environ)
     if job.url is not None:
         url = job.url if "://" in job.url else f"http://{job.url}"
-        yield url, None, api_key
+        yield url, api_key
         return
     from llamasup.cli.target import find_target
     from llamasup.control.client import ControlClient
 
     with ControlClient(find_target(pid=job.pid, url=None, api_key_file=None)) as client:
         url = str(client.status()["url"])
-    yield url, None, api_key
+    yield url, api_key
 
 
 @contextmanager
