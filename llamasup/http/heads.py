@@ -74,11 +74,13 @@ class HeadRules(msgspec.Struct, frozen=True):
 
     ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
     ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
+    ``batches``: /v1/files and /v1/batches are for the API for batches.
     """
 
     transparent: bool = False
     credentials: bool = False
     prefix: bytes = b""
+    batches: bool = False
 
 
 DEFAULT_RULES = HeadRules()
@@ -216,7 +218,7 @@ def read_head(
         return HttpError(400, "the request target is neither a path nor an http URL", close=True)
     authority, path, query = split
     lines: list[bytes] = []
-    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix)))
+    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix), batches=rules.batches))
     hosts = traces = 0
     nominated: set[bytes] = set()
     for name, value in headers:

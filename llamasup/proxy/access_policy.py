@@ -41,7 +41,6 @@ class AccessPolicy:
         "keys",
         "own_paths",
         "rules",
-        "upload_bytes",
     )
 
     def __init__(
@@ -60,7 +59,6 @@ class AccessPolicy:
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
         self.rules = config.rules
-        self.upload_bytes = config.upload_bytes
         health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
         self._public_paths = PUBLIC_PATHS | health
         # The paths that llamasup answers itself; for a transparent proxy, only while llama-server cannot.

@@ -30,7 +30,7 @@ FEW_STEPS: Final = 25_000
 def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
     """Decode a buffered body, and set the requested model and the jobs. Returns the refusal, if any."""
     head, body = request.head, request.body
-    if config.rules.transparent or head.route is CONTROL or (head.route.of_batches and config.upload_bytes):
+    if config.rules.transparent or head.route is CONTROL or head.route.of_batches:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:

@@ -24,7 +24,7 @@ from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, 
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
-from llamasup.proxy.upload import Upload, may_upload
+from llamasup.proxy.upload import Upload, may_upload, refused_file
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
@@ -264,8 +264,14 @@ class Downstream(asyncio.Protocol):
 
     def _begin_upload(self, request: Request, answerer: Answerer) -> None:
         """Forward the received part if a generation serves; otherwise buffer the body."""
+        if refusal := refused_file(request, self.proxy):
+            self._refuse_early(request, refusal)
+            return
         lease = lease_for(request, answerer, self.proxy)
         if isinstance(lease, Unavailable):
+            if request.head.route.of_batches:  # it may be larger than the memory
+                self._refuse_early(request, lease.as_error())
+                return
             request.buffered = True
             if self._accepts_body(request):
                 self._await_body(request)

@@ -408,7 +408,7 @@ class Exchange(Struct, eq=False):
     def sweep(self, now: float) -> None:
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
         proxy = self._downstream.proxy
-        if (error := overdue(self._request, proxy.config.request_timeout_s, now)) is not None:
+        if (error := overdue(self._request, proxy.config, now)) is not None:
             self._fail(error, "timed_out")
             return
         if not self.status:

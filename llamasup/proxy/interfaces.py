@@ -43,7 +43,9 @@ class ProxyContext(Protocol):
     draining: bool
     """Whether each connection closes after its next response."""
     uploads: int
-    """The number of requests with an ``Upload``."""
+    """The number of requests with an ``Upload``, without those of ``file_uploads``."""
+    file_uploads: int
+    """The number of uploads to the API for batches."""
     outbox: Outbox
     """Takes what is written to clients and to llama-servers."""
 

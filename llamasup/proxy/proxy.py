@@ -65,6 +65,7 @@ class Proxy:
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
         self.uploads = 0  # requests whose bodies are forwarded while they arrive
+        self.file_uploads = 0  # the same, to the API for batches
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()

@@ -352,7 +352,7 @@ class RequestReader:
             # Public paths need no body. A large one would take memory from clients with a key.
             limit, remedy = self._small_body_bytes, "send an API key, or a smaller body"
         elif request.head.route.of_batches and request.head.method == b"POST":
-            limit = max(limit, self._access.upload_bytes)
+            limit = max(limit, self._limits.file_bytes)
         if size <= limit:
             return None
         return HttpError(

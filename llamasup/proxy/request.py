@@ -15,6 +15,7 @@ from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
+from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
 
 __all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
@@ -172,20 +173,20 @@ class Request(msgspec.Struct, eq=False):
             return False
 
 
-def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The error for a request whose time is over. ``timeout_s`` None: no limit.
+def overdue(request: Request, config: ProxyConfig, now: float) -> HttpError | None:
+    """The error for a request whose time is over.
 
-    The event stream of the control API, and files of batches, have no limit.
+    The event stream of the control API, and a download of a file of batches, have no limit.
     """
     route = request.head.route
-    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL or route.of_batches:
+    timeout_s, remedy = config.request_timeout_s, "request less at once, or raise --request-timeout"
+    if route.of_batches:
+        timeout_s = config.limits.file_upload_s if request.head.method == b"POST" else None
+        remedy = "divide the file"
+    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL:
         return None
     return HttpError(
-        504,
-        f"request timed out after {timeout_s:g} s",
-        "timeout_error",
-        "request_timeout",
-        "request less at once, or raise --request-timeout",
+        504, f"request timed out after {timeout_s:g} s", "timeout_error", "request_timeout", remedy
     )
 
 

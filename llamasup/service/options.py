@@ -300,13 +300,18 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
     key_file = None
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
+    shared, batches = options.shared_proxy(), options.batches
+    limits = shared.limits
+    if batches is not None:
+        limits = replace(limits, file_bytes=batches.max_file.of(1 << 62) + _FORM_BYTES)
     return replace(
-        options.shared_proxy(),
+        shared,
         api_keys=options.api_keys,
         key_file=key_file,
         route_by_model=route_by_model,
         console=not options.no_ui,
-        upload_bytes=0 if options.batches is None else options.batches.max_file.of(1 << 62) + _FORM_BYTES,
+        rules=replace(shared.rules, batches=batches is not None),
+        limits=limits,
     )
 
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 
 import pytest
+from msgspec.structs import replace
 
+from llamasup.http.heads import HeadRules
+from llamasup.http.routes import route_of
 from llamasup.proxy import Limits, ProxyConfig
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
-from tests.proxy.rig import Rig, answer, field, get, post, status
+from tests.proxy.rig import Clock, Rig, Wire, answer, eventually, field, get, post, status
 
 KEYS = "anna\nadmin rights=control"
 FILE = b"/v1/files"
 MIB = 1 << 20
 
 
-def with_api(upload_bytes: int = 4 * MIB, keys: str | None = None) -> ProxyConfig:
+def with_api(keys: str | None = None, **limits: float) -> ProxyConfig:
     return ProxyConfig(
-        upload_bytes=upload_bytes,
+        rules=HeadRules(batches=True),
         key_file=None if keys is None else keys_of(keys),
-        limits=Limits(body_bytes=MIB),
+        limits=Limits(body_bytes=MIB, file_bytes=4 * MIB, **limits),  # type: ignore[arg-type]
     )
 
 
@@ -45,6 +48,19 @@ def test_without_the_api_llama_server_answers_them(rig: Rig) -> None:
     child.head()
     child.send(answer(b"its own"))
     assert client.message()[1] == b"its own"
+
+
+@pytest.mark.parametrize("path", [FILE, b"/v1/files/file-1/content", b"/v1/batches", b"/v1/batches/b/cancel"])
+def test_without_the_api_they_are_paths_like_any_unknown_one(path: bytes) -> None:
+    assert route_of(path) is route_of(b"/unknown")
+    assert route_of(path, batches=True).of_batches
+    assert not route_of(b"/unknown", batches=True).of_batches
+
+
+def test_without_the_api_a_body_is_searched_for_its_model(rig: Rig) -> None:
+    rig.send(post(FILE, b'{"model": "other"}'))
+    rig.accept().message()
+    assert rig.backend.requested_models == ["other"]
 
 
 def test_request_names_its_client_and_no_client_can_name_another(make_rig: MakeRig) -> None:
@@ -79,6 +95,50 @@ def test_upload_may_be_larger_than_other_bodies_and_is_forwarded_while_it_arrive
     assert control.receive(MIB) == body[MIB:]
     control.send(answer(b"{}"))
     assert status(client.message()[0]) == 200
+
+
+def begin_upload(rig: Rig, body: bytes = bytes(MIB)) -> Wire:
+    """The first half of a body has arrived."""
+    client = rig.send(get(FILE, b"Content-Length: %d" % (2 * len(body)), method=b"POST"), body)
+    control = rig.accept_control()
+    control.head()
+    control.receive(len(body))
+    return client
+
+
+def test_uploads_have_places_of_their_own(make_rig: MakeRig) -> None:
+    rig = make_rig(with_api(file_uploads=1), control=True)
+    begin_upload(rig)
+    assert (rig.proxy.uploads, rig.proxy.file_uploads) == (0, 1)
+    refused = rig.send(get(FILE, b"Content-Length: %d" % MIB, method=b"POST"), bytes(MIB // 2))
+    assert cause(refused.message()) == (503, "uploads_limit")
+
+
+def test_upload_that_takes_too_long_is_ended(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(with_api(sweep_s=0.01, body_idle_s=1e9, file_upload_s=3600.0), control=True)
+    client = begin_upload(rig)
+    clock.pass_s(3600.0)
+    assert cause(client.message()) == (504, "request_timeout")
+    eventually(lambda: not rig.proxy.file_uploads)
+
+
+def test_download_may_take_long(make_rig: MakeRig, clock: Clock) -> None:
+    rig = make_rig(replace(with_api(sweep_s=0.01), request_timeout_s=60.0), control=True)
+    client = rig.send(get(b"/v1/files/f/content"))
+    control = rig.accept_control()
+    control.head()
+    slow = rig.send(get(b"/props"))  # of llama-server: its end shows that the sweep has come
+    rig.accept().head()
+    clock.pass_s(7200.0)
+    assert cause(slow.message()) == (504, "request_timeout")
+    control.send(answer(b"lines"))
+    assert client.message()[1] == b"lines"
+
+
+def test_upload_is_refused_while_nothing_takes_it(make_rig: MakeRig) -> None:
+    rig = make_rig(with_api())  # the control application is away
+    client = rig.send(get(FILE, b"Content-Length: %d" % (2 * MIB), method=b"POST"), bytes(MIB))
+    assert status(client.message()[0]) == 404
 
 
 def test_upload_above_its_limit_is_refused_at_once(make_rig: MakeRig) -> None:
