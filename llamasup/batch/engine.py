@@ -1,7 +1,7 @@
 """Runs a batch: one task owns it, starts its lines, decides what follows from their ends, and saves them.
 
 The decisions are in ``order.py``, ``pace.py``, ``retries.py`` and ``window.py``. Memory does not grow with
-the number of lines: it holds those in flight, the next ones, and a block of the output.
+the number of lines: it holds those in flight, the next ones of a few models, and a block of the output.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from time import monotonic
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
@@ -24,10 +26,21 @@ from llamasup.batch.client import Answer, BatchClient, tokens_of
 from llamasup.batch.index import Counts, Index, IndexedLine, LineState, fingerprint
 from llamasup.batch.lines import BatchLine, PromptTemplate, TemplateInvalid, read_line
 from llamasup.batch.output import Output, answer_line, error_line
-from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, next_limit
-from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Again, Aside, Ended, Refusal, Stop, decide
+from llamasup.batch.pace import FIRST_LIMIT, MAX_LIMIT, limit_after_refusal, next_limit
+from llamasup.batch.retries import (
+    PREEMPTED,
+    UNREACHABLE,
+    Again,
+    Aside,
+    Ended,
+    Refusal,
+    Stop,
+    Waiting,
+    decide,
+)
 from llamasup.batch.schema_check import asks_for_json, violation
 from llamasup.batch.streams import STREAM_ABOVE_S
+from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window
 from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.queueing.wait_estimate import smoothed
@@ -42,6 +55,12 @@ FETCH: Final = 256
 MAX_DELAYED: Final = 256
 """Lines that wait for another try. While there are more, no new line starts."""
 PATIENCE_S: Final = 600.0
+SKIP_AFTER_S: Final = 60.0
+"""How long a model may refuse all lines before those of the next model run. It may be loading, and the next
+one would take its memory."""
+MAX_SKIPPED: Final = 16
+"""Models that are skipped. Of each, ``FETCH`` lines are in memory."""
+_THREAD_BYTES: Final = 1 << 16  # a larger line is read in a thread
 _ANSWER_WEIGHT: Final = 0.1
 _WINDOW_CHECK_S: Final = 30.0  # the clock may be set
 
@@ -96,15 +115,51 @@ class Progress(Struct):
 class _Attempt:
     """A line that is not over, with what happened to it in this run."""
 
-    __slots__ = ("alone", "alone_crashes", "asked_again", "drops", "line", "tries")
+    __slots__ = ("alone", "alone_crashes", "asked_again", "drops", "limited_s", "line", "tries")
 
     def __init__(self, line: IndexedLine, *, alone: bool = False) -> None:
         self.line = line
         self.tries = line.tries
         self.drops = 0
+        self.limited_s = 0.0
         self.alone = alone
         self.alone_crashes = 0
         self.asked_again = False
+
+
+class _Model:
+    """The next lines of a model. ``left``: those that were fetched and are not over.
+
+    ``refused_since_s``: since when the model refuses all lines; infinity: it does not.
+    """
+
+    __slots__ = (
+        "all_fetched",
+        "in_flight",
+        "left",
+        "name",
+        "paused_until_s",
+        "place",
+        "ready",
+        "refused_since_s",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.ready: deque[_Attempt] = deque()
+        self.left = 0
+        self.in_flight = 0
+        self.place: tuple[bytes, int] | None = None
+        self.all_fetched = False
+        self.paused_until_s = 0.0
+        self.refused_since_s = inf
+
+    def waits(self, now_s: float) -> bool:
+        """Whether no line of it may start: one at a time finds out whether it still refuses them."""
+        return now_s < self.paused_until_s or (self.refused_since_s <= now_s and self.in_flight > 0)
+
+
+T = TypeVar("T")
 
 
 class BatchRun:
@@ -134,15 +189,15 @@ class BatchRun:
         self.progress = Progress()
         self._answer_s: float | None = None  # how long an answer takes, with its wait in the queue
         self._limit = float(options.concurrency or FIRST_LIMIT)
-        self._ready: deque[_Attempt] = deque()
+        self._models: dict[str, _Model] = {}  # with lines that are not over, in the order of the batch
+        self._last_model: str | None = None
+        self._all_models = False
         self._delayed: list[tuple[float, int, _Attempt]] = []
         self._order = count()
         self._in_flight: set[_Attempt] = set()
         self._requests: set[asyncio.Task[None]] = set()
         self._ended: deque[tuple[_Attempt, Answer, str | None]] = deque()
         self._wake = asyncio.Event()
-        self._cursor: tuple[str, bytes, int] | None = None
-        self._all_fetched = False
         self._runs_aside = False  # the lines that were set aside, one by one
         self._paused_until_s = 0.0
         self._trouble_since_s: float | None = None
@@ -160,7 +215,7 @@ class BatchRun:
         self._wake.set()
 
     async def run(self) -> Counts:
-        counts = self._index.counts()
+        counts = await self._call(self._index.counts)
         progress = self.progress
         progress.total, progress.done, progress.failed = counts.total, counts.done, counts.failed
         progress.began_s = monotonic()
@@ -175,17 +230,17 @@ class BatchRun:
             raise group.exceptions[0] from None
         finally:
             await self._save()
-        return self._index.counts()
+        return await self._call(self._index.counts)
 
     async def _run(self, tasks: asyncio.TaskGroup) -> None:
         while not self._stopping:
             now_s = monotonic()
-            wake_s = self._start_lines(tasks, now_s)
-            if not (self._in_flight or self._ready or self._delayed) and self._all_fetched:
+            wake_s = await self._start_lines(tasks, now_s)
+            if self._all_models and not self._models:
                 if self._runs_aside:
                     return
                 await self._save()
-                self._runs_aside, self._all_fetched, self._cursor = True, False, None
+                self._runs_aside, self._all_models, self._last_model = True, False, None
                 continue
             if self._block:
                 wake_s = min(wake_s, self._block_since_s + BLOCK_S)
@@ -210,47 +265,90 @@ class BatchRun:
 
     # --- starting lines
 
-    def _start_lines(self, tasks: asyncio.TaskGroup, now_s: float) -> float:
+    async def _start_lines(self, tasks: asyncio.TaskGroup, now_s: float) -> float:
         """Start the lines that may start now. Returns when to look again."""
         window = self._options.only_between
         if window is not None:
             opens_s = window.opens_in(datetime.now(UTC).astimezone()).total_seconds()
             if opens_s > 0:
-                self.progress.state = "waiting for its hours"
+                self.progress.state = "outside of its hours"
                 return now_s + min(opens_s, _WINDOW_CHECK_S)
         if now_s < self._paused_until_s:
             return self._paused_until_s
         self.progress.state = "running"
         while self._delayed and self._delayed[0][0] <= now_s:
-            self._ready.append(heappop(self._delayed)[2])
+            attempt = heappop(self._delayed)[2]
+            self._models[attempt.line.model].ready.append(attempt)
+        look_s = now_s + _WINDOW_CHECK_S
+        if self._delayed:
+            look_s = min(look_s, self._delayed[0][0])
         limit = 1 if self._runs_aside else int(self._limit)
+        position = skipped = 0
         while len(self._in_flight) < limit:
-            if not self._ready and not self._all_fetched and len(self._delayed) < MAX_DELAYED:
-                self._fetch()
-            if not self._ready or (self._runs_aside and self._delayed):
+            if position == len(self._models) and not await self._add_model():
                 break
-            self._start(tasks, self._ready.popleft())
-        soon_s = now_s + _WINDOW_CHECK_S
-        return min(soon_s, self._delayed[0][0]) if self._delayed else soon_s
+            model = list(self._models.values())[position]
+            if model.waits(now_s):
+                skip_s = model.refused_since_s + SKIP_AFTER_S
+                look_s = min((look_s, *(at_s for at_s in (model.paused_until_s, skip_s) if at_s > now_s)))
+                if now_s < skip_s or skipped == MAX_SKIPPED:
+                    break
+                position += 1
+                skipped += 1
+            elif model.ready:
+                if self._runs_aside and self._delayed:
+                    break
+                self._start(tasks, model)
+            elif not model.all_fetched and len(self._delayed) < MAX_DELAYED:
+                await self._fetch(model)
+            elif not model.all_fetched:
+                break
+            else:
+                position += 1
+        return look_s
 
-    def _fetch(self) -> None:
-        get = self._index.aside if self._runs_aside else self._index.waiting
-        lines = get(self._cursor, FETCH)
-        self._all_fetched = len(lines) < FETCH
+    @property
+    def _state(self) -> LineState:
+        """Of the lines that run now: at the end, those that were set aside."""
+        return LineState.ASIDE if self._runs_aside else LineState.WAITING
+
+    async def _add_model(self) -> bool:
+        """Whether there is one more."""
+        if self._all_models:
+            return False
+        name = await self._call(partial(self._index.next_model, self._state, self._last_model))
+        if name is None:
+            self._all_models = True
+            return False
+        self._last_model = name
+        self._models[name] = _Model(name)
+        return True
+
+    async def _fetch(self, model: _Model) -> None:
+        lines = await self._call(partial(self._index.lines_of, model.name, self._state, model.place, FETCH))
+        model.all_fetched = len(lines) < FETCH
         if lines:
-            self._cursor = lines[-1].place
-            self._ready.extend(_Attempt(line, alone=self._runs_aside) for line in lines)
+            model.place = lines[-1].place
+            model.ready.extend(_Attempt(line, alone=self._runs_aside) for line in lines)
+            model.left += len(lines)
+        self._drop_if_over(model)
 
-    def _start(self, tasks: asyncio.TaskGroup, attempt: _Attempt) -> None:
+    def _drop_if_over(self, model: _Model) -> None:
+        if model.all_fetched and not model.left:
+            del self._models[model.name]
+
+    def _start(self, tasks: asyncio.TaskGroup, model: _Model) -> None:
+        attempt = model.ready.popleft()
+        model.in_flight += 1
         self._in_flight.add(attempt)
-        request = self._read(attempt.line)
-        task = tasks.create_task(self._request(attempt, request), name=f"batch/{attempt.line.number}")
+        task = tasks.create_task(self._request(attempt), name=f"batch/{attempt.line.number}")
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
 
-    def _read(self, line: IndexedLine) -> BatchLine:
+    async def _read(self, line: IndexedLine) -> BatchLine:
         """Read the line again. Raises BatchStopped if it has changed."""
-        text = os.pread(self._source, line.size, line.offset)
+        read_text = partial(os.pread, self._source, line.size, line.offset)
+        text = read_text() if line.size < _THREAD_BYTES else await in_thread(read_text)
         if self._template is not None:
             with suppress(TemplateInvalid):  # then it has changed
                 text = self._template.fill(text, line.number)
@@ -263,7 +361,8 @@ class BatchRun:
         assert isinstance(read, BatchLine)  # as when the index was made
         return read
 
-    async def _request(self, attempt: _Attempt, request: BatchLine) -> None:
+    async def _request(self, attempt: _Attempt) -> None:
+        request = await self._read(attempt.line)
         began_s = monotonic()
         stream = self._answer_s is None or self._answer_s > STREAM_ABOVE_S
         answer = await self._client.send(request.url, request.body, stream=stream)
@@ -280,31 +379,42 @@ class BatchRun:
 
     def _take(self, attempt: _Attempt, answer: Answer, wrong: str | None) -> None:
         """``wrong``: why the answer is not what the line asks for. Then it is asked again, once."""
+        model = self._models[attempt.line.model]
         self._in_flight.discard(attempt)
+        model.in_flight -= 1
         now_s = monotonic()
         refusal = answer.refusal
         self._note_trouble(refusal, now_s)
-        decision = decide(Ended(refusal, attempt.tries, attempt.drops, attempt.alone_crashes, attempt.alone))
+        alone = attempt.alone_crashes, attempt.alone
+        decision = decide(Ended(refusal, attempt.tries, attempt.drops, attempt.limited_s, *alone))
         if isinstance(decision, Stop):
             assert refusal is not None
             raise NotAllowed(
                 f"llamasup refuses the API key: {refusal.message}. The finished lines are in the output.",
                 remedy="Give a key with the rights that the lines need, and run the same command again.",
             )
+        if isinstance(decision, Again):
+            assert refusal is not None
+            self._again(attempt, model, refusal, decision, now_s, answer.events)
+            return
+        if not isinstance(decision, Aside):
+            model.refused_since_s = inf
         if wrong is not None and not attempt.asked_again:
             attempt.asked_again = True
-            self._ready.append(attempt)
-        elif isinstance(decision, Aside):
+            model.ready.append(attempt)
+            return
+        model.left -= 1
+        if isinstance(decision, Aside):
             self._states.append((LineState.ASIDE, attempt.line.number))
-        elif isinstance(decision, Again):
-            assert refusal is not None
-            self._again(attempt, refusal, decision, now_s, answer.events)
         else:
             self._over(attempt, answer, wrong, poison=decision.poison)
+        self._drop_if_over(model)
         if refusal is None and self._options.concurrency is None:
             self._limit = next_limit(self._limit, answer.position, MAX_LIMIT)
 
-    def _again(self, attempt: _Attempt, refusal: Refusal, decision: Again, now_s: float, events: int) -> None:
+    def _again(
+        self, attempt: _Attempt, model: _Model, refusal: Refusal, decision: Again, now_s: float, events: int
+    ) -> None:
         if refusal.cause == PREEMPTED:
             self.progress.put_back += 1
             self.progress.events_lost += events
@@ -315,11 +425,20 @@ class BatchRun:
             attempt.drops += 1
         elif decision.crashed:
             attempt.alone_crashes += 1
-        if decision.all_wait:
-            self._paused_until_s = now_s + decision.delay_s
-            self._ready.appendleft(attempt)
+        again_s = now_s + decision.delay_s
+        if decision.waiting is Waiting.ALL:
+            self._paused_until_s = again_s
+        elif decision.waiting is Waiting.MODEL:
+            model.paused_until_s = again_s
+            model.refused_since_s = min(model.refused_since_s, now_s)
+        if decision.limited:
+            attempt.limited_s += decision.delay_s
+            if self._options.concurrency is None:
+                self._limit = limit_after_refusal(self._limit)
+        if decision.waiting is Waiting.NOTHING or decision.limited:
+            heappush(self._delayed, (again_s, next(self._order), attempt))
         else:
-            heappush(self._delayed, (now_s + decision.delay_s, next(self._order), attempt))
+            model.ready.appendleft(attempt)
 
     def _over(self, attempt: _Attempt, answer: Answer, wrong: str | None, *, poison: bool) -> None:
         line, refusal = attempt.line, answer.refusal
@@ -377,16 +496,15 @@ class BatchRun:
             return
         block, states, tries = self._block, self._states, self._tries
         self._block, self._block_bytes, self._states, self._tries = [], 0, [], {}
-        writing = asyncio.get_running_loop().run_in_executor(None, self._write, block, states, tries)
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await writing  # the index is for one thread at a time
-            raise
+        await self._call(partial(self._write, block, states, tries))
 
     def _write(self, block: list[bytes], states: list[tuple[LineState, int]], tries: dict[int, int]) -> None:
         end = self._output.append(block) if block else None
         self._index.save(states, tries=[(times, number) for number, times in tries.items()], output_bytes=end)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """In a thread, one at a time: this task uses the index and the output, and waits for each call."""
+        return await in_thread(function)
 
     def _report(self) -> None:
         self.progress.in_flight = len(self._in_flight)

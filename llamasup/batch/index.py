@@ -1,4 +1,4 @@
-"""The index of a batch: which lines there are, and which are over. A SQLite file beside the output.
+"""The index of a batch: which lines there are, and which are over. A SQLite file next to the output.
 
 The output is the truth: a line is over when the output has it. The index follows, and ``Output`` tells it
 what the output has beyond ``output_bytes``. Bodies are not copied: the index has their place in the input.
@@ -16,6 +16,7 @@ from enum import IntEnum
 from hashlib import blake2b
 from pathlib import Path
 from typing import BinaryIO, Final
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -39,6 +40,7 @@ MAX_MISTAKES: Final = 20
 _STOP_AT: Final = 1000
 _MISTAKE_CHARACTERS: Final = 200  # a field of a line may have megabytes
 _HASH_BYTES: Final = 16
+_PROGRESS_BYTES: Final = 1 << 18
 _CACHE_KIB: Final = 4096  # of SQLite; so the memory does not grow with the number of lines
 
 _CREATE = """
@@ -71,7 +73,7 @@ class LineState(IntEnum):
 
 
 class BatchInvalid(LlamasupError):
-    """The input has mistakes. Nothing was sent. ``mistakes``: the first of them, by line."""
+    """The input has mistakes, and the run sends nothing. ``mistakes``: the first of them, by line."""
 
     exit_code = 65
     http_status = 400
@@ -97,9 +99,9 @@ class IndexedLine(Struct, frozen=True):
     tries: int
 
     @property
-    def place(self) -> tuple[str, bytes, int]:
-        """Where it is in the order."""
-        return self.model, self.prefix, self.number
+    def place(self) -> tuple[bytes, int]:
+        """Where it is in the order of the lines of its model."""
+        return self.prefix, self.number
 
 
 class Counts(Struct, frozen=True):
@@ -118,37 +120,52 @@ class Counts(Struct, frozen=True):
 
 
 def fingerprint(line: bytes) -> bytes:
-    """Of a request: of prompts, with what their template has made of them."""
+    """The hash of a line in the batch format; of a prompt, after its template was filled."""
     return blake2b(line, digest_size=_HASH_BYTES).digest()
 
 
 class Index:
-    """Opens or creates the file. Use it as a context manager."""
+    """Opens or creates the file; ``readonly``: it exists, and stays as it is. Use it as a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
         self.path = path
         with self._mapped_errors():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            # A power cut may lose the last commits: the output has their lines.
-            self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            self._db.execute("PRAGMA temp_store = FILE")
-            (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
-                raise OutputFailed(
-                    f"The index {str(path)!r} is from a newer llamasup (version {version}; this one knows"
-                    f" {VERSION}).",
-                    remedy="Upgrade llamasup.",
-                )
-            if version == 0:
-                self._db.execute("BEGIN")
-                self._db.execute(_CREATE.format(table="lines"))
-                self._create_order()
-                self._db.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value)")
-                self._db.execute(f"PRAGMA user_version = {VERSION}")
-                self._db.execute("COMMIT")
+            if not readonly:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(
+                f"file:{quote(os.fsencode(path))}?mode={'ro' if readonly else 'rw'}",
+                uri=True,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            try:
+                self._settle(readonly=readonly)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _settle(self, *, readonly: bool) -> None:
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version > VERSION:
+            raise OutputFailed(
+                f"The index {str(self.path)!r} is from a newer llamasup (version {version}; this one knows"
+                f" {VERSION}).",
+                remedy="Upgrade llamasup.",
+            )
+        self._db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self._db.execute("PRAGMA temp_store = FILE")
+        if readonly:
+            return
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # A power cut may lose the last commits: the output has their lines.
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        if version == 0:
+            self._db.execute("BEGIN")
+            self._db.execute(_CREATE.format(table="lines"))
+            self._create_order()
+            self._db.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value)")
+            self._db.execute(f"PRAGMA user_version = {VERSION}")
+            self._db.execute("COMMIT")
 
     def __enter__(self) -> Index:
         return self
@@ -208,17 +225,19 @@ class Index:
     ) -> None:
         """Take over the lines of the input; those that are over stay so. All or nothing.
 
-        ``only_url``: that of all lines. ``on_progress`` gets the bytes read, now and then. Raises
-        BatchInvalid with the mistakes by line, and InputChanged if a line that is over differs now.
+        ``only_url``: that of all lines. ``on_progress`` gets the bytes read, about once in 256 KiB, and may
+        end the reading with an error. Raises BatchInvalid with the mistakes by line, and InputChanged if a
+        line that is over differs now.
         """
         mistakes: list[tuple[int, str]] = []
-        count = 0
+        count = reported = 0
         with self._transaction():
             self._db.execute("DROP TABLE IF EXISTS fresh")
             self._db.execute(_CREATE.format(table="fresh"))
             for raw in raw_lines(file, most_bytes):
-                if on_progress is not None and raw.number % 1000 == 0:
-                    on_progress(raw.offset)
+                if on_progress is not None and raw.offset >= reported + _PROGRESS_BYTES:
+                    reported = raw.offset
+                    on_progress(reported)
                 mistake = self._take(raw, template, most_bytes, only_url)
                 if mistake is not None:
                     mistakes.append((raw.number, mistake))
@@ -297,30 +316,40 @@ class Index:
 
     # --- the run
 
-    def waiting(self, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
-        """The next lines that wait, in the order of the batch."""
-        return self._lines(LineState.WAITING, after, limit)
+    def next_model(self, state: LineState, after: str | None) -> str | None:
+        """The next model that has lines in this state."""
+        beyond = "" if after is None else "AND model > ?"
+        with self._mapped_errors():
+            row = self._db.execute(
+                f"SELECT model FROM lines WHERE state = ? {beyond} ORDER BY model LIMIT 1",  # noqa: S608
+                (int(state), *(() if after is None else (after,))),
+            ).fetchone()
+        return None if row is None else str(row[0])
 
-    def aside(self, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
-        return self._lines(LineState.ASIDE, after, limit)
-
-    def left(self) -> Iterator[IndexedLine]:
-        """All lines that are not over."""
-        for get in (self.waiting, self.aside):
-            after = None
-            while lines := get(after, 256):
-                yield from lines
-                after = lines[-1].place
-
-    def _lines(self, state: LineState, after: tuple[str, bytes, int] | None, limit: int) -> list[IndexedLine]:
-        beyond = "" if after is None else "AND (model, prefix, number) > (?, ?, ?)"
+    def lines_of(
+        self, model: str, state: LineState, after: tuple[bytes, int] | None, limit: int
+    ) -> list[IndexedLine]:
+        """The next lines of a model in this state, in the order of the batch. ``after``: a ``place``."""
+        beyond = "" if after is None else "AND (prefix, number) > (?, ?)"
         with self._mapped_errors():
             rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM lines WHERE state = ? {beyond}"  # noqa: S608 - fixed texts
-                " ORDER BY model, prefix, number LIMIT ?",
-                (int(state), *(after or ()), limit),
+                f"SELECT {_COLUMNS} FROM lines WHERE state = ? AND model = ? {beyond}"  # noqa: S608
+                " ORDER BY prefix, number LIMIT ?",
+                (int(state), model, *(after or ()), limit),
             ).fetchall()
         return [IndexedLine(*row) for row in rows]
+
+    def left(self) -> Iterator[IndexedLine]:
+        """All lines that are not over, by number."""
+        after = 0
+        with self._mapped_errors():
+            while rows := self._db.execute(
+                f"SELECT {_COLUMNS} FROM lines WHERE number > ? AND state IN (0, 3)"  # noqa: S608
+                " ORDER BY number LIMIT 256",
+                (after,),
+            ).fetchall():
+                yield from (IndexedLine(*row) for row in rows)
+                after = rows[-1][0]
 
     def save(
         self,
@@ -347,7 +376,7 @@ class Index:
     def take_over(self, lines: Iterator[tuple[str, bool, int]], path: Path) -> None:
         """The output has these lines beyond ``output_bytes``: id, whether it is an answer, and the end.
 
-        Raises OutputFailed if one is of another batch, or is there twice.
+        Raises OutputFailed if one belongs to another batch, or is there twice.
         """
         with self._transaction():
             end = None
@@ -356,9 +385,9 @@ class Index:
                     "SELECT number, state FROM lines WHERE custom_id = ?", (custom_id,)
                 ).fetchone()
                 if row is None or row[1] in (LineState.DONE, LineState.FAILED):
-                    problem = "of another batch" if row is None else "twice"
+                    problem = ", which the input does not have" if row is None else " twice"
                     raise OutputFailed(
-                        f"The output {str(path)!r} has the custom_id {printable(custom_id)!r} {problem}.",
+                        f"The output {str(path)!r} has the custom_id {printable(custom_id)!r}{problem}.",
                         remedy="Write to another output (-o).",
                     )
                 state = LineState.DONE if is_answer else LineState.FAILED
@@ -417,7 +446,7 @@ def _invalid(mistakes: Sequence[tuple[int, str]]) -> BatchInvalid:
         shown.append(f"and {least}{more} more")
     count = "1 line" if len(mistakes) == 1 else f"{len(mistakes)} lines"
     error = BatchInvalid(
-        f"The input has mistakes in {count}; nothing was sent.",
+        f"The input has mistakes in {count}; this run has sent nothing.",
         remedy="Correct these lines.",
         details=tuple(shown),
     )

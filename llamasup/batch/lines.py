@@ -117,7 +117,7 @@ def read_line(text: bytes) -> BatchLine | str:
         return f"url is {line.url[:100]!r}; it must be one of {', '.join(URLS)}"
     body = bytes(line.body)
     if not body.startswith(b"{"):
-        return "body is no JSON object"
+        return "body is not a JSON object"
     try:
         asked = _decode_body(body)
         msgspec.json.decode(body)  # all of it: a number may be out of range
@@ -131,7 +131,7 @@ def read_line(text: bytes) -> BatchLine | str:
 def _invalid(error: Exception, text: bytes) -> str:
     if isinstance(error, msgspec.ValidationError):
         return str(error).replace("Object missing required field", "missing field")
-    return f"invalid JSON: {error}" if text.lstrip().startswith(b"{") else "the line is no JSON object"
+    return f"invalid JSON: {error}" if text.lstrip().startswith(b"{") else "the line is not a JSON object"
 
 
 # --- prompts
@@ -162,7 +162,7 @@ class PromptTemplate(Struct, frozen=True):
             raise TemplateInvalid("the line is neither a string nor an object")
         custom_id = fields.get("custom_id", f"line-{number}")
         if not isinstance(custom_id, str):
-            raise TemplateInvalid("custom_id is no string")
+            raise TemplateInvalid("custom_id is not a string")
         body = _filled(self.body, fields)
         return msgspec.json.encode({"custom_id": custom_id, "url": self.url, "body": body})
 
@@ -182,7 +182,7 @@ def template_of(text: str | None, url: str) -> PromptTemplate:
     except (ValueError, RecursionError) as error:
         raise TemplateInvalid(f"invalid JSON: {error}") from None
     if not isinstance(body, dict):
-        raise TemplateInvalid("it is no JSON object")
+        raise TemplateInvalid("it is not a JSON object")
     return PromptTemplate(url, body)
 
 

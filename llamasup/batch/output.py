@@ -53,7 +53,7 @@ def answer_line(
     message, if the answer is not what the line asks for.
     """
     try:
-        msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        msgspec.json.decode(body, type=dict[str, msgspec.Raw] | list[msgspec.Raw])
         answer = msgspec.Raw(
             body.replace(b"\n", b" ").replace(b"\r", b" ")
         )  # JSON has them between values only

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["FIRST_LIMIT", "MAX_LIMIT", "next_limit"]
+__all__ = ["FIRST_LIMIT", "MAX_LIMIT", "limit_after_refusal", "next_limit"]
 
 FIRST_LIMIT: Final = 4
 MAX_LIMIT: Final = 64
@@ -23,3 +23,8 @@ def next_limit(limit: float, position: int | None, most: int = MAX_LIMIT) -> flo
     if position is None or position < _MAX_WAITING // 2:
         return min(limit + _STEP, float(most))
     return limit
+
+
+def limit_after_refusal(limit: float) -> float:
+    """The limit after a request that a limit of its key has refused: soon one line at a time asks."""
+    return max(1.0, limit / 2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Final
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec import Struct
 __all__ = [
     "MAX_ALONE",
     "MAX_DROPS",
+    "MAX_LIMITED_S",
     "MAX_TRIES",
     "Again",
     "Aside",
@@ -17,6 +19,7 @@ __all__ = [
     "Over",
     "Refusal",
     "Stop",
+    "Waiting",
     "decide",
     "refusal_of",
 ]
@@ -27,6 +30,7 @@ MAX_ALONE: Final = 2
 """How often a line that is alone may end its server. One end may have another cause, such as a kill."""
 PREEMPTED: Final = "batch_preempted"
 """The cause of the proxy for a request that it ended for another client."""
+_OF_LANE: Final = "batch_"  # so begin the causes of the proxy for requests that give way
 UNREACHABLE: Final = "unreachable"
 """The cause, of status 0, if no connection to llamasup could be made."""
 _FIRST_DELAY_S: Final = 1.0
@@ -34,9 +38,11 @@ _MAX_DELAY_S: Final = 30.0
 MAX_DROPS: Final = 10
 """How often the connection to llamasup may break while it has the line. A killed llamasup says nothing of the
 line; a line whose answer always breaks must end."""
+MAX_LIMITED_S: Final = 7_200.0
+"""How long a line waits, in one run, because a limit refuses it. A limit of requests or tokens per minute
+lets it through within minutes; a line that a limit never lets through must end."""
 _DENIED: Final = frozenset({401, 403})
-# The request did no work: it waited for a turn, a load or a restart.
-_WAITED: Final = frozenset({408, 409, 425, 429, 503})
+_LIMITED: Final = frozenset({408, 409, 425, 429})  # the request did no work: a limit has refused it
 
 
 class Refusal(Struct, frozen=True):
@@ -51,13 +57,15 @@ class Refusal(Struct, frozen=True):
 class Ended(Struct, frozen=True):
     """The end of one request. ``refusal`` None: it has its answer; its status 0: the connection broke.
 
-    ``tries``: earlier ends that count; ``drops``: how often the connection broke before; ``alone_crashes``:
-    how often the line ended its server while no other line was in flight; ``alone``: whether it was alone.
+    ``tries``: earlier ends that count; ``drops``: how often the connection broke before; ``limited_s``: how
+    long the line has waited for limits; ``alone_crashes``: how often it ended its server while no other line
+    was in flight; ``alone``: whether it was alone.
     """
 
     refusal: Refusal | None
     tries: int = 0
     drops: int = 0
+    limited_s: float = 0.0
     alone_crashes: int = 0
     alone: bool = False
 
@@ -68,14 +76,23 @@ class Over(Struct, frozen=True):
     poison: bool = False
 
 
+class Waiting(Enum):
+    """What waits with a line that is sent again, because it would be refused too."""
+
+    NOTHING = "nothing"
+    MODEL = "the lines of its model"
+    ALL = "all lines"
+
+
 class Again(Struct, frozen=True):
-    """Send it again. ``counts``: this was a try. ``all_wait``: no other line would be served before.
+    """Send it again. ``counts``: this was a try. ``limited``: a limit has refused it; other lines go first.
     ``crashed``: it has ended its server, alone.
     """
 
     delay_s: float
-    counts: bool
-    all_wait: bool = False
+    counts: bool = False
+    waiting: Waiting = Waiting.NOTHING
+    limited: bool = False
     crashed: bool = False
 
 
@@ -125,27 +142,27 @@ def decide(ended: Ended) -> Decision:
     refusal = ended.refusal
     if refusal is None:
         return Over()
-    delay_s = min(refusal.retry_after_s or _delay_s(ended.tries), _MAX_DELAY_S)
-    if refusal.cause == PREEMPTED:
-        return Again(delay_s, counts=False, all_wait=True)
-    if refusal.cause == UNREACHABLE:
-        return Again(delay_s, counts=False, all_wait=True)
+    delay_s = min(refusal.retry_after_s or _FIRST_DELAY_S * 2.0**ended.tries, _MAX_DELAY_S)
+    if refusal.cause.startswith(_OF_LANE) or refusal.cause == UNREACHABLE:
+        return Again(delay_s, waiting=Waiting.ALL)
     if refusal.status in _DENIED:
         return Stop()
     if not refusal.status:
-        return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, counts=False, all_wait=True)
+        return Over() if ended.drops + 1 >= MAX_DROPS else Again(delay_s, waiting=Waiting.ALL)
     if refusal.status == 502:  # its server ended, or broke the connection
         if not ended.alone:
             return Aside()
         if ended.alone_crashes + 1 < MAX_ALONE:
-            return Again(delay_s, counts=False, crashed=True)
+            return Again(delay_s, crashed=True)
         return Over(poison=True)
-    if refusal.status in _WAITED or refusal.cause == "upstream_unreachable":
-        return Again(delay_s, counts=False, all_wait=True)
+    if refusal.status == 503 or refusal.cause == "upstream_unreachable":  # its model loads, or restarts
+        return Again(delay_s, waiting=Waiting.MODEL)
+    if refusal.status in _LIMITED:
+        if ended.limited_s >= MAX_LIMITED_S:
+            return Over()
+        # Without Retry-After, each wait is as long as all before it.
+        limited_s = refusal.retry_after_s or max(_FIRST_DELAY_S, ended.limited_s)
+        return Again(min(limited_s, _MAX_DELAY_S), waiting=Waiting.ALL, limited=True)
     if refusal.status < 500 or ended.tries + 1 >= MAX_TRIES:
         return Over()
     return Again(delay_s, counts=True)
-
-
-def _delay_s(tries: int) -> float:
-    return float(min(_FIRST_DELAY_S * 2**tries, _MAX_DELAY_S))

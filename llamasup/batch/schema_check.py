@@ -77,7 +77,7 @@ def violation(body: bytes, answer: bytes) -> str | None:
         try:
             given = msgspec.json.decode(message.content or "")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return f"the answer is no JSON: {error}"
+            return f"the answer is not JSON: {error}"
         wrong = _mismatch(given, schema) if schema is not None else None
         if wrong is not None:
             return wrong

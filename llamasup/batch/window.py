@@ -35,6 +35,6 @@ def read_window(text: str) -> Window:
     """Raises ValueError with what is wrong."""
     match = _FORM(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no time of the day such as 22:00-07:00")
+        raise ValueError(f"{text!r} are not hours such as 22:00-07:00")
     hour, minute, end_hour, end_minute = map(int, match.groups())
     return Window(time(hour, minute), time(end_hour, end_minute))

@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from llamasup.batch.order import prefix_key
-from llamasup.batch.pace import FIRST_LIMIT, next_limit
+from llamasup.batch.pace import FIRST_LIMIT, limit_after_refusal, next_limit
 from llamasup.batch.retries import (
     MAX_DROPS,
+    MAX_LIMITED_S,
     MAX_TRIES,
     PREEMPTED,
     UNREACHABLE,
@@ -21,6 +22,7 @@ from llamasup.batch.retries import (
     Over,
     Refusal,
     Stop,
+    Waiting,
     decide,
     refusal_of,
 )
@@ -37,20 +39,25 @@ CRASH = Refusal(502, "segmentation_fault", "llama-server crashed")
         (Ended(Refusal(404)), Over()),
         (Ended(Refusal(401)), Stop()),
         (Ended(Refusal(403)), Stop()),
-        (Ended(Refusal(429, retry_after_s=7.0)), Again(7.0, counts=False, all_wait=True)),
-        (Ended(Refusal(503, "loading")), Again(1.0, counts=False, all_wait=True)),
-        (Ended(Refusal(503, "loading", retry_after_s=600.0)), Again(30.0, counts=False, all_wait=True)),
-        (Ended(Refusal(503, PREEMPTED, retry_after_s=2.0)), Again(2.0, counts=False, all_wait=True)),
+        (Ended(Refusal(429, retry_after_s=7.0)), Again(7.0, waiting=Waiting.ALL, limited=True)),
+        (Ended(Refusal(429)), Again(1.0, waiting=Waiting.ALL, limited=True)),
+        (Ended(Refusal(425), limited_s=8.0), Again(8.0, waiting=Waiting.ALL, limited=True)),
+        (Ended(Refusal(408), limited_s=99.0), Again(30.0, waiting=Waiting.ALL, limited=True)),
+        (Ended(Refusal(409), limited_s=MAX_LIMITED_S), Over()),
+        (Ended(Refusal(503, "loading")), Again(1.0, waiting=Waiting.MODEL)),
+        (Ended(Refusal(503, "loading", retry_after_s=600.0)), Again(30.0, waiting=Waiting.MODEL)),
+        (Ended(Refusal(503, PREEMPTED, retry_after_s=2.0)), Again(2.0, waiting=Waiting.ALL)),
+        (Ended(Refusal(503, "batch_waits", retry_after_s=3.0)), Again(3.0, waiting=Waiting.ALL)),
         (Ended(Refusal(502, "upstream_unreachable")), Aside()),
-        (Ended(Refusal(504, "upstream_unreachable")), Again(1.0, counts=False, all_wait=True)),
+        (Ended(Refusal(504, "upstream_unreachable")), Again(1.0, waiting=Waiting.MODEL)),
         (Ended(Refusal(500)), Again(1.0, counts=True)),
         (Ended(Refusal(504), tries=1), Again(2.0, counts=True)),
         (Ended(Refusal(500), tries=MAX_TRIES - 1), Over()),
-        (Ended(Refusal(0)), Again(1.0, counts=False, all_wait=True)),
+        (Ended(Refusal(0)), Again(1.0, waiting=Waiting.ALL)),
         (Ended(Refusal(0), drops=MAX_DROPS - 1), Over()),
-        (Ended(Refusal(0, UNREACHABLE), drops=99), Again(1.0, counts=False, all_wait=True)),
+        (Ended(Refusal(0, UNREACHABLE), drops=99), Again(1.0, waiting=Waiting.ALL)),
         (Ended(CRASH), Aside()),
-        (Ended(CRASH, alone=True), Again(1.0, counts=False, crashed=True)),
+        (Ended(CRASH, alone=True), Again(1.0, crashed=True)),
         (Ended(CRASH, alone=True, alone_crashes=1), Over(poison=True)),
     ],
 )
@@ -81,6 +88,8 @@ def test_more_lines_are_in_flight_until_some_wait() -> None:
     assert next_limit(FIRST_LIMIT, 9) == FIRST_LIMIT - 1
     assert next_limit(1, 9) == 1
     assert next_limit(64, None, most=64) == 64
+    assert limit_after_refusal(6.0) == 3.0
+    assert limit_after_refusal(1.5) == 1.0
 
 
 @pytest.mark.parametrize(

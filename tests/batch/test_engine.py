@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import llamasup.batch.engine as engine_module
+import llamasup.batch.retries as retries_module
 from llamasup.batch.client import Answer, BatchClient
 from llamasup.batch.engine import BatchRun, BatchStopped, EngineOptions, Progress
 from llamasup.batch.index import Counts, Index
@@ -49,8 +50,10 @@ class Server(BatchClient):
         self.at_work = 0
         self.most_at_work = 0
         self.company: dict[str, int] = {}
+        self.at_work_at: list[int] = []
         self.hangs: set[str] = set()
         self.on_hang: Callable[[], object] = lambda: None
+        self.others_end = asyncio.Event()  # each line but one
         self.streams: list[bool] = []
 
     async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
@@ -61,30 +64,39 @@ class Server(BatchClient):
         self.at_work += 1
         self.most_at_work = max(self.most_at_work, self.at_work)
         self.company[prompt] = self.at_work
+        self.at_work_at.append(self.at_work)
         try:
             if prompt in self.hangs:
-                asyncio.get_running_loop().call_later(0.02, self.on_hang)  # other lines end in the meantime
+                await self.others_end.wait()
+                self.on_hang()
                 await asyncio.Event().wait()
             for _ in range(3):
                 await asyncio.sleep(0)
             return self._reply(prompt, self.sent[prompt])
         finally:
             self.at_work -= 1
+            if self.at_work == 1 and len(self.order) >= 8:
+                self.others_end.set()
 
 
 class Batch:
-    """Files of a batch with the prompts ``p0``, ``p1``, …; ``run`` may be repeated."""
+    """Files of a batch with the prompts ``p0``, ``p1``, … for these models, in turns. May ``run`` again."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, models: tuple[str, ...] = ("",)) -> None:
         self.source = folder / "in.jsonl"
         self.output = folder / "out.jsonl"
         lines = [
-            {"custom_id": f"id{number}", "url": "/v1/completions", "body": {"prompt": f"p{number}"}}
+            {
+                "custom_id": f"id{number}",
+                "url": "/v1/completions",
+                "body": {"prompt": f"p{number}", "model": models[number % len(models)]},
+            }
             for number in range(count)
         ]
         self.source.write_text("\n".join(map(json.dumps, lines)))
         self.template: PromptTemplate | None = None
         self.progress: list[str] = []
+        self.on_progress: Callable[[], object] = lambda: None
         self.last = Progress()
 
     def run(
@@ -121,6 +133,7 @@ class Batch:
 
     def _note(self, progress: Progress) -> None:
         self.progress.append(progress.state)
+        self.on_progress()
 
     def counts(self) -> Counts:
         with Index(Path(f"{self.output}.index")) as index:
@@ -242,6 +255,69 @@ def test_run_stops_if_no_server_comes_and_keeps_what_is_done(tmp_path: Path) -> 
     assert len(batch.lines()) == 30
 
 
+def test_line_that_a_limit_never_lets_through_ends_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries_module, "MAX_LIMITED_S", 0.01)
+    batch = Batch(tmp_path, 20)
+    server = batch.run(lambda prompt, _: refused(429) if prompt == "p5" else good(prompt))
+    assert 2 < server.sent["p5"] < 20
+    assert batch.lines()["id5"]["response"]["status_code"] == 429
+    assert batch.counts() == Counts(20, 19, 1)
+
+
+def test_fewer_lines_are_in_flight_after_the_refusal_of_a_limit(tmp_path: Path) -> None:
+    def reply(prompt: str, times: int) -> Answer:
+        return refused(429) if times == 1 else good(prompt)
+
+    for name in ("as many as possible", "three"):
+        (tmp_path / name).mkdir()
+    server = Batch(tmp_path / "as many as possible", 12).run(reply)
+    assert server.at_work_at[3:5] == [4, 1]
+    server = Batch(tmp_path / "three", 12).run(reply, concurrency=3)
+    assert server.at_work_at[2:6] == [3, 1, 2, 3]
+
+
+def test_model_that_refuses_all_lines_holds_up_no_other_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "SKIP_AFTER_S", 0.0)
+    batch = Batch(tmp_path, 30, models=("away", "big", "small"))
+
+    def reply(prompt: str, times: int) -> Answer:
+        others = {f"p{number}" for number in range(30) if number % 3}
+        is_away = prompt not in others and not others <= served
+        if not is_away:
+            served.add(prompt)
+        return refused(503, "crash_loop") if is_away else good(prompt)
+
+    served: set[str] = set()
+    batch.run(reply)
+    assert batch.counts() == Counts(30, 30, 0)
+
+
+def test_next_model_does_not_run_while_one_loads(tmp_path: Path) -> None:
+    batch = Batch(tmp_path, 12, models=("first", "second"))
+    server = batch.run(lambda prompt, times: refused(503, "loading") if times < 3 else good(prompt))
+    firsts = [prompt for prompt in server.order if int(prompt[1:]) % 2 == 0]
+    assert server.order[: len(firsts)] == firsts
+    assert batch.counts() == Counts(12, 12, 0)
+
+
+def test_only_a_few_models_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SKIP_AFTER_S", 0.0)
+    monkeypatch.setattr(engine_module, "MAX_SKIPPED", 1)
+    batch = Batch(tmp_path, 3, models=("a", "b", "c"))
+    away = Answer(503, b"", "r", Refusal(503, retry_after_s=0.05))
+
+    def reply(prompt: str, times: int) -> Answer:
+        return good(prompt) if prompt == "p2" else away
+
+    with pytest.raises(BatchStopped):
+        batch.run(reply, concurrency=1, patience_s=0.02)
+    assert batch.counts().done == 0
+
+
 def test_waiting_for_other_clients_is_no_trouble(tmp_path: Path) -> None:
     batch = Batch(tmp_path, 1)
     batch.run(
@@ -273,7 +349,7 @@ def test_cancellation_ends_the_requests_and_saves(tmp_path: Path) -> None:
     batch = Batch(tmp_path, 10)
 
     def act(run: BatchRun, server: Server) -> None:
-        server.hangs.add("p9")
+        server.hangs.add("p3")
         task = asyncio.current_task()
         assert task is not None
 
@@ -339,11 +415,11 @@ def test_no_line_starts_outside_of_its_hours(tmp_path: Path, monkeypatch: pytest
     closes = (now + timedelta(hours=3)).time().replace(tzinfo=None)
 
     def act(run: BatchRun, server: Server) -> None:
-        asyncio.get_running_loop().call_later(0.05, run.stop)
+        batch.on_progress = lambda: run.stop() if len(batch.progress) == 3 else None
 
     server = batch.run(lambda prompt, _: good(prompt), act=act, only_between=Window(opens, closes))
     assert not server.sent
-    assert set(batch.progress) == {"waiting for its hours"}
+    assert batch.progress == ["outside of its hours"] * 3
     assert len(batch.run(lambda prompt, _: good(prompt), only_between=Window(closes, opens)).sent) == 3
 
 

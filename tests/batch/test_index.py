@@ -35,7 +35,11 @@ def index(tmp_path: Path) -> Iterator[Index]:
 
 
 def ids(index: Index) -> list[str]:
-    return [one.custom_id for one in index.waiting(None, 100)]
+    model, found = index.next_model(LineState.WAITING, None), []
+    while model is not None:
+        found += [one.custom_id for one in index.lines_of(model, LineState.WAITING, None, 100)]
+        model = index.next_model(LineState.WAITING, model)
+    return found
 
 
 def settled(tmp_path: Path, index: Index) -> Output:
@@ -71,7 +75,7 @@ def test_lines_are_in_the_order_of_models_and_prefixes(index: Index) -> None:
 def test_lines_come_in_parts(index: Index) -> None:
     index.read_input(text(*(line(str(number)) for number in range(7))))
     after, seen = None, []
-    while part := index.waiting(after, 3):
+    while part := index.lines_of("", LineState.WAITING, after, 3):
         seen += [one.custom_id for one in part]
         after = part[-1].place
     assert sorted(seen) == [str(number) for number in range(7)]
@@ -126,9 +130,18 @@ def test_empty_input_is_a_mistake(index: Index) -> None:
 
 def test_reading_reports_its_progress(index: Index) -> None:
     seen: list[int] = []
-    index.read_input(text(*(line(str(number)) for number in range(2500))), on_progress=seen.append)
+    index.read_input(text(*(line(str(number), "x" * 1000) for number in range(600))), on_progress=seen.append)
     assert len(seen) == 2
-    assert seen[0] < seen[1]
+    assert 1 << 18 <= seen[0] < seen[1]
+
+
+def test_reading_may_be_ended_early(index: Index) -> None:
+    def end(read: int) -> None:
+        raise EOFError
+
+    with pytest.raises(EOFError):
+        index.read_input(text(*(line(str(number), "x" * 1000) for number in range(600))), on_progress=end)
+    assert index.counts() == Counts()
 
 
 def test_prompts_are_read_with_their_template(index: Index) -> None:
@@ -266,7 +279,7 @@ def test_lines_run_again_if_the_output_was_removed(begun: Index, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "why"),
     [
-        (done("z"), "of another batch"),
+        (done("z"), "'z', which the input does not have"),
         (done("a") + done("a"), "twice"),
         (b"hello\n" + done("a"), "invalid line at byte 0"),
         (b"my notes\n", "invalid line at byte 0"),
@@ -294,6 +307,11 @@ def test_answer_that_is_no_json_object_is_kept_as_text() -> None:
     written = json.loads(answer_line("i", "a", 500, "r", b"oh\xff no"))
     assert written["response"] == {"status_code": 500, "request_id": "r", "body": "oh\ufffd no"}
     assert answer_line("i", "a", 200, "r", b'{"a":\r\n1}').count(b"\n") == 1
+
+
+def test_answer_may_be_a_list() -> None:
+    written = json.loads(answer_line("i", "a", 200, "r", b'[{"index": 0, "score": 1.5}]'))
+    assert written["response"]["body"] == [{"index": 0, "score": 1.5}]
 
 
 @pytest.mark.parametrize(("status", "is_one"), [(200, True), (201, True), (302, False), (400, False)])

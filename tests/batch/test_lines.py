@@ -82,7 +82,7 @@ def test_method_may_be_left_out() -> None:
         ({"custom_id": "x" * (MAX_ID + 1)}, "custom_id has 513 characters"),
         ({"method": "GET"}, "method is 'GET'"),
         ({"url": "/v1/audio"}, "url is '/v1/audio'; it must be one of /v1/chat/completions"),
-        ({"body": [1]}, "body is no JSON object"),
+        ({"body": [1]}, "body is not a JSON object"),
         ({"body": {"model": 3}}, "body: Expected `str | null`"),
         ({"body": {"stream": True}}, "stream: true"),
     ],
@@ -97,7 +97,7 @@ def test_mistake_in_a_field_is_named(changes: dict[str, Any], why: str) -> None:
         (b'{"custom_id": "\xff"}', "invalid UTF-8 at byte 16: 0xff"),
         (b'{"custom_id": ', "invalid JSON"),
         (b"[1]", "Expected `object`, got `array`"),
-        (b"hello", "no JSON object"),
+        (b"hello", "not a JSON object"),
         (b'{"custom_id":"a","url":"/v1/completions","body":{"temperature":1e999}}', "out of range"),
         (b"[" * 100_000, "Expected `object`"),
         (b'{"a":' * 100_000, "invalid JSON"),
@@ -143,7 +143,7 @@ def test_fields_of_a_line_fill_the_template() -> None:
         ('{"prompt": "$a"}', {"b": 1}, "needs the field 'a'"),
         ('{"prompt": "5 $ off"}', {"b": 1}, r"invalid \$"),
         ('{"prompt": "$prompt"}', 7, "neither a string nor an object"),
-        ('{"prompt": "$prompt"}', {"prompt": "x", "custom_id": 1}, "custom_id is no string"),
+        ('{"prompt": "$prompt"}', {"prompt": "x", "custom_id": 1}, "custom_id is not a string"),
     ],
 )
 def test_line_that_does_not_fit_the_template_is_refused(template: str, line: Any, why: str) -> None:
@@ -156,7 +156,7 @@ def test_prompt_that_is_no_json_is_refused() -> None:
         template_of(None, "/v1/completions").fill(b"hello", 1)
 
 
-@pytest.mark.parametrize(("text", "why"), [("{", "invalid JSON"), ("[]", "no JSON object")])
+@pytest.mark.parametrize(("text", "why"), [("{", "invalid JSON"), ("[]", "not a JSON object")])
 def test_template_that_is_no_object_is_refused(text: str, why: str) -> None:
     with pytest.raises(TemplateInvalid, match=why):
         template_of(text, "/v1/completions")
