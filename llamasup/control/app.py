@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +49,8 @@ class ControlServer:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
-        more_routes: Callable[[], Sequence[BaseRoute]] | None = None,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
-        """``more_routes`` is called in a thread, when the application is loaded."""
         self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
         self._control_target = control_target
         self._metrics = metrics
@@ -143,7 +142,7 @@ class ControlServer:
             tasks,
             self._make_console,
             usage=self._usage,
-            more_routes=() if self._more_routes is None else self._more_routes(),
+            more_routes=self._more_routes,
         )
         config = uvicorn.Config(
             application.asgi,

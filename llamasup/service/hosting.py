@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -54,8 +54,10 @@ from llamasup.usage.recorder import UsageRecorder
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
+    from llamasup.auth.key_limits import Keys
     from llamasup.batch.api.runner import BatchService
     from llamasup.observability.tracing.exporter import SpanExporter
+    from llamasup.settings.sections import Batches
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -224,6 +226,15 @@ class ServiceHost:
         requests = self.live_requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
+        batch_socket = folder / "batches.sock"
+        batch_routes: Sequence[BaseRoute] = ()
+        if self._options.batches is not None:
+            # In a thread: the imports take some 0.1 s.
+            make = partial(_make_batches, self._options.batches, proxy.keys, batch_socket)
+            batches, batch_routes = await asyncio.to_thread(make)
+            self._batches = batches
+            if self._stops_asked:
+                batches.stop()
         control = ControlServer(
             folder / "control.sock",
             workload.control_target,
@@ -232,7 +243,7 @@ class ServiceHost:
             self._last_hour,
             partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
-            more_routes=self._batch_routes if self._options.batches is not None else None,
+            more_routes=batch_routes,
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
@@ -248,9 +259,11 @@ class ServiceHost:
                 if listeners.tls is not None:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
+                if self._batches is not None:
+                    self._batch_listener = listen([str(batch_socket)], 0)
+                    await proxy.start(self._batch_listener.sockets, trusted=True)
+                    serving = tasks.create_task(self._batches.run(), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
-                if self._options.batches is not None:
-                    serving = tasks.create_task(await self._start_batches(proxy, folder), name="batches")
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
@@ -275,27 +288,6 @@ class ServiceHost:
                 if self._batch_listener is not None:
                     self._batch_listener.close()
                 running.cancel()
-
-    async def _start_batches(self, proxy: Proxy, folder: Path) -> Coroutine[Any, Any, None]:
-        """Returns what serves the batches. They send their requests to a socket in the run folder."""
-        assert self._options.batches is not None
-        path = folder / "batches.sock"
-        self._batch_listener = listen([str(path)], 0)
-        await proxy.start(self._batch_listener.sockets, trusted=True)
-        # In a thread, to keep the start short: these take some 0.1 s to import.
-        make = await asyncio.to_thread(_import_batches)
-        settings = self._options.batches
-        data = settings.folder or state_folder() / "batch-api"
-        self._batches = make(settings, data, proxy.keys, path)
-        if self._stops_asked:
-            self._batches.stop()
-        return self._batches.run()
-
-    def _batch_routes(self) -> Sequence[BaseRoute]:
-        from llamasup.batch.api.routes import routes_of  # here, to keep the start short
-
-        assert self._batches is not None
-        return routes_of(self._batches)
 
     def _console(
         self, proxy: Proxy, address: Address, target: ControlTarget, wake: Callable[[], None]
@@ -364,10 +356,13 @@ class ServiceHost:
                 self.on_slow_request(record, left_out)
 
 
-def _import_batches() -> type[BatchService]:
+def _make_batches(settings: Batches, keys: Keys, socket: Path) -> tuple[BatchService, Sequence[BaseRoute]]:
+    """The batches, which send their requests to this socket of the proxy, and the routes of their API."""
+    from llamasup.batch.api.routes import routes_of  # here, because few configs have batches
     from llamasup.batch.api.runner import BatchService
 
-    return BatchService
+    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys, socket)
+    return service, routes_of(service)
 
 
 def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:

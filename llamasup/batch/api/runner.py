@@ -11,8 +11,9 @@ import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic
@@ -45,6 +46,7 @@ from llamasup.batch.engine import BatchRun, EngineOptions, Progress
 from llamasup.batch.index import BatchInvalid
 from llamasup.batch.job import Job, Prepared, prepare
 from llamasup.batch.output import error_line, is_answer
+from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window, read_window
 from llamasup.errors import Conflict, DiskFull, LlamasupError, NotAllowed, Stopping, UsageInvalid
 from llamasup.settings.sections import Batches
@@ -104,10 +106,8 @@ class BatchService:
                 return
             await self._run_batches()
         finally:
-            opening = self._opening
-            opening.cancel()
-            with suppress(LlamasupError, asyncio.CancelledError):
-                store = await opening
+            with suppress(LlamasupError):
+                store = await self._opening
                 await self._call(store.close)
             self._thread.shutdown(wait=False)
 
@@ -143,9 +143,9 @@ class BatchService:
                 self._check_room(size, held_bytes)
                 waiting += data
                 if len(waiting) >= _WRITE_BYTES:
-                    await asyncio.to_thread(_write_all, fd, bytes(waiting))
+                    await in_thread(partial(_write_all, fd, bytes(waiting)))
                     waiting.clear()
-            await asyncio.to_thread(_write_all, fd, bytes(waiting), sync=True)
+            await in_thread(partial(_write_all, fd, bytes(waiting), sync=True))
             file = _uploaded(form, id_, owner, size, now_s, settings.keep_days)
             await self._call(store.add_file, file)
         except OSError as error:
@@ -230,19 +230,24 @@ class BatchService:
 
     async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
         store = await self._opened()
-        batch = await self.batch(owner, batch_id)
-        if batch.status in ENDED or batch.status in ("cancelling", "finalizing"):
-            return batch
-        now_s = epoch_s()
-        if self._current is None or self._current.id != batch.id:
-            batch = ended(batch, "cancelled", now_s, cancelling_at=now_s)
-            await self._call(store.save_batch, batch)
-            return batch
-        self._current = replace(self._current, status="cancelling", cancelling_at=now_s)
-        await self._call(store.save_batch, self._current)
-        if self._engine is not None:
-            self._engine.stop()
-        return self._live(self._current)
+        while True:
+            batch = await self.batch(owner, batch_id)
+            if batch.status in ENDED or batch.status in ("cancelling", "finalizing"):
+                return batch
+            now_s = epoch_s()
+            if self._current is not None and self._current.id == batch.id:
+                cancelling = self._change(status="cancelling", cancelling_at=now_s)
+                if self._engine is not None:
+                    self._engine.stop()
+                await self._call(store.save_batch, cancelling)
+                return self._live(cancelling)
+            if batch.in_progress_at is None:
+                changed = ended(batch, "cancelled", now_s, cancelling_at=now_s)
+            else:  # it waits for its next turn, and ends then with its answers so far
+                changed = replace(batch, status="cancelling", cancelling_at=now_s)
+            if await self._call(store.replace_batch, batch, changed):
+                self._wake.set()
+                return changed
 
     def _live(self, batch: StoredBatch) -> StoredBatch:
         """With the counts of now."""
@@ -269,7 +274,10 @@ class BatchService:
                     self._turns = {owner: turn for owner, turn in self._turns.items() if owner in owners}
                     self._turns[batch.owner] = next(self._turn)
                     self._current = batch
-                    await self._run_batch(store)
+                    # A client may have cancelled it since; from now on ``cancel`` changes ``_current``.
+                    stored = await self._call(store.batch, batch.owner, batch.id)
+                    if stored is not None and stored.status not in ENDED:
+                        await self._run_batch(store)
                     continue
                 wait_s = CLEAN_UP_S
             except LlamasupError as error:
@@ -294,42 +302,61 @@ class BatchService:
         assert current is not None
         batch, folder = current, await self._call(store.run_folder, current.id)
         job = Job(batch.id, str(store.path_of(batch.input_file_id)), str(folder / "out.jsonl"))
-        try:
-            prepared = await asyncio.to_thread(
-                lambda: prepare(job, most_lines=self._settings.max_lines, only_url=batch.endpoint)
+        with ExitStack() as stack:
+            most_lines = self._settings.max_lines
+            open_files = partial(
+                prepare, job, self._check_reading, most_lines=most_lines, only_url=batch.endpoint
             )
-        except (BatchInvalid, UsageInvalid) as error:  # a mistake, or the file is gone
-            await self._fail(store, _mistakes_of(error))
-            return
-        with prepared:
-            counts = prepared.counts()
-            self._change(total=counts.total, completed=counts.done, failed=counts.failed)
-            if batch.status == "validating" and not self._is_cancelled:  # a client may have cancelled it
-                batch = self._change(status="in_progress", in_progress_at=epoch_s())
-                await self._call(store.save_batch, batch)
-            errors: tuple[LineMistake, ...] = ()
             try:
-                reason = await self._run_lines(store, prepared)
-                if reason == "failed":
-                    errors = (_KEY_GONE,)
-            except (BatchInvalid, NotAllowed) as error:
-                reason, errors = "failed", _mistakes_of(error)
-                if not prepared.counts().over:
-                    await self._fail(store, errors)
-                    return
-            except LlamasupError:
-                raise
-            except Exception:
-                _log.exception("The batch %s has failed", batch.id)
-                reason, errors = "failed", (_BUG,)
-            if reason:
-                await self._finish(store, prepared, reason, errors)
+                # In the stack at once: this task may have been cancelled in the meantime.
+                prepared = await in_thread(lambda: stack.enter_context(open_files()))
+            except _ReadingStopped:
+                if self._is_cancelled:
+                    await self._call(store.save_batch, ended(self._change(), "cancelled", epoch_s()))
+                    await self._call(store.remove_run, batch.id)
+                return
+            except (BatchInvalid, UsageInvalid) as error:  # a mistake, or the file is gone
+                await self._fail(store, _mistakes_of(error))
+                return
+            await self._run_prepared(store, prepared)
+
+    def _check_reading(self, _read: int, _size: int) -> None:
+        """Called in the thread that reads the input, now and then."""
+        has_begun = self._current is not None and self._current.in_progress_at is not None
+        if self._stopping or (self._is_cancelled and not has_begun):
+            raise _ReadingStopped
+
+    async def _run_prepared(self, store: Store, prepared: Prepared) -> None:
+        counts = await in_thread(prepared.counts)
+        batch = self._change(total=counts.total, completed=counts.done, failed=counts.failed)
+        if batch.status == "validating":  # and no client has cancelled it
+            batch = self._change(status="in_progress", in_progress_at=epoch_s())
+            await self._call(store.save_batch, batch)
+        errors: tuple[LineMistake, ...] = ()
+        try:
+            reason = await self._run_lines(store, prepared)
+            if reason == "failed":
+                errors = (_KEY_GONE,)
+        except (BatchInvalid, NotAllowed) as error:
+            reason, errors = "failed", _mistakes_of(error)
+            if not (await in_thread(prepared.counts)).over:
+                await self._fail(store, errors)
+                return
+        except LlamasupError:
+            raise
+        except Exception:
+            _log.exception("The batch %s has failed", batch.id)
+            reason, errors = "failed", (_BUG,)
+        if reason:
+            await self._finish(store, prepared, reason, errors)
+        else:
+            await self._call(store.save_batch, self._change())  # with its counts
 
     async def _run_lines(self, store: Store, prepared: Prepared) -> str:
         """Returns how the batch ends, a value of ``ENDED``; or nothing if it goes on later."""
         batch = self._current
         assert batch is not None
-        if not prepared.counts().left:
+        if not (await in_thread(prepared.counts)).left:
             return "completed"
         borrowed = _BorrowedKey(self._keys, batch.owner)
         if reason := self._end_of(borrowed):
@@ -385,6 +412,7 @@ class BatchService:
         return self._current is not None and self._current.status == "cancelling"
 
     def _change(self, **changes: Any) -> StoredBatch:
+        """The running batch, changed."""
         assert self._current is not None
         self._current = replace(self._current, **changes)
         return self._current
@@ -417,13 +445,13 @@ class BatchService:
             for kind in ("output", "error")
         }
         paths = [store.part_path_of(results[kind].id) for kind in ("output", "error")]
-        counts = await asyncio.to_thread(_divide, prepared, paths, f"batch_{reason}")
+        sizes = await in_thread(partial(_divide, prepared, paths, f"batch_{reason}"))
         files = {
             kind: replace(file, bytes=size)
-            for (kind, file), size in zip(results.items(), counts, strict=True)
+            for (kind, file), size in zip(results.items(), sizes, strict=True)
             if size
         }
-        totals = prepared.counts()
+        totals = await in_thread(prepared.counts)
         batch = ended(
             batch,
             reason,
@@ -448,7 +476,11 @@ class BatchService:
 
     async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
         """In the thread of the store."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: function(*arguments))
+        return await in_thread(partial(function, *arguments), self._thread)
+
+
+class _ReadingStopped(Exception):
+    """The reading of an input has ended early: llamasup stops, or a client has cancelled the batch."""
 
 
 class _BorrowedKey:

@@ -145,6 +145,18 @@ class Store:
                 ),
             )
 
+    def replace_batch(self, known: StoredBatch, new: StoredBatch) -> bool:
+        """Replace it if it is still as known. Returns whether it was."""
+        with self._transaction():
+            changed = self._db.execute(
+                "UPDATE batches SET is_over = ?, ended_at = ?, value = ? WHERE id = ? AND value = ?",
+                (
+                    *(new.status in ENDED, new.ended_at or 0, msgspec.json.encode(new)),
+                    *(new.id, msgspec.json.encode(known)),
+                ),
+            )
+        return changed.rowcount == 1
+
     def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
         rows = self._rows("SELECT value FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
         return _batch(rows[0][0]) if rows else None

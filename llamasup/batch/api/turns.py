@@ -16,10 +16,14 @@ TURN_S: Final = 300.0
 def next_batch(unfinished: Sequence[StoredBatch], turns: Mapping[str, int], now_s: int) -> StoredBatch | None:
     """From these, the oldest first. ``turns``: the number of the last turn of each client.
 
-    The clients take turns, each with its oldest batch. One whose window is over comes first: it only ends.
+    The clients take turns, each with its oldest batch. One that was cancelled, or whose window is over, comes
+    first: it only ends.
     """
     return min(
         unfinished,
-        key=lambda batch: (batch.expires_at > now_s, turns.get(batch.owner, 0)),
+        key=lambda batch: (
+            batch.status != "cancelling" and batch.expires_at > now_s,
+            turns.get(batch.owner, 0),
+        ),
         default=None,
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,11 +24,13 @@ import llamasup.batch.job as job_module
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.key_source import KeyFile
 from llamasup.auth.keys import ApiKey
-from llamasup.batch.api.objects import ENDED, StorageLimit
+from llamasup.batch.api.objects import ENDED, StorageLimit, ended
 from llamasup.batch.api.routes import routes_of
 from llamasup.batch.api.runner import BatchService
 from llamasup.batch.api.store import Store
+from llamasup.batch.api.turns import next_batch
 from llamasup.batch.client import Answer, BatchClient
+from llamasup.batch.job import Prepared
 from llamasup.batch.retries import Refusal
 from llamasup.errors import LlamasupError
 from llamasup.http.errors import error_object
@@ -84,8 +89,11 @@ async def eventually(look: Callable[[], Coroutine[Any, Any, T]], holds: Callable
 class Api:
     """The service with its routes, as the control application serves them."""
 
-    def __init__(self, service: BatchService, server: Server, http: httpx.AsyncClient) -> None:
+    def __init__(
+        self, service: BatchService, running: asyncio.Task[None], server: Server, http: httpx.AsyncClient
+    ) -> None:
         self.service = service
+        self.running = running
         self.server = server
         self.http = http
 
@@ -153,7 +161,7 @@ async def serving(
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
         try:
-            yield Api(service, server, http)
+            yield Api(service, running, server, http)
         finally:
             running.cancel()
             with suppress(asyncio.CancelledError):
@@ -280,20 +288,190 @@ async def test_running_batch_is_cancelled_and_a_waiting_one_at_once(
         await api.server.asked.wait()
         refused = await api.http.delete(f"/v1/files/{batch['input_file_id']}", headers=ANNA)
         assert refused.status_code == 409
-        cancelled = await api.http.post(f"/v1/batches/{waiting['id']}/cancel", headers=ANNA)
-        assert cancelled.json()["status"] == "cancelled"
+        assert (await cancelled(api, waiting))["status"] == "cancelled"
         shown = await api.get("/v1/batches")
         assert shown["data"][1]["request_counts"]["total"] == 21
-        cancelled = await api.http.post(f"/v1/batches/{batch['id']}/cancel", headers=ANNA)
-        assert cancelled.json()["status"] == "cancelling"
+        assert (await cancelled(api, batch))["status"] == "cancelling"
         over = await api.end(batch)
         assert over["status"] == "cancelled"
         answers, failures = [await api.lines(over[f"{kind}_file_id"]) for kind in ("output", "error")]
         assert answers.keys() | failures.keys() == {str(n) for n in range(21)}
         assert not answers.keys() & failures.keys()
         assert {line["error"]["code"] for line in failures.values()} == {"batch_cancelled"}
-        again = await api.http.post(f"/v1/batches/{batch['id']}/cancel", headers=ANNA)
-        assert again.json()["status"] == "cancelled"
+        assert (await cancelled(api, batch))["status"] == "cancelled"
+
+
+async def has_an_answer(api: Api, batch: Any) -> None:
+    await eventually(
+        lambda: api.get(f"/v1/batches/{batch['id']}"), lambda now: now["request_counts"]["completed"] == 1
+    )
+
+
+async def cancelled(api: Api, batch: Any) -> Any:
+    return (await api.http.post(f"/v1/batches/{batch['id']}/cancel", headers=ANNA)).json()
+
+
+@async_test
+async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unfinished(self: Store) -> Any:
+        found = original(self)
+        for batch in found:  # as a client that cancels now
+            assert self.replace_batch(batch, ended(batch, "cancelled", runner_module.epoch_s()))
+        return found
+
+    original = Store.unfinished
+    monkeypatch.setattr(Store, "unfinished", unfinished)
+    async with serving(tmp_path, monkeypatch) as api:
+        over = await api.end(await api.create(["a"]))
+        assert over["status"] == "cancelled"
+        assert over["in_progress_at"] is None
+    assert api.server.keys == []
+
+
+@async_test
+async def test_cancel_looks_again_if_the_batch_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace_batch(self: Store, *batches: Any) -> bool:
+        tries.append(batches)
+        return len(tries) > 1 and original(self, *batches)
+
+    original, tries = Store.replace_batch, list[object]()
+    monkeypatch.setattr(Store, "replace_batch", replace_batch)
+    monkeypatch.setattr(runner_module, "next_batch", lambda *_: None)
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await cancelled(api, await api.create(["a"])))["status"] == "cancelled"
+    assert len(tries) == 2
+
+
+@async_test
+async def test_cancelled_batch_that_waits_for_its_next_turn_keeps_its_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a", "wait"])
+        await has_an_answer(api, batch)
+        api.service.stop()
+        await api.running
+    holds = True
+    original = next_batch
+    monkeypatch.setattr(runner_module, "next_batch", lambda *given: None if holds else original(*given))
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await api.get(f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] == 1
+        assert (await cancelled(api, batch))["status"] == "cancelling"
+        holds = False
+        await api.create(["a"], BEN)  # the service looks again
+        over = await api.end(batch)
+        assert over["status"] == "cancelled"
+        assert list(await api.lines(over["output_file_id"])) == ["0"]
+        assert list(await api.lines(over["error_file_id"])) == ["1"]
+
+
+class EndlessInput:
+    """In place of ``prepare``, until ``is_over``: it reads an input without an end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._original = job_module.prepare
+        self.began = threading.Event()
+        self.is_over = False
+        monkeypatch.setattr(runner_module, "prepare", self._prepare)
+
+    def _prepare(self, job: Any, on_reading: Callable[[int, int], None], **options: Any) -> Any:
+        while not self.is_over:
+            on_reading(0, 1)
+            self.began.set()
+            time.sleep(0.001)
+        return self._original(job, on_reading, **options)
+
+    async def is_read(self) -> bool:
+        return self.began.is_set()
+
+
+@async_test
+async def test_stop_ends_the_reading_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = EndlessInput(monkeypatch)
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a"])
+        await eventually(reading.is_read, bool)
+        api.service.stop()
+    reading.is_over = True
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await api.end(batch))["status"] == "completed"
+
+
+@async_test
+async def test_cancel_ends_the_reading_of_an_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = EndlessInput(monkeypatch)
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a"])
+        await eventually(reading.is_read, bool)
+        assert (await cancelled(api, batch))["status"] == "cancelling"
+        over = await api.end(batch)
+        assert (over["status"], over["output_file_id"], over["error_file_id"]) == ("cancelled", None, None)
+        assert not list((tmp_path / "api" / "running").iterdir())
+
+
+@async_test
+async def test_files_are_closed_if_the_service_is_cancelled_while_they_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end, closed = threading.Event(), threading.Event(), list[Prepared]()
+
+    def prepare(*arguments: Any, **options: Any) -> Any:
+        began.set()
+        may_end.wait()
+        return original(*arguments, **options)
+
+    async def has_begun() -> bool:
+        return began.is_set()
+
+    def close(self: Prepared, *_: object) -> None:
+        closed.append(self)
+        original_close(self)
+
+    original, original_close = job_module.prepare, Prepared.__exit__
+    monkeypatch.setattr(runner_module, "prepare", prepare)
+    monkeypatch.setattr(Prepared, "__exit__", close)
+    async with serving(tmp_path, monkeypatch) as api:
+        await api.create(["a"])
+        await eventually(has_begun, bool)
+        asyncio.get_running_loop().call_soon(may_end.set)  # when the service has been cancelled
+    assert len(closed) == 1
+
+
+@async_test
+async def test_file_of_an_upload_is_not_closed_while_a_thread_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, may_end, written = threading.Event(), threading.Event(), list[int]()
+
+    def write_all(fd: int, data: bytes, *, sync: bool = False) -> None:
+        began.set()
+        may_end.wait()
+        written.append(os.write(fd, data))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nline\r\n--x--\r\n'
+
+    async def has_begun() -> bool:
+        return began.is_set()
+
+    monkeypatch.setattr(runner_module, "_write_all", write_all)
+    async with serving(tmp_path, monkeypatch) as api:
+        uploading = asyncio.get_running_loop().create_task(
+            api.service.upload("key:anna", "multipart/form-data; boundary=x", body())
+        )
+        await eventually(has_begun, bool)
+        uploading.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await uploading
+        assert written == [4]
+        assert not list((tmp_path / "api" / "files").iterdir())
 
 
 async def ends_early(api: Api, happens: Callable[[], object]) -> Any:
@@ -428,9 +606,7 @@ async def test_model_that_has_gone_at_a_restart_leaves_the_answers(
 ) -> None:
     async with serving(tmp_path, monkeypatch) as api:
         batch = await api.create(["a", "wait"])
-        await eventually(
-            lambda: api.get(f"/v1/batches/{batch['id']}"), lambda now: now["request_counts"]["completed"] == 1
-        )
+        await has_an_answer(api, batch)
         api.service.stop()
     async with serving(tmp_path, monkeypatch) as api:
         api.server.unknown = {"": "no such model"}

@@ -154,3 +154,14 @@ def test_id_that_is_used_changes_nothing(store: Store) -> None:
         add(store, "f1")
     assert store.files(ANNA, after=None, limit=9) == [file]
     assert replace(file, id="f2") not in store.files(ANNA, after=None, limit=9)
+
+
+def test_batch_is_replaced_only_if_it_is_as_known(store: Store) -> None:
+    batch = batch_of(add(store, "f1"))
+    store.save_batch(batch)
+    begun = replace(batch, status="in_progress")
+    assert store.replace_batch(batch, begun)
+    assert not store.replace_batch(batch, ended(batch, "cancelled", 150))
+    assert store.batch(ANNA, batch.id) == begun
+    assert store.replace_batch(begun, ended(begun, "cancelled", 150))
+    assert not store.unfinished()

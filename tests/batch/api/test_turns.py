@@ -4,8 +4,8 @@ from llamasup.batch.api.objects import StoredBatch
 from llamasup.batch.api.turns import next_batch
 
 
-def batch(id_: str, owner: str, expires_at: int = 100) -> StoredBatch:
-    return StoredBatch(id_, owner, "file-1", "/v1/completions", "24h", 0, expires_at)
+def batch(id_: str, owner: str, expires_at: int = 100, status: str = "in_progress") -> StoredBatch:
+    return StoredBatch(id_, owner, "file-1", "/v1/completions", "24h", 0, expires_at, status=status)
 
 
 def test_clients_take_turns() -> None:
@@ -21,7 +21,6 @@ def test_clients_take_turns() -> None:
     assert next_batch([], turns, 50) is None
 
 
-def test_batch_whose_window_is_over_comes_first() -> None:
-    found = next_batch([batch("1", "anna"), batch("2", "anna", 50)], {"anna": 3}, 50)
-    assert found is not None
-    assert found.id == "2"
+def test_batch_that_only_ends_comes_first() -> None:
+    for ending in (batch("2", "anna", 50), batch("2", "anna", status="cancelling")):
+        assert next_batch([batch("1", "anna"), ending], {"anna": 3}, 50) is ending
