@@ -1,4 +1,4 @@
-"""A batch of files on this machine: which files belong to it, who runs it, and one run of it.
+"""A batch of files on this machine: its files, the process that runs it, and one run of it.
 
 Next to the output ``OUT`` are its index ``OUT.index`` and a lock file. A small file in the state folder lists
 the batch for ``llamasup batch list``.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -24,20 +24,47 @@ from llamasup.batch.engine import BatchRun, EngineOptions, Progress
 from llamasup.batch.index import BatchInvalid, Counts, Index
 from llamasup.batch.lines import PromptTemplate, TemplateInvalid, template_of
 from llamasup.batch.output import Output
-from llamasup.errors import Conflict, LlamasupError, OutputFailed, RequestUnknown, UsageInvalid
+from llamasup.batch.threads import in_thread
+from llamasup.batch.window import Window, read_window
+from llamasup.errors import (
+    Conflict,
+    FolderUnusable,
+    LlamasupError,
+    OutputFailed,
+    RequestUnknown,
+    UsageInvalid,
+)
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import (
     Claimed,
     atomic_write,
     claim_file,
+    open_private,
     private_folder,
+    read_bounded,
     state_folder,
 )
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["Job", "Prepared", "cancel", "find_job", "job_of", "jobs", "locked", "prepare", "status_of"]
+__all__ = [
+    "Job",
+    "Prepared",
+    "cancel",
+    "find_job",
+    "job_of",
+    "jobs",
+    "locked",
+    "prepare",
+    "register",
+    "runner_of",
+    "status_of",
+]
 
-_FOLDER = "batches"
+CANCEL_WAIT_S: Final = 120.0
+"""A run that started a llamasup stops it first."""
+_FOLDER: Final = "batches"
+_POLL_S: Final = 0.05
+_OWNER_BYTES: Final = 200
 
 
 class Job(Struct, frozen=True):
@@ -65,6 +92,10 @@ class Job(Struct, frozen=True):
         return Path(f"{self.output}.index")
 
     @property
+    def lock_path(self) -> Path:
+        return Path(f"{self.output}.index-lock")
+
+    @property
     def prompt_template(self) -> PromptTemplate | None:
         """Raises UsageInvalid."""
         if self.template is None:
@@ -77,8 +108,18 @@ class Job(Struct, frozen=True):
             ) from None
 
     @property
-    def sort(self) -> str:
-        """What decides how the lines are read, apart from the input."""
+    def window(self) -> Window | None:
+        """Raises UsageInvalid."""
+        if self.only_between is None:
+            return None
+        try:
+            return read_window(self.only_between)
+        except ValueError as error:
+            raise UsageInvalid(f"--only-between: {error}.", remedy="Write it like 22:00-07:00.") from None
+
+    @property
+    def reading(self) -> str:
+        """A fingerprint of the options that change how a line is read."""
         return blake2b(f"{self.endpoint}\0{self.template!r}".encode(), digest_size=8).hexdigest()
 
 
@@ -92,41 +133,101 @@ def job_of(source: Path, output: Path, **options: Any) -> Job:
         ) from None
     if not source_path.is_file():
         raise UsageInvalid(
-            f"The input {str(source)!r} is no regular file.",
+            f"The input {str(source)!r} is not a regular file.",
             remedy="Write it to a file: a batch reads its lines again when it continues.",
         )
     if source_path == output_path:
         raise UsageInvalid("The input and the output are the same file.", remedy="Give another -o.")
     if output_path.exists() and not output_path.is_file():
         raise UsageInvalid(
-            f"The output {str(output)!r} is no regular file.", remedy="Give a path to a new file with -o."
+            f"The output {str(output)!r} is not a regular file.",
+            remedy="Give a path to a new file with -o.",
         )
     id_ = "batch_" + blake2b(os.fsencode(output_path), digest_size=6).hexdigest()
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    return Job(id_, str(source_path), str(output_path), created=created, **options)
+    job = Job(id_, str(source_path), str(output_path), created=created, **options)
+    _ = job.window  # refused here, before there is a file
+    return job
+
+
+# --- the process that runs a batch
 
 
 @contextmanager
 def locked(job: Job) -> Iterator[None]:
-    """Only one process runs a batch. Raises Conflict."""
-    path = Path(f"{job.output}.index-lock")
+    """Run the batch: only one process does. Its PID and start are in the lock file. Raises Conflict."""
+    with _claimed(job) as fd:
+        os.write(fd, f"{os.getpid()} {start_of(os.getpid())}".encode())
+        try:
+            yield
+        finally:
+            os.ftruncate(fd, 0)
+
+
+@contextmanager
+def _claimed(job: Job) -> Iterator[int]:
+    """The empty lock file, while no other process has it. Raises Conflict."""
+    fds: list[int] = []
     try:
-        fd = claim_file(path)
-    except Claimed:
-        raise Conflict(
-            f"Another process already runs the batch with the output {job.output!r}.",
-            remedy=f"Wait for it, or end it: llamasup batch cancel {job.id}",
-        ) from None
-    except OSError as error:
-        raise OutputFailed(
-            f"{str(path)!r} cannot be written: {error.strerror}.",
-            remedy="Make its folder writable, or choose another output (-o).",
-        ) from None
-    try:
-        yield
+        try:
+            lock = claim_file(job.lock_path)
+            if lock is not None:
+                fds.append(lock)
+            elif runner_of(job) is not None:  # files cannot be locked here
+                raise Claimed(job.lock_path)  # noqa: TRY301
+            fds.append(open_private(job.lock_path, os.O_RDWR | os.O_CREAT))
+            os.ftruncate(fds[-1], 0)
+        except Claimed:
+            raise Conflict(
+                f"Another process already runs the batch with the output {job.output!r}.",
+                remedy=f"Wait for it, or end it: llamasup batch cancel {job.id}",
+            ) from None
+        except OSError as error:
+            raise OutputFailed(
+                f"{str(job.lock_path)!r} cannot be written: {error.strerror}.",
+                remedy="Make its folder writable, or choose another output (-o).",
+            ) from None
+        yield fds[-1]
     finally:
-        if fd is not None:
+        for fd in fds:
             os.close(fd)
+
+
+def runner_of(job: Job) -> int | None:
+    """The PID of the process that runs it. One that was killed has left its PID, but its start differs."""
+    try:
+        owner, _ = read_bounded(job.lock_path, _OWNER_BYTES)
+    except OSError:
+        return None
+    pid, _, start = owner.decode("ascii", "replace").partition(" ")
+    return int(pid) if pid.isdecimal() and start_of(int(pid)) == start else None
+
+
+def cancel(job: Job, wait_s: float = CANCEL_WAIT_S) -> bool:
+    """End the process that runs it, and wait for its end. Returns whether there was one.
+
+    The finished lines stay. Raises Conflict if the process does not end within ``wait_s``.
+    """
+    ended: int | None = None
+    deadline_s = monotonic() + wait_s
+    while True:
+        pid = runner_of(job)
+        if pid is not None and pid != ended:
+            ended = pid
+            with suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        with suppress(Conflict), _claimed(job), Index(job.index_path) as index:
+            index.set_fact("cancelled", 1)
+            return ended is not None
+        if monotonic() >= deadline_s:
+            raise Conflict(
+                f"The process {pid}, which runs the batch, has not ended after {wait_s:g} s.",
+                remedy="Try again, or kill it: the finished lines are in the output.",
+            )
+        sleep(_POLL_S)
+
+
+# --- one run
 
 
 class Prepared:
@@ -153,7 +254,7 @@ class Prepared:
         """Raises BatchInvalid if the server does not serve a model that a line names, and NotRunning if it
         does not answer for a minute.
         """
-        named = self.index.models()
+        named = await in_thread(self.index.models)
         unknown = await client.unknown_models([model for model, _, _ in named if model])
         if unknown:
             raise BatchInvalid(
@@ -202,7 +303,7 @@ def prepare(
     try:
         source = os.open(job.input, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         status = os.fstat(source)
-        version = f"{status.st_ino}/{status.st_size}/{status.st_mtime_ns}/{job.sort}"
+        version = f"{status.st_ino}/{status.st_size}/{status.st_mtime_ns}/{job.reading}"
         if index.fact("input") != version:
             with open(source, "rb", closefd=False, buffering=1 << 20) as file:
 
@@ -214,8 +315,6 @@ def prepare(
                     file, template=template, most_lines=most_lines, only_url=only_url, on_progress=report
                 )
             index.set_fact("input", version)
-        index.set_fact("pid", os.getpid())
-        index.set_fact("pid_start", start_of(os.getpid()) or "")
         output = Output(Path(job.output))
         output.settle(index)
     except BaseException as error:
@@ -241,7 +340,14 @@ def _folder() -> Path:
 
 def register(job: Job) -> None:
     """List the batch. Raises FolderUnusable."""
-    atomic_write(_folder() / f"{job.id}.json", msgspec.json.encode(job))
+    folder = _folder()
+    try:
+        atomic_write(folder / f"{job.id}.json", msgspec.json.encode(job))
+    except OSError as error:
+        raise FolderUnusable(
+            f"The list of batches in {str(folder)!r} cannot be written: {error.strerror}.",
+            remedy="Make the folder writable, or free some space.",
+        ) from None
 
 
 def jobs() -> Sequence[Job]:
@@ -269,31 +375,21 @@ def find_job(name: str) -> Job:
     )
 
 
-def is_running(job: Job) -> bool:
-    try:
-        with locked(job):
-            return False
-    except Conflict:
-        return True
-    except LlamasupError:
-        return False
-
-
 def status_of(job: Job) -> Mapping[str, Any]:
     """``state``: running, completed, cancelled, stopped, or unreadable (its index is damaged)."""
     counts, is_cancelled, is_readable = Counts(), False, True
     try:
-        with Index(job.index_path) as index:
+        with Index(job.index_path, readonly=True) as index:
             counts = index.counts()
             is_cancelled = bool(index.fact("cancelled"))
     except LlamasupError:
         is_readable = False
     state = "stopped"
-    if not is_readable:
-        state = "unreadable"
-    elif is_running(job):
+    if runner_of(job) is not None:
         state = "running"
-    elif not counts.left:
+    elif not is_readable:
+        state = "unreadable"
+    elif counts.total and not counts.left:
         state = "completed"
     elif is_cancelled:
         state = "cancelled"
@@ -308,15 +404,3 @@ def status_of(job: Job) -> Mapping[str, Any]:
         "failed": counts.failed,
         "aside": counts.aside,
     }
-
-
-def cancel(job: Job) -> bool:
-    """End its run, if one is running; whether one was. The finished lines stay."""
-    with Index(job.index_path) as index:
-        index.set_fact("cancelled", 1)
-        pid, start = index.fact("pid"), index.fact("pid_start")
-    if not is_running(job) or not isinstance(pid, int):
-        return False
-    if sys.platform != "win32" and start_of(pid) == start:
-        os.kill(pid, signal.SIGTERM)
-    return True

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.driver import PATIENCE_S, command, llamasup, run_to_end, started
+from tests.e2e.driver import PATIENCE_S, children_of, command, llamasup, run_to_end, started
 from tests.patience import eventually
 
 ServerMaker = Callable[..., str]
@@ -101,6 +101,21 @@ def test_batch_uses_the_key_that_the_llamasup_it_starts_has(
     assert "50 answers and 0 errors" in done.stderr
 
 
+def test_batch_that_starts_a_llamasup_can_be_interrupted_while_that_loads(
+    fake_server: ServerMaker, tiny_model: Path, own_folders: Path, source: Path, tmp_path: Path
+) -> None:
+    words = ("batch", "run", str(source), "-o", str(tmp_path / "out.jsonl"), "--model", str(tiny_model))
+    with subprocess.Popen(command(*words, "--", "--runtime", fake_server("load_s=3600"))) as batch:
+        try:
+            eventually(lambda: len(children_of(batch.pid)) >= 2, "llamasup and its llama-server")
+            children = children_of(batch.pid)
+            batch.terminate()
+            assert batch.wait(PATIENCE_S) == 128 + signal.SIGTERM
+        finally:
+            batch.kill()
+    eventually(lambda: not any(child.is_running() for child in children), "the end of its children")
+
+
 def test_interrupted_batch_is_continued_by_resume(
     fake_server: ServerMaker, tiny_model: Path, own_folders: Path, source: Path, tmp_path: Path
 ) -> None:
@@ -148,15 +163,16 @@ def test_mistakes_are_shown_by_line_before_anything_is_sent(
     ("arguments", "why"),
     [
         (("none", "-o", "out"), "cannot be read: No such file"),
-        ((".", "-o", "out"), "no regular file"),
+        ((".", "-o", "out"), "not a regular file"),
         (("in.jsonl", "-o", "in.jsonl"), "the same file"),
-        (("in.jsonl", "-o", "."), "no regular file"),
+        (("in.jsonl", "-o", "."), "not a regular file"),
         (("in.jsonl", "-o", "out", "--model", "x", "--pid", "1"), "--model starts a llamasup"),
         (("in.jsonl", "-o", "out", "--", "--parallel", "1"), "need --model"),
         (("in.jsonl", "-o", "out", "--endpoint", "/x"), "cannot be used in a batch"),
         (("in.jsonl", "-o", "out", "--template", "none"), "cannot be read"),
         (("in.jsonl", "-o", "out", "--template", "in.jsonl"), "invalid JSON"),
         (("in.jsonl", "-o", "out", "--only-between", "night"), "22:00-07:00"),
+        (("in.jsonl", "-o", "out", "--url", "http://[::1"), "is not a valid URL of a llamasup"),
     ],
 )
 def test_invalid_arguments_are_explained(

@@ -81,9 +81,10 @@ class BatchUnderTest:
                 self._batch, stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True
             )
 
-    def lines(self) -> int:
+    def written(self) -> int:
+        """Bytes of the output."""
         try:
-            return self.output.read_bytes().count(b"\n")
+            return self.output.stat().st_size
         except FileNotFoundError:
             return 0
 
@@ -118,10 +119,10 @@ class BatchUnderTest:
         assert self._run is not None
         seen, deadline_s = -1, time.monotonic() + PATIENCE_S
         while self._run.poll() is None:
-            lines = self.lines()
-            if lines != seen:
-                seen, deadline_s = lines, time.monotonic() + PATIENCE_S
-            assert time.monotonic() < deadline_s, f"no progress after {seen} lines: {self._log()}"
+            written = self.written()
+            if written != seen:
+                seen, deadline_s = written, time.monotonic() + PATIENCE_S
+            assert time.monotonic() < deadline_s, f"no progress after {seen} bytes: {self._log()}"
             time.sleep(0.05)
         return self._run.returncode
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +19,11 @@ from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import View, duration_text, plural
-from llamasup.errors import LlamasupError, ServerFailed, UsageInvalid
+from llamasup.errors import LlamasupError, UsageInvalid
 
 if TYPE_CHECKING:
     from llamasup.batch.engine import Progress
     from llamasup.batch.job import Job, Prepared
-    from llamasup.batch.window import Window
     from llamasup.cli.output.batch_view import BatchLines
 
 __all__ = ["cancel", "commands", "list_", "resume", "run", "status"]
@@ -118,34 +115,40 @@ def run(
     """
 
     def act(view: View) -> int:
+        return _run(view, job, json=json)
+
+    def job() -> Job:
         from llamasup.batch.job import job_of
         from llamasup.batch.lines import URLS
+        from llamasup.cli.target import URL_VARIABLE, full_url
 
         if model is not None and (pid is not None or url is not None or api_key_file is not None):
             raise UsageInvalid(
                 "--model starts a llamasup, and --pid, --url and --api-key-file name one.",
                 remedy="Leave --model out, or the others.",
             )
+        if pid is not None and url is not None:
+            raise UsageInvalid("--pid and --url exclude each other.", remedy="Leave one of them out.")
         if arguments and model is None:
             raise UsageInvalid("Options after -- need --model.", remedy="Leave them out, or give --model.")
         if endpoint not in URLS:
             raise UsageInvalid(
                 f"--endpoint {endpoint!r} cannot be used in a batch.", remedy=f"Use one of {', '.join(URLS)}."
             )
-        job = job_of(
+        address = url or (None if model or pid else os.environ.get(URL_VARIABLE) or None)
+        return job_of(
             source,
             output,
             endpoint=endpoint,
             template=_template_text(template),
             model=model,
             arguments=tuple(arguments or ()),
-            url=url or (None if model or pid else os.environ.get("LLAMASUP_URL") or None),
+            url=None if address is None else full_url(address),
             pid=pid,
             api_key_file=None if api_key_file is None else str(api_key_file.resolve()),
             only_between=only_between,
             concurrency=concurrency,
         )
-        return _run(view, job, json=json)
 
     return guarded(act)
 
@@ -227,7 +230,7 @@ def resume(name: Name, json: o.Json = False) -> int:
     def act(view: View) -> int:
         from llamasup.batch.job import find_job
 
-        return _run(view, find_job(name), json=json)
+        return _run(view, lambda: find_job(name), json=json)
 
     return guarded(act)
 
@@ -245,7 +248,8 @@ def _template_text(given: str | None) -> str | None:
         ) from None
 
 
-def _run(view: View, job: Job, *, json: bool) -> int:
+def _run(view: View, named: Callable[[], Job], *, json: bool) -> int:
+    """``named`` may raise LlamasupError, as the run may."""
     from llamasup.batch import job as batch_job
     from llamasup.cli.interruptible import interruptible
     from llamasup.cli.output.batch_view import BatchBar, BatchEvents, BatchLines, progress_fields
@@ -253,13 +257,16 @@ def _run(view: View, job: Job, *, json: bool) -> int:
     shown: BatchLines = (
         BatchEvents(view) if json else BatchBar(view) if sys.stderr.isatty() else BatchLines(view)
     )
-    window = _window(job.only_between)
     try:
-        with closing(shown), batch_job.locked(job), batch_job.prepare(job, shown.reading) as prepared:
-            prepared.index.set_fact("cancelled", 0)
-            batch_job.register(job)
-            progress = interruptible(_serve(job, prepared, window, shown)) if prepared.counts().left else None
-            counts = prepared.counts()
+        with closing(shown):
+            job = named()
+            with batch_job.locked(job):
+                batch_job.register(job)  # before the reading, which may take long and can be cancelled
+                with batch_job.prepare(job, shown.reading) as prepared:
+                    prepared.index.set_fact("cancelled", 0)
+                    is_left = prepared.counts().left > 0
+                    progress = interruptible(_serve(job, prepared, shown)) if is_left else None
+                    counts = prepared.counts()
     except LlamasupError as error:
         if isinstance(shown, BatchEvents):
             shown.event(
@@ -292,92 +299,21 @@ def _summary(job: Job, done: int, failed: int, progress: tuple[Progress, float] 
     )
 
 
-def _window(text: str | None) -> Window | None:
-    from llamasup.batch.window import read_window
-
-    if text is None:
-        return None
-    try:
-        return read_window(text)
-    except ValueError as error:
-        raise UsageInvalid(f"--only-between: {error}.", remedy="Write it like 22:00-07:00.") from None
-
-
-async def _serve(
-    job: Job, prepared: Prepared, window: Window | None, shown: BatchLines
-) -> tuple[Progress, float]:
+async def _serve(job: Job, prepared: Prepared, shown: BatchLines) -> tuple[Progress, float]:
     """Run the lines that are left, on a running llamasup or on one that starts for them."""
     import time
 
     from llamasup.batch.client import BatchClient
     from llamasup.batch.engine import EngineOptions
+    from llamasup.cli.batch_server import server_of
 
-    with _llamasup(job) as (url, api_key):
+    async with server_of(job) as (url, api_key):
         client = BatchClient(url, api_key=api_key)
         try:
             await prepared.check_models(client)
-            engine = prepared.run(client, EngineOptions(job.concurrency, only_between=window), shown.moved)
+            options = EngineOptions(job.concurrency, only_between=job.window)
+            engine = prepared.run(client, options, shown.moved)
             await engine.run()
             return engine.progress, time.monotonic()
         finally:
             await client.aclose()
-
-
-@contextmanager
-def _llamasup(job: Job) -> Iterator[tuple[str, str | None]]:
-    """URL and key of the llamasup that serves the batch."""
-    from llamasup.auth.key_source import client_key
-
-    if job.model is not None:
-        with _started(job.model, job.arguments) as url:
-            yield url, client_key(None, os.environ)  # it takes the key from there, too
-        return
-    key_file = None if job.api_key_file is None else Path(job.api_key_file)
-    api_key = client_key(key_file, os.environ)
-    if job.url is not None:
-        url = job.url if "://" in job.url else f"http://{job.url}"
-        yield url, api_key
-        return
-    from llamasup.cli.target import find_target
-    from llamasup.control.client import ControlClient
-
-    with ControlClient(find_target(pid=job.pid, url=None, api_key_file=None)) as client:
-        url = str(client.status()["url"])
-    yield url, api_key
-
-
-@contextmanager
-def _started(model: str, arguments: tuple[str, ...]) -> Iterator[str]:
-    """The URL of a llamasup that runs until the end of the block, or until this process ends."""
-    command = [
-        sys.executable,
-        "-m",
-        "llamasup",
-        "run",
-        model,
-        "--sidecar",
-        "--log-level",
-        "warning",
-        *arguments,
-    ]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        for line in process.stdout:
-            event = json_module.loads(line)
-            if event["event"] == "ready":
-                break
-        else:
-            code = process.wait()
-            raise ServerFailed(
-                f"llamasup could not serve {model!r}; it exited with {code}.",
-                cause="start_failed",
-                exit_code=code or 75,
-                remedy="See the message above.",
-            )
-        process.stdout.close()  # it drops further events
-        yield event["url"]
-    finally:
-        process.stdin.close()
-        process.wait()
