@@ -13,6 +13,8 @@ let source = null;
 let statusTimer = 0;
 let statusDue = 0;
 let statusRead = -Infinity;
+let statusAsked = 0;
+let statusShown = 0;
 let endedTimer = 0;
 let retryTimer = 0;
 let retries = 0;
@@ -39,11 +41,14 @@ export async function refreshStatus() {
   clearTimeout(statusTimer);
   statusTimer = 0;
   statusRead = performance.now();
+  const mine = ++statusAsked;
   try {
     const status = await get("status");
+    if (mine < statusShown) return; // a later question has its answer already
+    statusShown = mine;
     update({ status, error: null });
   } catch (error) {
-    update({ error });
+    if (mine > statusShown) update({ error });
   }
 }
 

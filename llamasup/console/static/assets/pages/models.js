@@ -9,6 +9,8 @@ import { refreshStatus } from "../store.js";
 const SHOWN = 100;
 const SHOWN_DECISIONS = 5;
 const LOADED = new Set(["starting", "loading", "warming", "ready", "draining", "backoff"]);
+// A restart passes through "stopping": an "Unload" pressed then must not be lost.
+const UNLOADABLE = new Set([...LOADED, "stopping", "waiting"]);
 
 export default function Models() {
   const { status } = useStore();
@@ -60,7 +62,6 @@ function Model({ model }) {
     }
     refreshStatus();
   };
-  const isLoaded = LOADED.has(model.state);
   const isIdle = model.state === "stopped" || model.state === "failed";
   const memory = (model.memory?.ram_bytes ?? 0) + (model.memory?.vram_bytes ?? 0);
   const facts = [
@@ -78,8 +79,8 @@ function Model({ model }) {
     <h2>${model.id} <${State} state=${model.state} /></h2>
     <p class="actions">
       <button disabled=${!isIdle} onClick=${act("load")} aria-label=${`Load ${model.id}`}>Load</button>
-      <button disabled=${!isLoaded && model.state !== "waiting"} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
-      <button disabled=${!isLoaded} onClick=${act("restart")} aria-label=${`Restart ${model.id}`}>Restart</button>
+      <button disabled=${!UNLOADABLE.has(model.state)} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
+      <button disabled=${!LOADED.has(model.state)} onClick=${act("restart")} aria-label=${`Restart ${model.id}`}>Restart</button>
       <button class="quiet" aria-expanded=${asksWhy} onClick=${() => setAsksWhy(!asksWhy)} aria-label=${`Why is ${model.id} ${model.state}?`}>Why?</button>
       <a href=${`#logs/${encodeURIComponent(model.id)}`} aria-label=${`Log of ${model.id}`}>Log</a>
     </p>
