@@ -146,7 +146,7 @@ def job_of(source: Path, output: Path, **options: Any) -> Job:
     id_ = "batch_" + blake2b(os.fsencode(output_path), digest_size=6).hexdigest()
     created = datetime.now(UTC).isoformat(timespec="seconds")
     job = Job(id_, str(source_path), str(output_path), created=created, **options)
-    _ = job.window  # refused here, before there is a file
+    _ = job.window, job.prompt_template  # refused here, before there is a file
     return job
 
 
