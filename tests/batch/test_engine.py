@@ -273,7 +273,7 @@ def test_fewer_lines_are_in_flight_after_the_refusal_of_a_limit(tmp_path: Path) 
     for name in ("as many as possible", "three"):
         (tmp_path / name).mkdir()
     server = Batch(tmp_path / "as many as possible", 12).run(reply)
-    assert server.at_work_at[3:5] == [4, 1]
+    assert server.at_work_at[3:8] == [4, 1, 1, 1, 1]
     server = Batch(tmp_path / "three", 12).run(reply, concurrency=3)
     assert server.at_work_at[2:6] == [3, 1, 2, 3]
 
@@ -308,13 +308,13 @@ def test_only_a_few_models_are_skipped(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(engine_module, "SKIP_AFTER_S", 0.0)
     monkeypatch.setattr(engine_module, "MAX_SKIPPED", 1)
     batch = Batch(tmp_path, 3, models=("a", "b", "c"))
-    away = Answer(503, b"", "r", Refusal(503, retry_after_s=0.05))
+    away = Answer(503, b"", "r", Refusal(503, retry_after_s=0.3))
 
     def reply(prompt: str, times: int) -> Answer:
         return good(prompt) if prompt == "p2" else away
 
     with pytest.raises(BatchStopped):
-        batch.run(reply, concurrency=1, patience_s=0.02)
+        batch.run(reply, concurrency=1, patience_s=0.2)
     assert batch.counts().done == 0
 
 
@@ -381,6 +381,33 @@ def test_full_disk_stops_the_run_and_the_next_run_continues(
     assert 0 < len(batch.lines()) < 1500
     batch.run(lambda prompt, _: good(prompt))
     assert len(batch.lines()) == 1500
+
+
+def test_index_and_long_lines_are_read_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop may be that of the proxy."""
+    batch = Batch(tmp_path, 3)
+    text = batch.source.read_text()
+    batch.source.write_text(text.replace('"p1"', json.dumps("p" * 100_000)))
+    calls: list[tuple[str, bool]] = []
+
+    def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls.append((name, threading.get_ident() == main))
+            return function(*arguments, **options)
+
+        return call
+
+    def act(run: BatchRun, server: Server) -> None:
+        for name in ("counts", "next_model", "lines_of", "save"):
+            monkeypatch.setattr(Index, name, noted(name, getattr(Index, name)))
+        monkeypatch.setattr(os, "pread", noted("pread", os.pread))
+
+    main = threading.get_ident()
+    batch.run(lambda prompt, _: good(prompt), act=act)
+    by_name = {name: [is_main for other, is_main in calls if other == name] for name, _ in calls}
+    assert sorted(by_name.pop("pread")) == [False, True, True]
+    assert by_name.keys() == {"counts", "next_model", "lines_of", "save"}
+    assert not any(is_main for found in by_name.values() for is_main in found)
 
 
 def test_input_that_changes_during_the_run_stops_it(tmp_path: Path) -> None:

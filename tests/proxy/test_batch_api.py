@@ -149,6 +149,6 @@ def test_upload_above_its_limit_is_refused_at_once(make_rig: MakeRig) -> None:
 
 def test_small_body_is_not_searched_for_a_model(make_rig: MakeRig) -> None:
     rig = make_rig(with_api(), control=True)
-    rig.send(post(b"/v1/batches", b"[" * 2000))
-    assert rig.accept_control().message()[1] == b"[" * 2000
+    rig.send(post(b"/v1/batches", b'{"a":' * 2000))
+    assert rig.accept_control().message()[1] == b'{"a":' * 2000
     assert rig.backend.requested_models == []

@@ -30,6 +30,7 @@ from llamasup.batch.api.runner import BatchService
 from llamasup.batch.api.store import Store
 from llamasup.batch.api.turns import next_batch
 from llamasup.batch.client import Answer, BatchClient
+from llamasup.batch.index import Index
 from llamasup.batch.job import Prepared
 from llamasup.batch.retries import Refusal
 from llamasup.errors import LlamasupError
@@ -193,6 +194,26 @@ async def test_batch_has_a_file_of_answers_and_one_of_errors(
         assert list(await api.lines(over["error_file_id"])) == ["1"]
         assert not list((tmp_path / "api" / "running").iterdir())
         assert api.server.keys[0]
+
+
+@async_test
+async def test_index_is_read_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop is that of the proxy."""
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            threads.append(threading.get_ident())
+            return function(*arguments)
+
+        return call
+
+    threads: list[int] = []
+    monkeypatch.setattr(Index, "counts", noted(Index.counts))
+    monkeypatch.setattr(Index, "models", noted(Index.models))
+    async with serving(tmp_path, monkeypatch) as api:
+        assert (await api.end(await api.create(["a"])))["status"] == "completed"
+    assert len(threads) > 3
+    assert threading.get_ident() not in threads
 
 
 @async_test
