@@ -60,9 +60,10 @@ function statusSoon(delay = STATUS_DELAY_MS) {
   statusTimer = setTimeout(refreshStatus, delay);
 }
 
-// An event has only the last finished requests of a second.
+// An event has only the last finished requests of a second. When there are no longer more of them, the list is read.
 function readEndedSoon() {
-  endedTimer ||= setTimeout(() => {
+  clearTimeout(endedTimer);
+  endedTimer = setTimeout(() => {
     endedTimer = 0;
     readRequests(source);
   }, ENDED_DELAY_MS);
