@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     "Commands to serve models": (
         _command("run", "Serve one model in the foreground."),
         _command("serve", "Serve many models, from a config or from folders."),
+        _command("rpc-worker", "Lend the memory of this machine to another llamasup.", module="rpc_worker"),
         _command("wrap", "Supervise an existing llama-server command line, unchanged."),
     ),
     "Commands to manage models": (
@@ -67,7 +68,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
 """By the sections of ``llamasup --help``."""
 
 
-_SERVERS = ("run", "serve", "wrap")  # they collect later (cli/foreground.py)
+_SERVERS = ("run", "serve", "rpc-worker", "wrap")  # they collect later (cli/foreground.py)
 
 
 class _Root(LazyGroup):

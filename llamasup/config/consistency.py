@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
 from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
+from llamasup.models.name_bindings import can_share
 from llamasup.models.names import pattern
 from llamasup.models.rules import wrong_rules
-from llamasup.settings.model import ModelSettings
+from llamasup.settings.address_kinds import worker_identity
+from llamasup.settings.model import ModelEntry, ModelSettings
 from llamasup.settings.names import is_pattern
 
 __all__ = ["inconsistencies"]
@@ -27,6 +29,7 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_listen_issues(config),
         *_model_issues(config, lines),
         *_group_issues(config, models_are_known=models_are_known),
+        *_worker_issues(config),
         *_download_issues(config),
         *_peer_issues(config),
     ]
@@ -149,6 +152,42 @@ def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
                 if before != key:
                     what = f"model {shown(name)} is already in {place_text(before)}"
                     yield key, f"{what}; keep a model in one group, once"
+
+
+def _worker_issues(config: Config) -> _Found:
+    """An RPC worker serves one process at a time."""
+    users: dict[object, str] = {}
+    for name, entry in config.models.items():
+        if is_pattern(name):
+            continue
+        for number, worker in enumerate(entry.over(config.defaults).rpc or ()):
+            other = users.setdefault(worker_identity(worker), name)
+            if other != name and not _take_turns(config, name, other):
+                key: Place = ("models", name)
+                what = (
+                    f"the RPC worker {worker} is also that of {shown(other)}, and serves one model at a time"
+                )
+                remedy = "give each model its own workers, put both into a group, or set max_loaded to 1"
+                yield (key if entry.rpc is None else (*key, "rpc", number)), f"{what}; {remedy}"
+
+
+def _take_turns(config: Config, name: str, other: str) -> bool:
+    """Whether at most one of two models is loaded, or one process serves both."""
+    mine, theirs = config.models[name], config.models[other]
+    is_one_file = mine.source is not None and mine.source == theirs.source
+    if config.max_loaded == 1 or (is_one_file and can_share(mine.options, theirs.options)):
+        return True
+    return any(
+        _is_member(members, name, mine) and _is_member(members, other, theirs)
+        for members in config.groups.values()
+    )
+
+
+def _is_member(members: Sequence[str], name: str, entry: ModelEntry) -> bool:
+    return any(
+        pattern(member).fullmatch(name) if is_pattern(member) else member in (name, *entry.aliases)
+        for member in members
+    )
 
 
 def _peer_issues(config: Config) -> _Found:

@@ -231,7 +231,14 @@ class _Reader:
             place = (*at, number)
             self.lines[place] = item.line
             values.append(self._scalar(item, place, kind.kind))
-        return _INVALID if any(value is _INVALID for value in values) else tuple(values)
+        if any(value is _INVALID for value in values):
+            return _INVALID
+        repeated = kind.duplicates(values)
+        for number in repeated:
+            item = node.items[number]
+            assert isinstance(item, Scalar)
+            self._refuse(item.line, (*at, number), f"duplicate value {shown(item.text)}; keep one of them")
+        return _INVALID if repeated else tuple(values)
 
     def _scalar(self, node: Node, at: Place, kind: ScalarKind | FilePath) -> Any:
         expected = f"expected {kind.allowed}"
