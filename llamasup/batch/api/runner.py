@@ -277,6 +277,8 @@ class BatchService:
                     # A client may have cancelled it since; from now on ``cancel`` changes ``_current``.
                     stored = await self._call(store.batch, batch.owner, batch.id)
                     if stored is not None and stored.status not in ENDED:
+                        if self._current is batch:
+                            self._current = stored
                         await self._run_batch(store)
                     continue
                 wait_s = CLEAN_UP_S

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -349,6 +350,30 @@ async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
         assert over["status"] == "cancelled"
         assert over["in_progress_at"] is None
     assert api.server.keys == []
+
+
+@async_test
+async def test_batch_that_was_cancelled_before_its_next_turn_ends_in_this_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        batch = await api.create(["a", "wait"])
+        await has_an_answer(api, batch)
+        api.service.stop()
+        await api.running
+
+    def unfinished(self: Store) -> Any:
+        found = original(self)
+        for one in found:  # as a client that cancels now
+            self.replace_batch(one, replace(one, status="cancelling"))
+        return found
+
+    original = Store.unfinished
+    monkeypatch.setattr(Store, "unfinished", unfinished)
+    async with serving(tmp_path, monkeypatch) as api:
+        over = await api.end(batch)
+        assert over["status"] == "cancelled"
+        assert list(await api.lines(over["output_file_id"])) == ["0"]
 
 
 @async_test
