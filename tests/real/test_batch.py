@@ -24,7 +24,7 @@ pytestmark = pytest.mark.real
 
 LINES = 600
 KILLS = 6
-LONG = {"max_tokens": 500, "temperature": 0, "ignore_eos": True}
+LONG = {"max_tokens": 2000, "temperature": 0, "ignore_eos": True}
 SHORT = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
 
 
@@ -58,7 +58,7 @@ def test_a_batch_gives_way_to_another_client_and_continues(
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [
         {"custom_id": str(number), "url": "/v1/completions", "body": {**LONG, "prompt": f"Once {number}"}}
-        for number in range(4)
+        for number in range(2)  # one for each slot: none ends early, which could make the next one no stream
     ]
     source.write_text("\n".join(map(json.dumps, lines)))
     options = ("--runtime", runtime, "--parallel", "2", "--ctx-size", "8192")
@@ -79,7 +79,7 @@ def test_a_batch_gives_way_to_another_client_and_continues(
     assert events[-1]["put_back"] >= 2
     assert events[-1]["events_lost"] > 0
     answers = answers_of(output)
-    assert len(answers) == 4
+    assert len(answers) == 2
     usage = [json.loads(line)["response"]["body"]["usage"] for line in output.read_text().splitlines()]
     assert {one["completion_tokens"] for one in usage} == {LONG["max_tokens"]}
 
