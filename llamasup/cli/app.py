@@ -51,6 +51,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("reload", "Read the configuration again."),
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
+        _command("connect", "Show the settings of a client for a running llamasup."),
         _command("usage", "Show the requests and tokens of each model, key and day."),
         _command("batch", "Run many requests from a file, and continue after any interruption."),
     ),

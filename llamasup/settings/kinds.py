@@ -28,6 +28,7 @@ __all__ = [
     "Named",
     "NodeUrl",
     "OneOf",
+    "Parameters",
     "Repo",
     "RuntimeName",
     "ScalarKind",
@@ -370,4 +371,10 @@ class Named(msgspec.Struct, frozen=True):
     pattern: bool = False
 
 
-Kind = ScalarKind | FilePath | Many | Section | Named
+class Parameters(msgspec.Struct, frozen=True):
+    """A mapping of request parameters (``settings/parameters.py``) to values as in JSON."""
+
+    allowed: str = "parameters, such as temperature: 0.6"
+
+
+Kind = ScalarKind | FilePath | Many | Section | Named | Parameters
