@@ -30,7 +30,7 @@ __all__ = ["cancel", "commands", "list_", "resume", "run", "status"]
 
 commands = command_set(
     "batch",
-    "Run many requests from a file, and continue after any interruption.\n\n"
+    "Run the requests of a file, and continue after interruptions.\n\n"
     "A batch uses the models only while no other client does.",
 )
 
