@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,7 +101,7 @@ class Faults:
         if name and how_phase == phase:
             time.sleep(self.after_s)
             os.kill(os.getpid(), getattr(signal, name))
-            signal.pause()
+            threading.Event().wait()
         how_phase, _, code = self.exit.partition(":")
         if code and how_phase == phase:
             time.sleep(self.after_s)
