@@ -27,7 +27,17 @@ from llamasup.settings.kinds import (
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Http, Memory, PeerEntry, Slots, Usage, VirtualEntry
+from llamasup.settings.sections import (
+    Auth,
+    Batches,
+    Downloads,
+    Http,
+    Memory,
+    PeerEntry,
+    Slots,
+    Usage,
+    VirtualEntry,
+)
 
 __all__ = ["Cache", "Config"]
 
@@ -112,6 +122,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     downloads: Annotated[Downloads, Setting(Section(Downloads), "Downloads of models.")] = Downloads()
     slots: Annotated[Slots, Setting(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
     usage: Annotated[Usage, Setting(Section(Usage), "Sums of requests and tokens.")] = Usage()
+    batches: Annotated[Batches, Setting(Section(Batches), "The API for batches.")] = Batches()
     peers: Annotated[
         Mapping[str, PeerEntry],
         Setting(

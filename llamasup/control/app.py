@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from llamasup.system.incoming import Incoming
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.routing import BaseRoute
 
     from llamasup.control.interface import ControlTarget, MakeConsole, UsageReport
     from llamasup.control.routes import Application
@@ -47,6 +48,7 @@ class ControlServer:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         listening = listen(socket_path)
         self.endpoint = Endpoint("", 0, listening.address, listening.key)
@@ -56,6 +58,7 @@ class ControlServer:
         self._last_hour = last_hour
         self._make_console = make_console
         self._usage = usage
+        self._more_routes = more_routes
         self._listener = listening.sock
         self._key = listening.key
         self._first: Incoming | None = None
@@ -141,6 +144,7 @@ class ControlServer:
             tasks,
             self._make_console,
             usage=self._usage,
+            more_routes=self._more_routes,
         )
         config = uvicorn.Config(
             application.asgi if self._key is None else with_key(application.asgi, self._key),

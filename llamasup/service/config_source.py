@@ -88,6 +88,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "no_usage": not initial.usage.enabled,
         "usage_keep_days": initial.usage.keep_days,
         "no_ui": not http.ui,
+        "batches": initial.batches if initial.batches.enabled else None,
     }
     return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
 
