@@ -11,7 +11,6 @@ from llamasup.http.sse import FRAMING
 
 __all__ = ["Event", "NotContinued", "Prefix", "Sent", "event_of", "events_in"]
 
-_LEAST_SAME = 4  # characters: a first event that is as long as the answer, and begins as it, repeats it
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -67,8 +66,9 @@ class Sent(msgspec.Struct):
     """What the client has: the answer so far.
 
     ``opening``: the data of the first event of each name or kind, by which the stream is recognized.
-    ``pieces``: the events with text. Each has a token, or several that llama-server held back until it could
-    send whole characters. ``tokens``: those of ``text``, if the stream has them.
+    ``pieces``: its tokens, as far as they are known: the events with text. Such an event has more tokens if
+    llama-server held text back until a character was whole, or a stop string excluded. ``tokens``: those of
+    ``text``, if the stream has them all.
     """
 
     opening: dict[str, Any] = {}
@@ -86,27 +86,18 @@ class Sent(msgspec.Struct):
 class Prefix:
     """Removes the text that the client already has from the beginning of the new stream.
 
-    Some builds (b11434) repeat it in their first event with text, and others (xllamacpp 2026.11) do not.
+    Some builds repeat it, in their first event with text (b11434). Others do not (xllamacpp 2026.10).
     """
 
-    def __init__(self, had: str, pieces: int) -> None:
-        """``had``: the text that the client has, in so many events."""
+    def __init__(self, had: str) -> None:
         self._had = had
-        self._is_one_piece = pieces == 1
+        self.is_repeated = False
 
     def beyond(self, text: str) -> str:
-        """The new part of ``text``. Raises NotContinued if it repeats the begun answer with changes."""
-        had, self._had = self._had, ""
-        if not (had and text):
-            self._had = had
+        """The new part of ``text``. Raises NotContinued if it repeats something else."""
+        if not (self.is_repeated and self._had and text):
             return text
-        if text == had and self._is_one_piece:
-            return text  # the same token once more
-        if text.startswith(had):
-            return text[len(had) :]
-        begun, start = had.strip(), text.lstrip()
-        pairs = enumerate(zip(begun, start, strict=False))
-        same = next((at for at, (old, new) in pairs if old != new), min(len(begun), len(start)))
-        if begun and len(start) >= len(begun) and same >= min(len(begun), _LEAST_SAME):
+        had, self._had = self._had, ""
+        if not text.startswith(had):
             raise NotContinued("llama-server reads the begun answer in another way")
-        return text
+        return text[len(had) :]

@@ -19,7 +19,12 @@ _TOOL_CALL: Final = "a tool call has begun"
 
 
 class Joint(Protocol):
-    """Turns the events of the new stream into those that continue the first one."""
+    """Turns the events of the new stream into those that continue the first one.
+
+    ``prefixes``: what the client has, if it is the begun message that the new server must continue.
+    """
+
+    prefixes: tuple[Prefix, ...]
 
     def joined(self, event: Event) -> Event | None:
         """The event for the client; None: it has this already. Raises NotContinued."""
@@ -70,12 +75,14 @@ class _ChatJoint:
         self._identity = _identity(sent.opening.get("chunk"))
         self._has_begun = bool(sent.opening)
         self._pieces, self._is_full = sent.pieces, is_full
-        self._text = Prefix(sent.text, sent.pieces)
-        self._reasoning = Prefix(sent.reasoning, sent.pieces)
+        self._text, self._reasoning = Prefix(sent.text), Prefix(sent.reasoning)
+        self.prefixes: tuple[Prefix, ...] = (self._text, self._reasoning)
 
     def joined(self, event: Event) -> Event | None:
         if not isinstance(event.data, dict):
             return event
+        if self._has_begun and "prompt_progress" in event.data:
+            return None
         chunk = {**event.data, **self._identity}
         choices = _choices(event)
         for choice in choices:
@@ -93,8 +100,6 @@ class _ChatJoint:
                 choice["finish_reason"] = "length"
             if not is_news and self._has_begun:
                 return None
-        if not choices and "prompt_progress" in chunk:
-            return None
         _count_all(chunk, "prompt_tokens", "completion_tokens", self._pieces, is_full=self._is_full)
         return Event(event.name, chunk)
 
@@ -119,6 +124,8 @@ class _TextCompletions:
 
 
 class _TextJoint:
+    prefixes: tuple[Prefix, ...] = ()
+
     def __init__(self, sent: Sent, *, is_full: bool) -> None:
         self._identity = _identity(sent.opening.get("chunk"))
         self._pieces, self._is_full = sent.pieces, is_full
@@ -126,6 +133,8 @@ class _TextJoint:
     def joined(self, event: Event) -> Event | None:
         if not isinstance(event.data, dict):
             return event
+        if self._identity and "prompt_progress" in event.data:
+            return None
         chunk = {**event.data, **self._identity}
         for choice in _choices(event):
             if self._is_full:
@@ -141,6 +150,8 @@ class _Completion:
 
     def sent(self, events: Iterable[Event]) -> Sent:
         sent = Sent()
+        tokens: list[int] = []
+        has_all = True
         for event in events:
             data = _data(event)
             if data.get("stop"):
@@ -148,22 +159,29 @@ class _Completion:
             if "content" not in data:
                 continue  # the progress of the prompt
             sent.opening.setdefault("chunk", data)
-            _note(sent, data["content"])
-            sent.tokens += data.get("tokens") or []
-            sent.pieces = data.get("tokens_predicted", sent.pieces)
+            tokens += data.get("tokens") or []
+            # The first tokens of a character of several ones are in no event.
+            has_all = has_all and data.get("tokens_predicted") == len(tokens)
+            if data["content"]:  # else the text is held back, perhaps as a stop string: it is generated again
+                _note(sent, data["content"])
+                sent.tokens = [*tokens]
+                sent.pieces = data.get("tokens_predicted", sent.pieces)
+        if not has_all:
+            sent.tokens = []
         return sent
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
         _continue_prompt(body, sent)
-        limits: Body = {name: body[name] for name in ("n_predict", "max_tokens") if name in body}
-        return _CompletionJoint(sent, limits, is_full=limited(body, sent.pieces))
+        limit = value(body, "n_predict" if "n_predict" in body else "max_tokens")
+        return _CompletionJoint(sent, limit, is_full=limited(body, sent.pieces))
 
 
 class _CompletionJoint:
-    def __init__(self, sent: Sent, limits: Body, *, is_full: bool) -> None:
-        self._sent, self._is_full = sent, is_full
-        self._limits = {name: value(limits, name) for name in limits}
+    prefixes: tuple[Prefix, ...] = ()
+
+    def __init__(self, sent: Sent, limit: int | None, *, is_full: bool) -> None:
+        self._sent, self._limit, self._is_full = sent, limit, is_full
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
@@ -181,6 +199,7 @@ class _CompletionJoint:
             data["tokens_evaluated"] = first.get("tokens_evaluated", data["tokens_evaluated"])
         if data.get("stop"):
             self._join_end(data)
+        _join_timings(data, self._sent.pieces, is_full=self._is_full)
         return Event(event.name, data)
 
     def _join_end(self, data: dict[str, Any]) -> None:
@@ -189,10 +208,9 @@ class _CompletionJoint:
             data["prompt"] = prompt.removesuffix(text)
         if "has_new_line" in data:
             data["has_new_line"] = data["has_new_line"] or "\n" in text
-        if isinstance(settings := data.get("generation_settings"), dict):
-            known = {name: limit for name in ("n_predict", "max_tokens") for limit in self._limits.values()}
-            data["generation_settings"] = {**settings, **known}
-        _join_timings(data, self._sent.pieces, is_full=self._is_full)
+        settings = data.get("generation_settings")
+        if isinstance(settings, dict) and self._limit is not None:
+            data["generation_settings"] = {**settings, "n_predict": self._limit, "max_tokens": self._limit}
 
 
 # --- /v1/messages
@@ -232,12 +250,15 @@ class _Messages:
 class _MessagesJoint:
     def __init__(self, sent: Sent, *, is_full: bool) -> None:
         self._opening, self._pieces, self._is_full = sent.opening, sent.pieces, is_full
-        self._text = Prefix(sent.text, sent.pieces)
+        self._text = Prefix(sent.text)
+        self.prefixes: tuple[Prefix, ...] = (self._text,)
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
         match data.get("type"):
-            case "message_start" | "content_block_start" if self._opening.pop(data["type"], None):
+            case "message_start" | "content_block_start" if known := self._opening.pop(data["type"], None):
+                if _object(data, "content_block").get("type") != _object(known, "content_block").get("type"):
+                    raise NotContinued("the rest of the answer begins with another kind of content")
                 return None
             case "content_block_delta":
                 delta = _object(data, "delta")
@@ -295,7 +316,8 @@ class _ResponsesJoint:
         self._response = _object(sent.opening.get("response.created", {}), "response").get("id")
         self._item = _object(sent.opening.get("response.output_item.added", {}), "item").get("id")
         self._sent, self._is_full = sent.text, is_full
-        self._text = Prefix(sent.text, sent.pieces)
+        self._text = Prefix(sent.text)
+        self.prefixes: tuple[Prefix, ...] = (self._text,)
 
     def joined(self, event: Event) -> Event | None:
         data = dict(_data(event))
@@ -386,18 +408,21 @@ def _note(sent: Sent, text: Any, reasoning: Any = None) -> None:
 
 def _continue_prompt(body: Body, sent: Sent) -> None:
     prompt = value(body, "prompt")
-    if isinstance(prompt, list) and not all(type(token) is int for token in prompt):
-        raise NotContinued("the prompt is more than one text")
-    if not isinstance(prompt, str | list):
+    parts: list[Any] = [prompt] if isinstance(prompt, str) else prompt
+    if not isinstance(parts, list):
         raise NotContinued("the prompt is not text")
+    kinds = {type(part) for part in parts}
+    # Texts and tokens in one list are one prompt. Several texts, and lists, are several prompts.
+    if not kinds <= {int, str} or (len(parts) > 1 and int not in kinds):
+        raise NotContinued("the prompt is more than one text")
     if sent.is_empty:
         return
     if sent.tokens:
-        body["prompt"] = raw([*([prompt] if isinstance(prompt, str) else prompt), *sent.tokens])
-    elif isinstance(prompt, str):
-        body["prompt"] = raw(prompt + sent.text)
+        body["prompt"] = raw([*parts, *sent.tokens])
+    elif kinds == {str}:
+        body["prompt"] = raw(parts[0] + sent.text)
     else:
-        body["prompt"] = raw([*prompt, sent.text])
+        body["prompt"] = raw([*parts, sent.text])
 
 
 def _identity(chunk: Any) -> dict[str, Any]:
@@ -418,7 +443,13 @@ def _count_all(owner: dict[str, Any], prompt: str, new: str, pieces: int, *, is_
 
 
 def _join_timings(owner: dict[str, Any], pieces: int, *, is_full: bool) -> None:
-    """The number of new tokens is that of the whole; the times are those of the last part."""
+    """Count the tokens as those of the whole answer; the times are those of the last part."""
     timings = owner.get("timings")
-    if isinstance(timings, dict) and type(timings.get("predicted_n")) is int:
-        timings["predicted_n"] = pieces + (0 if is_full else timings["predicted_n"])
+    if not isinstance(timings, dict) or type(timings.get("predicted_n")) is not int:
+        return
+    timings["predicted_n"] = pieces + (0 if is_full else timings["predicted_n"])
+    for name in ("prompt_n", "cache_n"):  # what the client has was a part of the second prompt
+        if type(timings.get(name)) is int:
+            taken = min(pieces, timings[name])
+            timings[name] -= taken
+            pieces -= taken

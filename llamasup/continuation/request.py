@@ -16,6 +16,7 @@ Body = dict[str, msgspec.Raw]
 
 _LIMITS: Final = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 _GRAMMARS: Final = ("grammar", "json_schema", "output_config")
+_PARTIAL: Final = ("t_max_predict_ms", "response_fields")
 _STATEFUL_SAMPLERS: Final = ("mirostat", "adaptive_target")
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "thinking", "tool_use", "tool_result"})
 _body = msgspec.json.Decoder(Body).decode
@@ -63,6 +64,9 @@ def refuse_state(body: Body) -> None:
     for name in ("n", "n_cmpl"):
         if value(body, name) not in (None, 1):
             raise NotContinued(f"of the several answers of {name}, only one could be continued")
+    for name in _PARTIAL:
+        if value(body, name):
+            raise NotContinued(f"{name} does not count what the client has")
     for name in _STATEFUL_SAMPLERS:
         number = value(body, name)
         if isinstance(number, int | float) and number > 0:
@@ -77,9 +81,9 @@ def limited(body: Body, pieces: int) -> bool:
     is_full = False
     for name in _LIMITS:
         limit = value(body, name)
-        if type(limit) is int and limit > 0:
+        if isinstance(limit, int | float) and limit > 0 and limit == int(limit):  # 90.0 is a limit, too
             is_full = is_full or limit <= pieces
-            body[name] = raw(max(limit - pieces, 1))
+            body[name] = raw(max(int(limit) - pieces, 1))
     return is_full
 
 

@@ -16,8 +16,14 @@ __all__ = ["MAX_KEPT", "TAIL_PIECES", "Recording"]
 TAIL_PIECES: Final = 8
 
 MAX_KEPT: Final = 1024 * 1024  # of the request, and of the answer: about 4,000 tokens of a chat
+MAX_HELD: Final = 64 * 1024  # of an event; the last one of /completion has 3 KiB and the prompt
 _EVENT_END: Final = b"\n\n\r\n"  # of a chunk that ends with an event
+_OTHER_EVENT_END: Final = b"\r\n\r\n\r\n"  # which no llama-server sends
 _LAST_CHUNK_END: Final = b"0\r\n\r\n"
+
+
+# Of strange values: the errors must not end the task of the event loop that relays the answer.
+_UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 class Recording:
@@ -38,15 +44,32 @@ class Recording:
         self._write: Callable[[bytes], None] | None = None
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         """What was sent last."""
-        self.is_continued = False
+        self.sent_bytes = 0
+        self.pieces = 0
+        """Of the first part, once its rest has been asked for."""
 
-    def begin(self, write: Callable[[bytes], None]) -> None:
-        """A generation begins its part of the answer. ``write`` sends to the client."""
+    @property
+    def is_continued(self) -> bool:
+        """Whether a later generation has begun its part."""
+        return self._dechunker is not None
+
+    def begin(self, write: Callable[[bytes], None], *, repeats: bool | None = None) -> None:
+        """A generation begins its part of the answer. ``write`` sends to the client.
+
+        ``repeats``: whether it repeats a begun message that it continues; None: it does not continue any.
+        Raises NotContinued if a later part needs that.
+        """
         self._write = write
         self._held = b""
-        if self._joint is not None:
-            self._payloads = []
-            self._dechunker = Dechunker(self._payloads.append)
+        if self._joint is None:
+            return
+        self._payloads = []
+        self._dechunker = Dechunker(self._payloads.append)
+        if self._joint.prefixes and self.pieces:
+            if repeats is None:
+                raise NotContinued("this llama-server was not seen to continue a begun message")
+            for prefix in self._joint.prefixes:
+                prefix.is_repeated = repeats
 
     def relay(self, data: bytes) -> None:
         """Bytes of the answer: of the first part unchanged, of the next ones joined to it.
@@ -58,13 +81,22 @@ class Recording:
             self._join()
             return
         if self._held or not data.endswith((_EVENT_END, _LAST_CHUNK_END)):
-            data = self._held + data
-            if not data.endswith(_LAST_CHUNK_END):
-                end = data.rfind(_EVENT_END)
-                end = 0 if end < 0 else end + len(_EVENT_END)
-                data, self._held = data[:end], data[end:]
+            data = self._whole_events(self._held + data)
         if data:
             self._send(data)
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """The part of ``data`` that ends with an event; the rest is held back."""
+        self._held = b""
+        if data.endswith(_LAST_CHUNK_END) or self._kept_bytes > MAX_KEPT:
+            return data
+        end = data.rfind(_EVENT_END)
+        end = 0 if end < 0 else end + len(_EVENT_END)
+        if len(data) - end > MAX_HELD or data.endswith(_OTHER_EVENT_END):
+            self._drop()
+            return data
+        data, self._held = data[:end], data[end:]
+        return data
 
     def finish(self) -> None:
         """The last part is complete."""
@@ -78,32 +110,47 @@ class Recording:
         The next part that begins is joined to what was sent until now.
         """
         if self._kept_bytes > MAX_KEPT:
-            raise NotContinued("the answer is longer than 1 MiB")
-        body = of_request(self._body)
-        sent = self._api.sent(events_in(b"".join(self._kept)))
-        self._joint = self._api.continued(body, sent)
-        self.is_continued = True
-        return encoded(body)
+            raise NotContinued("the answer is longer than 1 MiB, or its events are too long")
+        try:
+            body = of_request(self._body)
+            sent = self._api.sent(events_in(b"".join(self._kept)))
+            self._joint = self._api.continued(body, sent)
+            self.pieces = sent.pieces
+            return encoded(body)
+        except _UNREADABLE:
+            raise NotContinued("the request or its answer cannot be read") from None
 
     def _join(self) -> None:
         assert self._joint is not None
         *blocks, self._held = (self._held + b"".join(self._payloads)).split(b"\n\n")
         self._payloads.clear()
         joined = b""
-        for block in blocks:
-            event = event_of(block)
-            news = None if event is None else self._joint.joined(event)
-            if news is not None:
-                joined += news.encoded()
+        try:
+            for block in blocks:
+                event = event_of(block)
+                if event is None:
+                    joined += block + b"\n\n" if block else b""  # a ping
+                elif (news := self._joint.joined(event)) is not None:
+                    joined += news.encoded()
+        except _UNREADABLE:
+            raise NotContinued("the rest of the answer cannot be read") from None
         if joined:
             self._send(chunk(joined))
 
     def _send(self, data: bytes) -> None:
         assert self._write is not None
         self.tail.append(data)
-        self._kept_bytes += len(data)
+        size = len(data)
+        self.sent_bytes += size
+        self._kept_bytes += size
         if self._kept_bytes <= MAX_KEPT:
             self._kept.append(data)
         else:
-            self._kept.clear()
+            self._drop()
         self._write(data)
+
+    def _drop(self) -> None:
+        """The answer will not be continued."""
+        self._kept_bytes = MAX_KEPT + 1
+        self._kept.clear()
+        self._body = b""

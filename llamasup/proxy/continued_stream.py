@@ -27,7 +27,16 @@ class ContinuedStream:
     A ``KeptStream``. For the exchange of a later generation it is a ``BegunStream``.
     """
 
-    __slots__ = ("_failed", "_on_failure", "_recording", "_rest", "first_byte_at", "opening", "sent_at")
+    __slots__ = (
+        "_failed",
+        "_on_failure",
+        "_recording",
+        "_repeats",
+        "_rest",
+        "first_byte_at",
+        "opening",
+        "sent_at",
+    )
 
     def __init__(
         self, downstream: ClientConnection, request: Request, sent_at: float, first_byte_at: float
@@ -39,6 +48,7 @@ class ContinuedStream:
         self._rest = KeepaliveStream(downstream, request, has_head=True)
         self._failed: HttpError | None = None
         self._on_failure: Callable[[HttpError], None] | None = None
+        self._repeats: bool | None = None
 
     @property
     def is_continued(self) -> bool:
@@ -52,8 +62,16 @@ class ContinuedStream:
         self._recording.begin(write)
         return self._recording.relay
 
-    def on_failure(self, fail: Callable[[HttpError], None]) -> None:
-        self._on_failure = fail
+    @property
+    def pieces(self) -> int:
+        return self._recording.pieces
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._recording.sent_bytes
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        self._repeats, self._on_failure = repeats, fail
 
     def continued_body(self) -> bytes:
         return self._recording.continued_body()
@@ -70,7 +88,10 @@ class ContinuedStream:
     def join(self, *, is_stream: bool, framing: bytes | None) -> Callable[[bytes], None]:
         if not is_stream or framing is None or not framing.startswith(b"Transfer"):
             return self._rest.join(is_stream=False, framing=framing)
-        self._recording.begin(self._rest.join(is_stream=True, framing=framing))
+        try:
+            self._recording.begin(self._rest.join(is_stream=True, framing=framing), repeats=self._repeats)
+        except NotContinued as reason:
+            self._fail_because(reason)
         return self._relay
 
     def _relay(self, data: bytes) -> None:
@@ -78,9 +99,12 @@ class ContinuedStream:
             try:
                 self._recording.relay(data)
             except NotContinued as reason:
-                self._failed = _not_continued(reason)
-                assert self._on_failure is not None
-                self._on_failure(self._failed)
+                self._fail_because(reason)
+
+    def _fail_because(self, reason: NotContinued) -> None:
+        self._failed = _not_continued(reason)
+        assert self._on_failure is not None
+        self._on_failure(self._failed)
 
     def finish(self, status: int) -> bytes | None:
         if self._failed is not None:

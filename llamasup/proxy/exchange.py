@@ -184,7 +184,8 @@ class Exchange(Struct, eq=False):
         request, route = self._request, self._request.model_route
         stream = request.kept_stream
         if stream is not None:
-            stream.on_failure(self._continues_wrongly)
+            repeats = self._lease.endpoint.repeats_begun_message
+            stream.expect(repeats=repeats, fail=self._continues_wrongly)
             return stream
         if route is None or not route.served.queue.continues_streams:
             return None
@@ -517,7 +518,9 @@ class Exchange(Struct, eq=False):
         if waiting is None:
             waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
         if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
-            request.body = b"" if self.status else request.body
+            if self.status:
+                request.body = b""
+                self._refuse_to_continue("it was sent again before, or no llama-server can take it")
             return False
         if self.status:
             downstream.proxy.metrics.count_continued(self._counted_as, "continued")
@@ -533,12 +536,16 @@ class Exchange(Struct, eq=False):
             try:
                 request.body = stream.continued_body()
             except NotContinued as reason:
-                self._not_continued = str(reason)
-                self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
+                self._refuse_to_continue(str(reason))
         if self._not_continued is not None:
             return False
         request.keepalive_stream = stream
+        request.next_comment_at = 0.0
         return True
+
+    def _refuse_to_continue(self, reason: str) -> None:
+        self._not_continued = reason
+        self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
 
     def _release(self, *, abort: bool = False) -> None:
         self.over = True
@@ -603,10 +610,11 @@ class Exchange(Struct, eq=False):
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         now = now or monotonic()
         received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
-        stream, reads = request.kept_stream, self._tail
+        stream, reads, bytes_out = request.kept_stream, self._tail, self.bytes_out
         is_continued = stream is not None and stream.is_continued
         if stream is not None and is_continued:
             sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
+            bytes_out = stream.sent_bytes
         counts = context = None
         if request.head.needs_permit:
             if self.status == 200:
@@ -632,7 +640,7 @@ class Exchange(Struct, eq=False):
                 endpoint.generation,
                 (sent_at or now) - received_at,
                 first_byte_at - received_at if first_byte_at else None,
-                self.bytes_out,
+                bytes_out,
                 counts,
                 0.0 if waiting is None else waiting.entry.waited_s,
                 waiting is not None and waiting.entry.replayed,

@@ -77,8 +77,19 @@ class KeptStream(BegunStream, Protocol):
         """The function that takes the first part of the answer; ``write`` sends it to the client."""
         ...
 
-    def on_failure(self, fail: Callable[[HttpError], None]) -> None:
-        """Call back if the next part does not continue the answer."""
+    @property
+    def pieces(self) -> int:
+        """The tokens of the first part, once its rest has been asked for."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        """A next part begins. ``fail`` is called if it does not continue the answer.
+
+        ``repeats``: as in ``Endpoint.repeats_begun_message``.
+        """
         ...
 
     def continued_body(self) -> bytes:

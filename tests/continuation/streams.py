@@ -27,6 +27,10 @@ def data(value: Any, name: str = "") -> str:
     return f"{named}data: {text}\n\n"
 
 
+def timings_of(prompt: int, new: int) -> dict[str, Any]:
+    return {"cache_n": 0, "prompt_n": prompt, "predicted_n": new, "predicted_per_second": 9.5}
+
+
 class ChatServer:
     """The streams of one server: each has its own identity."""
 
@@ -51,7 +55,7 @@ class ChatServer:
             "prompt_tokens": prompt,
             "total_tokens": prompt + len(pieces),
         }
-        timings = {"predicted_n": len(pieces), "predicted_per_second": 9.5}
+        timings = timings_of(prompt, len(pieces))
         return [
             self._chunk({"role": "assistant", "content": None}),
             self._chunk({"content": prefix + first}),
@@ -121,7 +125,7 @@ class CompletionServer:
             "has_new_line": False,
             "stop_type": "limit",
             "stopping_word": "",
-            "timings": {"predicted_n": len(pieces)},
+            "timings": timings_of(prompt, len(pieces)),
         }
         return [*events, data(end)]
 
@@ -187,7 +191,7 @@ class ResponsesServer:
             self._event(
                 "response.completed",
                 response={"id": self._id, "output": [item], "usage": usage},
-                timings={"predicted_n": len(pieces)},
+                timings=timings_of(prompt, len(pieces)),
             ),
         ]
 

@@ -15,7 +15,9 @@ from tests.continuation.streams import ChatServer, CompletionServer, MessagesSer
 CHAT = {**ChatServer.body, "max_tokens": 2}
 
 
-def joined(route: str, request: dict[str, Any], first: list[Any], second: list[Any]) -> list[Any]:
+def joined(
+    route: str, request: dict[str, Any], first: list[Any], second: list[Any], *, repeats: bool = True
+) -> list[Any]:
     """What the client gets of the ``second`` events after the ``first`` ones."""
     record = Recording(route, json.dumps(request).encode())
     got: list[bytes] = []
@@ -23,7 +25,7 @@ def joined(route: str, request: dict[str, Any], first: list[Any], second: list[A
     for read in framed([data(event) for event in first]):
         record.relay(read)
     record.continued_body()
-    record.begin(got.append)
+    record.begin(got.append, repeats=repeats)
     for event in second:
         record.relay(chunk(data(event).encode()))
     texts = [piece.partition(b"data: ")[2].partition(b"\n\n")[0] for piece in got]
@@ -35,31 +37,68 @@ def delta(content: str | None = None, finish: str | None = None, **more: Any) ->
     return {"choices": [{"index": 0, "delta": {**text, **more}, "finish_reason": finish}]}
 
 
-def test_build_that_does_not_repeat_the_beginning_continues_it() -> None:
-    got = joined(ChatServer.route, ChatServer.body, [delta("Once"), delta(" there")], [delta(" lived")])
-    assert got == [delta(" lived")]
+@pytest.mark.parametrize(
+    ("had", "event", "repeats", "new"),
+    [
+        (["Once"], "Once there", True, " there"),
+        (["Once"], "Once", True, ""),  # and then it ends
+        (["ha"], "ha", False, "ha"),
+        (["1"], "10", False, "10"),
+    ],
+)
+def test_what_is_new_in_the_first_event(had: list[str], event: str, repeats: bool, new: str) -> None:
+    first = [delta(piece) for piece in had]
+    got = joined(ChatServer.route, ChatServer.body, first, [delta(event), delta(" lived")], repeats=repeats)
+    assert got == [*([delta(new)] if new else []), delta(" lived")]
+
+
+@pytest.mark.parametrize("event", ["Once they were", "Once", " Once there"])
+def test_beginning_that_is_repeated_with_a_change_is_refused(event: str) -> None:
+    with pytest.raises(NotContinued, match="in another way"):
+        joined(ChatServer.route, ChatServer.body, [delta("Once"), delta(" there ")], [delta(event)])
+
+
+def test_text_that_was_held_back_is_generated_again() -> None:
+    """llama-server holds " garden" back, because it may begin a stop string."""
+    first = [
+        {"content": " a", "tokens": [357], "tokens_predicted": 1},
+        {"content": "", "tokens": [975], "tokens_predicted": 2},
+    ]
+    record = Recording("/completion", json.dumps({"prompt": "P", "n_predict": 9}).encode())
+    record.begin(lambda _: None)
+    for event in first:
+        record.relay(chunk(data(event).encode()))
+    assert json.loads(record.continued_body()) == {"prompt": ["P", 357], "n_predict": 8}
+
+
+def test_character_of_several_tokens_is_continued_as_text() -> None:
+    """Only its last token is in the stream."""
+    first = {"content": "\U0001f98a", "tokens": [143], "tokens_predicted": 4}
+    record = Recording("/completion", json.dumps({"prompt": "P", "n_predict": 9}).encode())
+    record.begin(lambda _: None)
+    record.relay(chunk(data(first).encode()))
+    assert json.loads(record.continued_body()) == {"prompt": "P\U0001f98a", "n_predict": 5}
+
+
+def test_rest_with_another_kind_of_content_is_refused() -> None:
+    start = {"type": "content_block_start", "content_block": {"type": "text"}}
+    thinks = {"type": "content_block_start", "content_block": {"type": "thinking"}}
+    with pytest.raises(NotContinued, match="another kind of content"):
+        joined(MessagesServer.route, MessagesServer.body, [start], [thinks])
 
 
 @pytest.mark.parametrize(
-    ("had", "event", "new"),
+    ("timings", "expected"),
     [
-        (["ha"], "ha", "ha"),  # the same token once more
-        (["ha"], "haha", "ha"),  # repeated
-        (["ha", "ha"], "haha", ""),  # repeated, and no new token yet
-        (["He"], "Help", "lp"),
-        (["Hello there"], "Help", "Help"),
+        ({"cache_n": 3, "prompt_n": 1, "predicted_n": 5}, {"cache_n": 2, "prompt_n": 0, "predicted_n": 7}),
+        ({"prompt_n": 8, "predicted_n": 5}, {"prompt_n": 6, "predicted_n": 7}),
     ],
 )
-def test_what_is_new_in_the_first_event(had: list[str], event: str, new: str) -> None:
-    got = joined(ChatServer.route, ChatServer.body, [delta(piece) for piece in had], [delta(event)])
-    assert got == ([delta(new)] if new else [])
-
-
-@pytest.mark.parametrize("event", ["Once there was", "Once there lived a hare", "Once upon a time"])
-def test_beginning_that_is_repeated_with_a_change_is_refused(event: str) -> None:
-    had = [delta(" Once"), delta(" there "), delta("was")]
-    with pytest.raises(NotContinued, match="in another way"):
-        joined(ChatServer.route, ChatServer.body, had, [delta(event)])
+def test_timings_count_the_whole(timings: dict[str, int], expected: dict[str, int]) -> None:
+    """As the access log and the quotas read them."""
+    first = [delta("Once"), delta(" there")]
+    got = joined(ChatServer.route, {**CHAT, "max_tokens": 9}, first, [{"timings": timings}])
+    assert got[0]["timings"] == expected
 
 
 def test_tool_call_after_the_text_is_passed_on() -> None:
@@ -77,7 +116,15 @@ def test_limit_leaves_no_room_for_a_tool_call() -> None:
 
 
 def test_progress_of_the_prompt_is_not_sent_again() -> None:
-    progress = {"choices": [], "prompt_progress": {"total": 9}}
+    progress = {"choices": [{"index": 0, "delta": {}, "text": ""}], "prompt_progress": {"total": 9}}
+    texts: list[dict[str, Any]] = [
+        {"choices": [{"text": "Once"}]},
+        progress,
+        {"choices": [{"text": " there"}]},
+    ]
+    texts[0]["id"] = "a"
+    got = joined("/v1/completions", {"prompt": "P"}, texts[:1], texts[1:])
+    assert [event["choices"][0]["text"] for event in got] == [" there"]
     got = joined(ChatServer.route, CHAT, [progress, delta("Once")], [progress, delta("Once there")])
     assert got == [delta(" there")]
     begun = {"content": "Once", "tokens": [1]}

@@ -45,6 +45,8 @@ def chat(request: dict[str, Any], *deltas: dict[str, Any]) -> Any:
         ({"n": 2}, "several answers of n"),
         ({"n_cmpl": 3}, "several answers of n_cmpl"),
         ({"mirostat": 2}, "sampler mirostat"),
+        ({"t_max_predict_ms": 500}, "t_max_predict_ms does not count"),
+        ({"response_fields": ["content"]}, "response_fields does not count"),
         ({"adaptive_target": 0.5}, "sampler adaptive_target"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "images or sounds"),
         ({"messages": [{"role": "user", "content": ["text"]}]}, "images or sounds"),
@@ -157,7 +159,7 @@ def test_text_is_added_to_the_prompt(prompt: Any, expected: Any) -> None:
 
 
 def test_tokens_are_added_to_a_prompt_of_tokens() -> None:
-    event = data({"content": "Once", "tokens": [7, 8]})
+    event = data({"content": "Once", "tokens": [7, 8], "tokens_predicted": 2})
     assert continued("/completion", {"prompt": [1, 2]}, event) == {"prompt": [1, 2, 7, 8]}
 
 
@@ -179,3 +181,8 @@ def test_error_in_the_stream_is_not_continued(server: Any) -> None:
 
 def test_every_form_of_a_stream_is_known() -> None:
     assert {server.route for server in SERVERS} == set(API_BY_ROUTE)
+
+
+def test_limit_may_be_a_whole_number_with_a_point() -> None:
+    assert chat({"max_tokens": 9.0}, {"content": "Once"})["max_tokens"] == 8
+    assert chat({"max_tokens": 9.5}, {"content": "Once"})["max_tokens"] == 9.5

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from llamasup.continuation.answer import NotContinued
-from llamasup.continuation.stream import MAX_KEPT, TAIL_PIECES, Recording
+from llamasup.continuation.stream import MAX_HELD, MAX_KEPT, TAIL_PIECES, Recording
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from tests.continuation.streams import (
     PIECES,
     SERVERS,
     WHOLE,
     ChatServer,
+    CompletionServer,
     MessagesServer,
     ResponsesServer,
     complete,
@@ -67,7 +68,7 @@ def pieces_in(events: Sequence[str]) -> int:
 def continue_as_asked(record: Recording, client: Client, server: Any, had: int) -> None:
     """The second server answers: it has ``had`` pieces in its prompt, and repeats them first."""
     record.continued_body()
-    record.begin(client.write)
+    record.begin(client.write, repeats=True)
     rest = PIECES[had:] or (PIECES[0],)
     prefix = "" if server.route in ("/v1/completions",) else "".join(PIECES[:had])
     for read in complete(server(SECOND).stream(rest, prompt=17 + had, prefix=prefix)):
@@ -141,7 +142,7 @@ def test_second_end_continues_what_both_servers_sent(server: Any) -> None:
     cut = next(number for number, event in enumerate(whole) if '" lived"' in event) + 1
     record = sent_until(cut, server, client)
     record.continued_body()
-    record.begin(client.write)
+    record.begin(client.write, repeats=True)
     prefix = "" if server.route == "/v1/completions" else "".join(PIECES[:3])
     second = server(SECOND).stream(PIECES[3:], prompt=20, prefix=prefix)
     until = next(number for number, event in enumerate(second) if '"ä"' in event) + 1
@@ -175,7 +176,7 @@ def test_server_that_reads_the_beginning_in_another_way_is_refused(server: Any) 
     cut = next(number for number, event in enumerate(whole) if '" a"' in event) + 1
     record = sent_until(cut, server, client)
     record.continued_body()
-    record.begin(client.write)
+    record.begin(client.write, repeats=True)
     before = client.raw
     with pytest.raises(NotContinued, match="in another way"):
         for read in complete(server(SECOND).stream(PIECES[4:], prefix="Once they lived a")):
@@ -187,7 +188,7 @@ def test_error_within_the_second_part_is_not_passed_as_text() -> None:
     client = Client()
     record = sent_until(4, ChatServer, client)
     record.continued_body()
-    record.begin(client.write)
+    record.begin(client.write, repeats=True)
     with pytest.raises(NotContinued, match="has an error"):
         record.relay(chunk(data({"error": {"message": "no"}}).encode()))
 
@@ -204,3 +205,93 @@ def test_comments_are_skipped() -> None:
     record = sent_until(3, ChatServer, client)
     record.relay(chunk(b": ping\n\n"))
     assert WHOLE.startswith(json.loads(record.continued_body())["messages"][-1]["content"])
+
+
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.route)
+def test_server_that_continues_no_message_is_not_asked_to(server: Any) -> None:
+    client = Client()
+    whole = server(FIRST).stream(PIECES)
+    cut = next(number for number, event in enumerate(whole) if '" a"' in event) + 1
+    record = sent_until(cut, server, client)
+    record.continued_body()
+    if server.route in ("/v1/completions", "/completion"):
+        record.begin(client.write)
+        return
+    with pytest.raises(NotContinued, match="not seen to continue"):
+        record.begin(client.write)
+
+
+@EVERY_API
+def test_server_that_continues_no_message_answers_before_any_text(server: Any) -> None:
+    client = Client()
+    record = recording(server)
+    record.begin(client.write)
+    record.continued_body()
+    record.begin(client.write)
+    for read in complete(server(SECOND).stream(PIECES)):
+        record.relay(read)
+    record.finish()
+    assert client.events == "".join(server(SECOND).stream(PIECES))
+
+
+@EVERY_API
+def test_build_that_repeats_nothing_continues(server: Any) -> None:
+    client = Client()
+    whole = server(FIRST).stream(PIECES)
+    cut = next(number for number, event in enumerate(whole) if '" a"' in event) + 1
+    record = sent_until(cut, server, client)
+    record.continued_body()
+    record.begin(client.write, repeats=False)
+    for read in complete(server(SECOND).stream(PIECES[4:], prompt=21)):
+        record.relay(read)
+    assert [client.events.count(json.dumps(piece, ensure_ascii=False)) for piece in PIECES] == [1] * len(
+        PIECES
+    )
+
+
+def test_pings_of_the_next_server_are_passed_on() -> None:
+    client = Client()
+    record = sent_until(3, ChatServer, client)
+    record.continued_body()
+    record.begin(client.write, repeats=True)
+    record.relay(chunk(b": ping\n\n"))
+    assert client.raw.endswith(chunk(b": ping\n\n"))
+
+
+@pytest.mark.parametrize("event", [b"data: {}\r\n\r\n", b"data: " + b"x" * MAX_HELD], ids=["CRLF", "long"])
+def test_events_that_cannot_be_kept_are_sent_at_once(event: bytes) -> None:
+    client = Client()
+    record = sent_until(3, ChatServer, client)
+    before = client.raw
+    record.relay(chunk(event))
+    record.relay(chunk(b"more"))
+    assert client.raw == before + chunk(event) + chunk(b"more")
+    with pytest.raises(NotContinued, match="events are too long"):
+        record.continued_body()
+
+
+@pytest.mark.parametrize(
+    ("request_", "event"),
+    [
+        (b'{"messages":' + b"[" * 3000 + b"]" * 3000 + b"}", "data: {}\n\n"),
+        (b'{"messages":[{"role":"user","content":"\xff"}]}', "data: {}\n\n"),
+        (b"{}", 'data: {"choices":[{"delta":{"content":"\\ud800"}}]}\n\n'),
+    ],
+)
+def test_values_that_cannot_be_read_are_not_continued(request_: bytes, event: str) -> None:
+    record = Recording(ChatServer.route, request_)
+    record.begin(lambda _: None)
+    record.relay(chunk(event.encode()))
+    with pytest.raises(NotContinued):
+        record.continued_body()
+
+
+def test_strange_value_of_the_next_server_is_refused() -> None:
+    client = Client()
+    record = recording(CompletionServer)
+    record.begin(client.write)
+    record.relay(framed(CompletionServer(FIRST).stream(PIECES))[0])
+    record.continued_body()
+    record.begin(client.write)
+    with pytest.raises(NotContinued, match="cannot be read"):
+        record.relay(chunk(data({"content": "a", "tokens_predicted": "x"}).encode()))

@@ -24,6 +24,12 @@ def set_continues(rig: Rig) -> Rig:
     return rig
 
 
+def start_next(rig: Rig, *, repeats: bool | None = True) -> Endpoint:
+    new = start_generation(rig)
+    rig.call(lambda: setattr(new, "repeats_begun_message", repeats))
+    return new
+
+
 @pytest.fixture
 def continuing(rig: Rig) -> Rig:
     return set_continues(rig)
@@ -45,7 +51,7 @@ def cut(rig: Rig, child: Wire) -> Endpoint:
     child.close()
     await_queued(rig, 1)
     end_generation(rig)
-    return start_generation(rig)
+    return start_next(rig)
 
 
 def continue_on(rig: Rig, pieces: int = 3) -> Wire:
@@ -118,7 +124,7 @@ def test_stopped_generation_continues_on_the_next_one(continuing: Rig) -> None:
     client, child = begun(continuing)
     end_generation(continuing)
     assert child.sees_the_end()
-    start_generation(continuing)
+    start_next(continuing)
     continue_on(continuing).send(rest_of())
     client.until(LAST_CHUNK)
     assert continuing.record().outcome == "ok"
@@ -131,7 +137,7 @@ def test_waiting_stream_gets_comments(make_rig: MakeRig) -> None:
     await_queued(rig, 1)
     end_generation(rig)
     client.until(b": ")
-    start_generation(rig)
+    start_next(rig)
     continue_on(rig).send(rest_of())
     client.until(LAST_CHUNK)
     assert rig.record().continued
@@ -164,7 +170,7 @@ def test_http_1_0_client_gets_the_events_without_chunks(continuing: Rig) -> None
     assert b"\r\n" not in rest
 
 
-def test_second_end_is_told(continuing: Rig) -> None:
+def test_second_end_ends_the_stream(continuing: Rig) -> None:
     """As a request is sent again only once."""
     client, child = begun(continuing)
     cut(continuing, child)
@@ -178,7 +184,7 @@ def test_second_end_is_told(continuing: Rig) -> None:
     assert (record.outcome, record.continued) == ("upstream_failed", True)
 
 
-def test_reason_of_a_refused_continuation_is_told(continuing: Rig) -> None:
+def test_error_has_the_reason_of_a_refusal(continuing: Rig) -> None:
     request = post(CHAT, json.dumps({**ChatServer.body, "response_format": {"type": "json_object"}}).encode())
     client, child = begun(continuing, request=request)
     child.close()
@@ -188,14 +194,29 @@ def test_reason_of_a_refused_continuation_is_told(continuing: Rig) -> None:
     assert continuing.proxy.metrics.continued == {("tiny", "refused"): 1}
 
 
-def test_generation_that_does_not_return_is_told(continuing: Rig) -> None:
+def test_stream_of_a_model_that_stops_ends(continuing: Rig) -> None:
     client, child = begun(continuing)
     end_generation(continuing, STOPPING)
     assert child.sees_the_end()
-    assert error_in(client.rest())["message"] == "llama-server was killed"
+    message = str(error_in(client.rest())["message"])
+    assert message.endswith("(not continued: it was sent again before, or no llama-server can take it)")
+    assert continuing.record().continued is False
+    assert continuing.proxy.metrics.continued == {("tiny", "refused"): 1}
 
 
-def test_failure_while_the_stream_waits_is_told(continuing: Rig) -> None:
+def test_next_server_that_continues_no_messages_ends_the_stream(continuing: Rig) -> None:
+    client, child = begun(continuing)
+    child.close()
+    await_queued(continuing, 1)
+    end_generation(continuing)
+    start_next(continuing, repeats=None)
+    continue_on(continuing).send(rest_of())
+    rest = client.rest()
+    assert error_in(rest)["cause"] == "not_continued"
+    assert b'" a"' not in rest
+
+
+def test_failure_while_the_stream_waits_ends_it(continuing: Rig) -> None:
     client, child = begun(continuing)
     child.close()
     await_queued(continuing, 1)
@@ -226,7 +247,7 @@ def test_other_text_that_is_complete_at_once_is_not_sent(continuing: Rig) -> Non
     assert continuing.record().outcome == "error_event"
 
 
-def test_refusal_of_the_next_generation_is_told(continuing: Rig) -> None:
+def test_refusal_of_the_next_generation_ends_the_stream(continuing: Rig) -> None:
     client, child = begun(continuing)
     cut(continuing, child)
     error = b'{"error":{"code":400,"message":"prefill is not possible","type":"invalid_request_error"}}'
@@ -241,7 +262,10 @@ def test_client_that_leaves_ends_the_wait(continuing: Rig) -> None:
     await_queued(continuing, 1)
     client.close()
     await_queued(continuing, 0)
-    assert continuing.record().outcome == "client_gone"
+    record = continuing.record()
+    assert (record.outcome, record.status, record.continued) == ("client_gone", 200, False)
+    assert (record.tokens_estimated, record.bytes_out > 100) == (3, True)
+    assert record.first_byte_s is not None
 
 
 def test_prompt_tokens_of_messages_are_those_of_the_first_part(continuing: Rig) -> None:
