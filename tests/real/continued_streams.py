@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from llamasup.supervision.runner import InstanceRunner
 
-__all__ = ["QUESTION", "REQUESTS", "Outcomes", "kill_in_streams"]
+__all__ = ["QUESTION", "REQUESTS", "Outcomes", "kill_in_streams", "proof_of_start"]
 
 # The next server reads in one step what the first one computed token by token.
 # That changes the last digits, so another word can win a tie. With this question, the demo model is nowhere
@@ -104,13 +104,23 @@ async def kill_in_streams(
     return found
 
 
+async def proof_of_start(runtime: str, model: str, extra: tuple[str, ...]) -> bool | None:
+    """What llamasup knows of the messages that llama-server continues, with these options."""
+    async with _running(runtime, model, extra) as (_port, runner):
+        endpoint = runner.endpoint
+        assert endpoint is not None
+        return endpoint.repeats_begun_message
+
+
 @asynccontextmanager
-async def _running(runtime: str, model: str) -> AsyncIterator[tuple[int, InstanceRunner]]:
+async def _running(
+    runtime: str, model: str, extra: tuple[str, ...] = ()
+) -> AsyncIterator[tuple[int, InstanceRunner]]:
     """llamasup in this process, because no option turns off the wait between restarts."""
     sockets = tuple(bind("127.0.0.1", 0))
     options = RunOptions(
         model,
-        Settings(parallel=1, threads=1, kv_type="f16"),
+        Settings(parallel=1, threads=1, kv_type="f16", extra=extra),
         runtime=runtime,
         sockets=sockets,
         restart=AT_ONCE,
