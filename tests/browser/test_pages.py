@@ -396,7 +396,8 @@ def test_browser_asks_before_it_closes_a_tab_with_an_edit(page: Page, console: C
     with page.expect_event("dialog") as dialog:
         page.close(run_before_unload=True)
     assert dialog.value.type == "beforeunload"
-    dialog.value.accept()
+    with page.expect_event("close"):
+        dialog.value.accept()
 
 
 def test_error_of_a_failed_check_ends_with_a_good_one(page: Page, console: Console) -> None:
