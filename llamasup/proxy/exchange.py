@@ -257,7 +257,7 @@ class Exchange(Struct, eq=False):
                 upstream.lines,
                 framing or b"",
                 request.id,
-                request.cors,
+                request.own_lines,
                 b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
                 if self._waiting is None
                 else self._timing(self._waiting),

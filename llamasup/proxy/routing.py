@@ -111,6 +111,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return Unavailable.because(refusal)
+    if route.served.queue.repairs_tool_calls and request.body:
+        _repair(request, proxy)
     return route.served.lease(infers=infers, body=request.body)
 
 
@@ -126,6 +128,18 @@ def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
             return body
         request.body = body
     return None
+
+
+def _repair(request: Request, proxy: ProxyContext) -> None:
+    """Make the tool calls of a conversation valid, which llama-server would refuse."""
+    from llamasup.repair.history import with_valid_arguments  # here, because few models ask for it
+
+    body = with_valid_arguments(request.body)
+    if body is not None:
+        request.body = body
+        request.own_lines += b"X-Llamasup-Repaired: arguments\r\n"
+        assert request.model_route is not None
+        proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:

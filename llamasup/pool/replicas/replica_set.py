@@ -48,6 +48,7 @@ class ReplicaSet:
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
+            repairs_tool_calls=policy.repairs_tool_calls,
             choose=self._choose,
             on_wanted=on_wanted,
             on_unserved=on_unserved,
@@ -134,6 +135,7 @@ class ReplicaSet:
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
+            repairs_tool_calls=policy.repairs_tool_calls,
         )
         for runner in self.runners:
             runner.set_policy(policy)
