@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -12,13 +13,29 @@ from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-__all__ = ["Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set"]
+__all__ = ["OLLAMA", "Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set", "with_values"]
+
+OLLAMA = "127.0.0.1:11434"
+"""The address of ``--ollama`` without a value: that of Ollama itself."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 # From the words of the command line come strings, and booleans for flags.
 _READ_HERE = (str, bool, Path, list[str])
+
+
+_is_address = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]/]*):\d+|.+\.sock").fullmatch
+
+
+def with_values(args: list[str]) -> list[str]:
+    """``--ollama`` gets its address if none follows; click has no options with an optional value here."""
+    if "--ollama" not in args:
+        return args
+    at = args.index("--ollama")
+    if "--" in args[:at] or (at + 1 < len(args) and _is_address(args[at + 1])):
+        return args
+    return [*args[:at], f"--ollama={OLLAMA}", *args[at + 1 :]]
 
 
 class _Reader(RuntimeParam):
@@ -52,6 +69,9 @@ class _ReadsParameters:
 
 class Command(_ReadsParameters, TyperCommand):
     """Its help names an argument by its metavar: Typer would add braces and a Python type."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_values(args))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)[:1]

@@ -298,6 +298,23 @@ class Pool:
             managed.unload_waiters.append(waiter)
             await waiter
 
+    def keep(self, managed: ManagedModel, ttl_s: float | None, *, own: int = 0) -> bool:
+        """Let the model stay loaded for ``ttl_s`` after its last request, until it is loaded again; None: for
+        its own ttl. Returns False if no ttl unloads it: it is pinned, or the only model.
+
+        With 0 it is unloaded once it is idle, unless it has other requests: more than ``own``.
+        """
+        stay = managed.spec.stay
+        if stay.pin or stay.by_command:
+            return False
+        served = managed.served
+        if ttl_s == 0 and (served.in_flight > own or len(served.queue)):
+            ttl_s = None
+        if managed.kept_s != ttl_s:
+            managed.kept_s = ttl_s
+            self.reconcile_soon()
+        return True
+
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
@@ -350,12 +367,13 @@ class Pool:
 
     def _on_idle(self, managed: ManagedModel) -> None:
         """The last request in flight has ended."""
-        managed.count_use()
+        if managed.count_use() > 1 and managed.kept_s == 0:
+            managed.kept_s = None  # another client used it meanwhile
         is_cordoned = managed.state is ModelState.CORDONED
         if is_cordoned or any(model.wanted and not model.serves for model in self.active):
             self.reconcile_soon()
-        elif managed.spec.stay.ttl_s < float("inf"):
-            self._timer.schedule(monotonic() + managed.spec.stay.ttl_s)
+        elif managed.ttl_s < float("inf"):
+            self._timer.schedule(monotonic() + managed.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
         if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
@@ -528,6 +546,7 @@ class Pool:
         match action:
             case Load(id_):
                 managed = self.managed_models[id_]
+                managed.kept_s = None
                 by = managed.loaded_by if managed.load_waiters else "request"
                 self.decisions.add(recording.loaded(datetime.now(UTC), id_, by))
                 self._post(managed, states.LoadGranted())

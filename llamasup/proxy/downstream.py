@@ -12,11 +12,12 @@ from time import monotonic
 from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
-from llamasup.http.heads import HttpError, error_body, error_response
+from llamasup.http.heads import HttpError, error_body, error_response, response
 from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
+from llamasup.proxy.dialect import Dialect, LocalAnswer
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.live.state import InFlight, LivePhase, described
@@ -211,6 +212,7 @@ class Downstream(asyncio.Protocol):
         elif (
             request is not None
             and may_upload(request, self.proxy)
+            and not self._speaks_dialect(request)
             and (answerer := answerer_of(request.head, self._access, self.proxy.backend)) in FORWARDED
         ):
             self._begin_upload(request, answerer)
@@ -313,6 +315,8 @@ class Downstream(asyncio.Protocol):
         if request.refusal is not None:
             self._refuse(request, request.refusal)
             return
+        if self._access.dialect is not None and self._translate(request, self._access.dialect):
+            return
         proxy = self.proxy
         answerer = answerer_of(request.head, self._access, proxy.backend)
         if answerer not in FORWARDED:
@@ -343,6 +347,37 @@ class Downstream(asyncio.Protocol):
         except Exception:
             _log.exception("llamasup failed to serve a request")
             self._failed(request)
+
+    # --- another API
+
+    def _speaks_dialect(self, request: Request) -> bool:
+        dialect = self._access.dialect
+        return dialect is not None and (request.translation is not None or dialect.speaks(request.head))
+
+    def _translate(self, request: Request, dialect: Dialect) -> bool:
+        """Put a request in another API into llama-server's. Returns whether it has been answered instead."""
+        if not dialect.speaks(request.head):
+            return False
+        try:
+            found = self.proxy.keys.enter(request) or dialect.translate(request, self.proxy.backend)
+            if found is None:
+                return False
+            if isinstance(found, HttpError):
+                self._refuse(request, found)
+            else:
+                self._answer_translated(request, found)
+        except Exception:
+            _log.exception("llamasup failed to translate a request")
+            self._failed(request)
+        return True
+
+    def _answer_translated(self, request: Request, found: LocalAnswer) -> None:
+        close = not self.keeps_alive(request)
+        lines = (found.lines, request.response_lines)
+        method = request.head.method
+        self.send(response(found.status, found.body, *lines, method=method, close=close, json=False))
+        self.proxy.record_request(request, record_of(request, found.status, "local", monotonic()))
+        self._close_after_last(request)
 
     def _failed(self, request: Request) -> None:
         """End a request after an internal error, so that it no longer counts for its key."""
@@ -396,6 +431,12 @@ class Downstream(asyncio.Protocol):
             return
         close = not self.keeps_alive(request)
         method = request.head.method
+        dialect = self._access.dialect
+        if dialect is not None and self._speaks_dialect(request):
+            lines = request.response_lines
+            self.send(dialect.error_response(error, lines, method=method, close=close or error.close))
+            self._close_after_last(request)
+            return
         self.send(error_response(error, request.response_lines, method=method, close=close))
         self._close_after_last(request)
 

@@ -24,6 +24,7 @@ from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
 from llamasup.proxy.request import Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
+from llamasup.proxy.translation import ResponseForm, Translation
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
@@ -89,6 +90,11 @@ class Exchange(Struct, eq=False):
 
     def start(self) -> None:
         lease, request = self._lease, self._request
+        if request.translation is not None:
+            refusal = request.translation.admit(lease.endpoint)
+            if refusal is not None:
+                self._fail(refusal, "refused")
+                return
         lease.on_revoked(self._revoked)
         if request.jobs > 1:
             lease.weigh(request.jobs)
@@ -152,6 +158,9 @@ class Exchange(Struct, eq=False):
             is_stream = self.status == 200 and upstream.streams_events
             self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
             self._write(body)
+        elif request.translation is not None:
+            self._write = self._translated(request.translation, upstream, framing)
+            self._write(body)
         else:
             self._write_head(upstream, framing, body)
         self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
@@ -186,6 +195,24 @@ class Exchange(Struct, eq=False):
         request = self._request
         counts = request.quota is not None and request.quota.counts_tokens
         return request.needs_permit and (request.jobs > 1 or counts)
+
+    def _translated(
+        self, translation: Translation, upstream: Upstream, framing: bytes | None
+    ) -> Callable[[bytes], None]:
+        request, downstream, waiting = self._request, self._downstream, self._waiting
+        form = ResponseForm(
+            request.response_lines,
+            http_1_0=request.http_1_0,
+            close=not downstream.keeps_alive(request),
+            load_s=0.0 if waiting is None else waiting.entry.waited_s,
+        )
+        return translation.begin(
+            downstream.send,
+            upstream.status,
+            form,
+            is_chunked=framing is not None and framing.startswith(b"Transfer"),
+            streams_events=upstream.streams_events,
+        )
 
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream
@@ -267,6 +294,8 @@ class Exchange(Struct, eq=False):
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
+        if request.translation is not None:
+            self.status = request.translation.finish()
         stream = request.keepalive_stream
         error = None if stream is None else stream.finish(self.status)
         self.over = True
@@ -494,7 +523,10 @@ class Exchange(Struct, eq=False):
             self._downstream.exchange_failed(self._request, error)
             return
         self._record(outcome)
-        if can_send_event:
+        if self._request.translation is not None:
+            self._request.translation.fail(error)
+            self._downstream.close()
+        elif can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that
             # reads HTTP, the stream is incomplete (S12).
             event = error_event(self._request.head.path, error_body(error))
@@ -508,12 +540,16 @@ class Exchange(Struct, eq=False):
     @property
     def _can_answer(self) -> bool:
         """Whether the client has received no byte of a response."""
-        keepalive_stream = self._request.keepalive_stream
+        keepalive_stream, translation = self._request.keepalive_stream, self._request.translation
+        if translation is not None:
+            return not translation.has_begun
         return not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed)
 
     @property
     def _can_send_event(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
+        if self._request.translation is not None:
+            return True  # it has sent only complete lines
         if self._upstream is None or not self._upstream.streams_events:
             return False
         last = self.last_bytes()

@@ -24,7 +24,7 @@ from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet
 from llamasup.proxy.live.requests import LiveRequests
@@ -52,6 +52,7 @@ from llamasup.usage.recorder import UsageRecorder
 
 if TYPE_CHECKING:
     from llamasup.observability.tracing.exporter import SpanExporter
+    from llamasup.ollama.door import OllamaDoor
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -69,6 +70,14 @@ class Workload(Protocol):
 
     @property
     def control_target(self) -> ControlTarget: ...
+
+    def described(self) -> ModelList:
+        """The models, as ``serve`` lists them at /v1/models."""
+        ...
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> bool:
+        """As ``Pool.keep``, for the model of this id; False if it is not here."""
+        ...
 
     async def run(self) -> None:
         """Own all tasks and processes until cancelled, and end them then."""
@@ -110,6 +119,7 @@ class ServiceHost:
         listen: Callable[[], ListenerSet],
         proxy: ProxyConfig,
         environ: Mapping[str, str] | None = None,
+        listen_ollama: Callable[[], ListenerSet] | None = None,
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
@@ -121,6 +131,8 @@ class ServiceHost:
         self._options = options
         self._bus = bus
         self._listen = listen
+        self._listen_ollama = listen_ollama
+        self._ollama: ListenerSet | None = None
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
         self.live_requests: LiveRequests | None = None
@@ -170,6 +182,12 @@ class ServiceHost:
         """
         options = self._options
         listeners = self._listen()
+        if self._listen_ollama is not None:
+            try:
+                self._ollama = self._listen_ollama()
+            except BaseException:
+                listeners.close()
+                raise
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         if (path := options.access_log) is not None:
             self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
@@ -184,7 +202,8 @@ class ServiceHost:
                 self._workload = make(folder, listeners.address)
                 error = await self._serve(self._workload, listeners, folder, guardian, ready_file)
         finally:
-            listeners.close()
+            for opened in filter(None, (listeners, self._ollama)):
+                opened.close()
             if self._access_log is not None:
                 self._access_log.close()
             if self._spans is not None:
@@ -239,6 +258,9 @@ class ServiceHost:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
                 await proxy.start(listeners.sockets, tls=listeners.tls)
+                if self._ollama is not None:
+                    door = _ollama_door(workload)
+                    await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=door)
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
@@ -252,7 +274,7 @@ class ServiceHost:
                 return await workload.ended()
             finally:
                 # The control API first: its answers and streams end through the proxy.
-                for close in (control.aclose, lambda: _close_listeners(listeners, proxy)):
+                for close in (control.aclose, lambda: _close_listeners(listeners, self._ollama, proxy)):
                     try:
                         async with asyncio.timeout(CLOSE_TIMEOUT_S):
                             await close()
@@ -343,8 +365,15 @@ async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | 
         return await prober.slots()
 
 
-async def _close_listeners(listeners: ListenerSet, proxy: Proxy) -> None:
-    listeners.stop_listening()
+def _ollama_door(workload: Workload) -> OllamaDoor:
+    from llamasup.ollama.door import OllamaDoor  # here, because few services have one
+
+    return OllamaDoor(workload.described, workload.keep)
+
+
+async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, proxy: Proxy) -> None:
+    for opened in filter(None, (listeners, ollama)):
+        opened.stop_listening()
     await proxy.aclose()
 
 
