@@ -98,7 +98,7 @@ class _Timings(msgspec.Struct):
 class _Chat(msgspec.Struct):
     choices: list[_Choice] = []
     timings: _Timings | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
 
 
 class _Completion(msgspec.Struct):
@@ -106,7 +106,7 @@ class _Completion(msgspec.Struct):
     stop: bool = False
     stop_type: str = ""
     timings: _Timings | None = None
-    error: msgspec.Raw | None = None
+    error: msgspec.Raw = _NULL
 
 
 class _Embedding(msgspec.Struct):
@@ -320,7 +320,7 @@ class Lines:
 
     def _chat(self, event: bytes, created_at: bytes) -> bytes:
         chunk = _read_chat(event)
-        if chunk.error is not None:
+        if chunk.error is not _NULL:
             raise BrokenAnswer(error_text(event))
         if chunk.timings is not None:
             self._timings = chunk.timings
@@ -340,7 +340,7 @@ class Lines:
 
     def _completion(self, event: bytes, created_at: bytes) -> bytes:
         chunk = _read_completion(event)
-        if chunk.error is not None:
+        if chunk.error is not _NULL:
             raise BrokenAnswer(error_text(event))
         if chunk.stop:
             self._timings, self._reason = chunk.timings, _reason(chunk.stop_type)
@@ -401,6 +401,8 @@ def _whole_text(asked: Asked, body: bytes) -> tuple[bytes, _Timings | None]:
 
 def _whole_embeddings(asked: Asked, body: bytes, times: Times) -> bytes:
     found = _read_embeddings(body)
+    if not found.data:
+        raise BrokenAnswer("llama-server sent no embedding")
     vectors = [bytes(each.embedding) for each in sorted(found.data, key=lambda each: each.index)]
     if asked.kind is Kind.EMBEDDINGS:
         return b'{"embedding":%b}\n' % vectors[0]

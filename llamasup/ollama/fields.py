@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from llamasup.http.heads import HttpError
 
@@ -42,6 +43,10 @@ class Refused(Exception):
     def __init__(self, error: HttpError) -> None:
         super().__init__(error.message)
         self.error = error
+
+    def within(self, place: str) -> Refused:
+        """The same, of a field of an item."""
+        return Refused(replace(self.error, message=f"{place}: {self.error.message}"))
 
 
 def refusal(message: str, remedy: str = "", *, status: int = 400) -> Refused:

@@ -93,7 +93,7 @@ def _residence(model: ListedModel, now: datetime) -> dict[str, Any]:
     own = model.llamasup
     ends = _NEVER if own.unload_in_s is None else _utc(now + timedelta(seconds=max(0.0, own.unload_in_s)))
     found: dict[str, Any] = {"expires_at": ends, "size_vram": own.gpu_bytes or 0}
-    if own.memory_bytes is not None:
+    if own.memory_bytes:
         found["size"] = own.memory_bytes
     if context := model.meta.n_ctx or own.context:
         found["context_length"] = context

@@ -14,7 +14,17 @@ from typing import Any, Final
 
 import msgspec
 
-from llamasup.ollama.fields import boolean, decoded, integer, items, keep_alive, object_of, refusal, text
+from llamasup.ollama.fields import (
+    Refused,
+    boolean,
+    decoded,
+    integer,
+    items,
+    keep_alive,
+    object_of,
+    refusal,
+    text,
+)
 from llamasup.ollama.options import asked_context, parameters
 
 __all__ = ["PATHS", "Asked", "Features", "Kind", "asked_of"]
@@ -130,45 +140,47 @@ def _messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     pending: list[tuple[str, str]] = []  # the ids and names of calls without a result
     for at, message in enumerate(messages):
-        place = f"messages[{at}]"
-        if not isinstance(message, dict):
-            raise refusal(f"{place} is not an object", "use objects with role and content")
-        role = text(message, "role").lower()
-        if role not in ("system", "user", "assistant", "tool"):
-            raise refusal(f"{place}.role is {role[:40]!r}", "use system, user, assistant or tool")
-        content = text(message, "content")
-        own: dict[str, Any] = {"role": role, "content": content}
-        if images := items(message, "images"):
-            own["content"] = _with_images(content, images, place)
-        if thinking := text(message, "thinking"):
-            own["reasoning_content"] = thinking
-        if calls := items(message, "tool_calls"):
-            own["tool_calls"] = _tool_calls(calls, place, len(found))
+        try:
+            own = _message(message, at, pending)
+        except Refused as refused:
+            raise refused.within(f"messages[{at}]") from None
+        if "tool_calls" in own:
             pending = [(call["id"], call["function"]["name"]) for call in own["tool_calls"]]
-        if role == "tool":
-            own |= _result_of(message, pending)
         found.append(own)
     return found
 
 
-def _tool_calls(calls: Sequence[Any], place: str, number_of_message: int) -> list[dict[str, Any]]:
-    found = []
-    for at, call in enumerate(calls):
-        if not isinstance(call, dict):
-            raise refusal(f"{place}.tool_calls[{at}] is not an object", "use objects with function")
-        function = object_of(call, "function")
-        called = text(function, "name")
-        if not called:
-            raise refusal(f"{place}.tool_calls[{at}].function has no name", "name the function")
-        arguments = object_of(function, "arguments")
-        found.append(
-            {
-                "id": text(call, "id") or f"call_{number_of_message}_{at}",
-                "type": "function",
-                "function": {"name": called, "arguments": msgspec.json.encode(arguments).decode()},
-            }
-        )
-    return found
+def _message(message: Any, at: int, pending: list[tuple[str, str]]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise refusal("a message is no object", "use objects with role and content")
+    role = text(message, "role").lower()
+    if role not in ("system", "user", "assistant", "tool"):
+        raise refusal(f"role is {role[:40]!r}", "use system, user, assistant or tool")
+    content = text(message, "content")
+    own: dict[str, Any] = {"role": role, "content": content}
+    if images := items(message, "images"):
+        own["content"] = _with_images(content, images)
+    if thinking := text(message, "thinking"):
+        own["reasoning_content"] = thinking
+    if calls := items(message, "tool_calls"):
+        own["tool_calls"] = [_tool_call(call, f"call_{at}_{number}") for number, call in enumerate(calls)]
+    return own | _result_of(message, pending) if role == "tool" else own
+
+
+def _tool_call(call: Any, id_: str) -> dict[str, Any]:
+    """``id_``: for a call without one."""
+    if not isinstance(call, dict):
+        raise refusal("an item of tool_calls is no object", "use objects with function")
+    function = object_of(call, "function")
+    called = text(function, "name")
+    if not called:
+        raise refusal("an item of tool_calls names no function", "set function.name")
+    arguments = msgspec.json.encode(object_of(function, "arguments")).decode()
+    return {
+        "id": text(call, "id") or id_,
+        "type": "function",
+        "function": {"name": called, "arguments": arguments},
+    }
 
 
 def _result_of(message: Mapping[str, Any], pending: list[tuple[str, str]]) -> dict[str, str]:
@@ -213,7 +225,7 @@ def _generate(name: str, fields: Mapping[str, Any], look: _Look) -> Asked:
             name, fields, prompt, suffix, other="system" if system else "images" if images else ""
         )
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    content = _with_images(prompt, images, "the request") if images else prompt
+    content = _with_images(prompt, images) if images else prompt
     messages.append({"role": "user", "content": content})
     body = {"messages": messages, **_shared(name, fields, look)}
     return _asked(Kind.GENERATE, name, b"/v1/chat/completions", _streamed(body, fields), fields)
@@ -313,14 +325,12 @@ _STARTS: Final = (
 _START_LETTERS: Final = 24  # of base64: 18 bytes
 
 
-def _with_images(content: str, images: Sequence[Any], place: str) -> list[dict[str, Any]]:
+def _with_images(content: str, images: Sequence[Any]) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": content}] if content else []
     for at, image in enumerate(images):
         media = _media_of(image)
         if media is None:
-            raise refusal(
-                f"images[{at}] of {place} is no image", "use base64 of a PNG, JPEG, GIF, BMP or WebP file"
-            )
+            raise refusal(f"images[{at}] is no image", "use base64 of a PNG, JPEG, GIF, BMP or WebP file")
         parts.append({"type": "image_url", "image_url": {"url": f"data:image/{media};base64,{image}"}})
     return parts
 
