@@ -27,6 +27,10 @@ class ModelArguments(TypedDict, total=False):
     profile: Literal["latency", "throughput", "memory", "plain"] | None
     loras: Sequence[str | Path] | None
     devices: Sequence[str] | None
+    rpc: Sequence[str] | None
+    rpc_ca: str | Path | None
+    rpc_cert: str | Path | None
+    rpc_key: str | Path | None
     extra: Sequence[str] | None
     nice: int | None
     check_memory: bool | None

@@ -27,7 +27,17 @@ from llamasup.settings.kinds import (
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Http, Memory, Ollama, PeerEntry, Slots, Usage
+from llamasup.settings.sections import (
+    Auth,
+    Downloads,
+    Http,
+    Memory,
+    Ollama,
+    PeerEntry,
+    Slots,
+    Usage,
+    VirtualEntry,
+)
 
 __all__ = ["Cache", "Config"]
 
@@ -89,6 +99,14 @@ class Config(SettingGroup, frozen=True, kw_only=True):
             Named(Section(ModelEntry), pattern=True),
             "Models by name. A name with * or ? is a rule for all matching models; the last rule wins.",
             "the models that llamasup finds",
+        ),
+    ] = {}
+    virtual_models: Annotated[
+        Mapping[str, VirtualEntry],
+        Setting(
+            Named(Section(VirtualEntry)),
+            "Further names for models, with parameters of their own, or for one of several models.",
+            "none",
         ),
     ] = {}
     groups: Annotated[

@@ -36,12 +36,14 @@ from llamasup.settings.kinds import (
     Many,
     Name,
     Named,
+    Parameters,
     RuntimeName,
     ScalarKind,
     Section,
 )
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.names import is_pattern
+from llamasup.settings.parameters import ParameterName, check_parameter, plain_value
 from llamasup.system.storage.folders import read_bounded
 from llamasup.system.text import did_you_mean
 
@@ -191,6 +193,8 @@ class _Reader:
                 return self._named(node, at, kind)
             case Many():
                 return self._many(node, at, kind)
+            case Parameters():
+                return self._parameters(node, at, kind)
             case _:
                 return self._scalar(node, at, kind)
 
@@ -231,7 +235,47 @@ class _Reader:
             place = (*at, number)
             self.lines[place] = item.line
             values.append(self._scalar(item, place, kind.kind))
-        return _INVALID if any(value is _INVALID for value in values) else tuple(values)
+        if any(value is _INVALID for value in values):
+            return _INVALID
+        repeated = kind.duplicates(values)
+        for number in repeated:
+            item = node.items[number]
+            assert isinstance(item, Scalar)
+            self._refuse(item.line, (*at, number), f"duplicate value {shown(item.text)}; keep one of them")
+        return _INVALID if repeated else tuple(values)
+
+    def _parameters(self, node: Node, at: Place, kind: Parameters) -> dict[str, Any]:
+        """Request parameters: their names are checked, and their values read as in JSON."""
+        values: dict[str, Any] = {}
+        for entry in self._entries(node, at, kind.allowed):
+            place = (*at, entry.key)
+            self.lines[place] = entry.line
+            try:
+                name = ParameterName().parse(entry.key)
+            except InvalidValue as invalid:
+                reason = invalid.why or f"expected {ParameterName().allowed}"
+                self._refuse(entry.line, place, f"invalid parameter: {reason}")
+                continue
+            try:
+                value = self._json(entry.node)
+                check_parameter(name, value)
+            except InvalidReference as error:
+                self._refuse(entry.line, place, str(error))
+            except InvalidValue as invalid:
+                self._refuse(entry.line, place, f"{_seen(entry.node)}; {invalid.why}")
+            else:
+                values[name] = value
+        return values
+
+    def _json(self, node: Node) -> Any:
+        match node:
+            case Table(entries=entries):
+                return {entry.key: self._json(entry.node) for entry in entries}
+            case Items(items=items):
+                return [self._json(item) for item in items]
+            case _:
+                text = expanded(node.text, self._environ)
+                return plain_value(text) if node.plain else text
 
     def _scalar(self, node: Node, at: Place, kind: ScalarKind | FilePath) -> Any:
         expected = f"expected {kind.allowed}"

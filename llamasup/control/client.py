@@ -7,7 +7,7 @@ that it has there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -86,6 +86,22 @@ class ControlClient:
 
     def status(self) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", self._request("GET", "/status"))
+
+    def models(self) -> Sequence[Mapping[str, Any]]:
+        """The models of ``/v1/models``, which a key of a client may see. Not over the private socket."""
+        what = "GET /v1/models"
+        with self._mapped_errors(what):
+            response = self._http.get(
+                f"{self.address.url.rstrip('/')}/v1/models", timeout=_timeout(_TIMEOUT_S)
+            )
+        entries = self._answer(response, what).get("data")
+        try:
+            return msgspec.convert(entries, list[dict[str, Any]])
+        except msgspec.ValidationError:
+            raise ControlFailed(
+                f"The program at {self.address.shown} does not answer {what} with a list of models.",
+                remedy="Check that the address is that of a llamasup.",
+            ) from None
 
     def why(self, model: str) -> Mapping[str, Any]:
         """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""

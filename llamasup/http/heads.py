@@ -36,6 +36,7 @@ __all__ = [
     "split_target",
     "status_line",
     "trace_parent_of",
+    "with_query",
 ]
 
 
@@ -306,6 +307,13 @@ _is_compressed = re.compile(
 
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch
+
+
+def with_query(head: Head, query: bytes) -> Head:
+    """The head with this query in place of its own, which is not empty."""
+    before = len(head.method) + 1 + len(head.path) + 1
+    opening = head.opening[:before] + query + head.opening[before + len(head.query) :]
+    return msgspec.structs.replace(head, query=query, opening=opening)
 
 
 def split_target(target: bytes, method: bytes) -> tuple[bytes, bytes, bytes] | None:

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "misspelled", "route_of"]
+__all__ = [
+    "CONTROL",
+    "OTHER_LABEL",
+    "Route",
+    "Work",
+    "canonical_path",
+    "closed_by_default",
+    "misspelled",
+    "route_of",
+]
+
+
+OTHER_LABEL: Final = "other"
+"""The label of unknown and of closed paths."""
 
 
 class Work(StrEnum):
@@ -76,8 +90,8 @@ CONTROL = Route("/llamasup")
 # A POST to an unknown path counts as inference, because some builds have their own inference routes
 # (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
 # may change something.
-_OTHER = Route("other", infers=True, waits=True)
-_CLOSED_ROUTE = Route("other")
+_OTHER = Route(OTHER_LABEL, infers=True, waits=True)
+_CLOSED_ROUTE = Route(OTHER_LABEL)
 _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
 
@@ -136,7 +150,7 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
     if prefix:
         canonical = canonical.removeprefix(canonical_path(prefix))
     route = route_of(canonical)
-    return None if route.label in ("other", route_of(path.removeprefix(prefix)).label) else route
+    return None if route.label in (OTHER_LABEL, route_of(path.removeprefix(prefix)).label) else route
 
 
 # /llamasup is here for its other spellings; another function handles the plain one.

@@ -63,15 +63,18 @@ class NodesListing:
         self._groups = {group.model.id: group for group in groups}
 
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        return encode_list(self._entries(allowed))
+        return encode_list(self.entries(allowed))
 
     def one(self, model: str) -> bytes:
+        return encode_one(self.entry(model))
+
+    def entry(self, model: str) -> dict[str, Any]:
         group = self._groups.get(model)
         if group is None:
-            return self._here.one(model)
-        return encode_one(_with_nodes(self._here.entry(model), group) if group.is_local else _entry(group))
+            return self._here.entry(model)
+        return _with_nodes(self._here.entry(model), group) if group.is_local else _entry(group)
 
-    def _entries(self, allowed: Callable[[ResolvedModel], bool] | None) -> Iterator[dict[str, Any]]:
+    def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
         for entry in self._here.entries(allowed):
             group = self._groups.get(entry["id"])
             yield entry if group is None else _with_nodes(entry, group)

@@ -18,8 +18,9 @@ from llamasup.http.context_end import ContextWindow
 from llamasup.peers.groups import ModelGroup, cold_choice, warm, why_not_served
 from llamasup.peers.known import KnownNode
 from llamasup.pool.replicas.load_balancer import LoadBalancer
-from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
 
 __all__ = ["NodeAddress", "RemoteModel"]
@@ -96,6 +97,17 @@ class RemoteModel:
             return self._warm
         cold = self._cold
         return self._why if cold is None or cold.busy >= COLD_PERMITS else (cold,)
+
+    def load(self) -> ServedLoad:
+        waiting, has_room = len(self.queue), not self.queue.is_full
+        if self.is_warm:
+            slots, free = permits_of(self.warm)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        state = self.serving()
+        if isinstance(state, Unavailable):
+            loads = state.cause == "loading"
+            return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
+        return ServedLoad(0, 0, waiting)
 
     # --- for its owner
     @property

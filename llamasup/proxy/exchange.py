@@ -407,7 +407,12 @@ class Exchange(Struct, eq=False):
         request, lease = self._request, self._lease
         if self.over or not lease.since_s:
             return None
-        return HeldSlots(lease.endpoint.model, request.client, lease.since_s, lease.weight)
+        return HeldSlots(self._counted_as, request.client, lease.since_s, lease.weight)
+
+    @property
+    def _counted_as(self) -> str:
+        """The model that the request counts for."""
+        return self._request.counted_as or self._lease.endpoint.model
 
     def waits_since(self) -> float:
         return 0.0
@@ -419,7 +424,7 @@ class Exchange(Struct, eq=False):
             needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
         )
         since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
-        shown = described(request, phase, now, model=lease.endpoint.model, since_s=since_s)
+        shown = described(request, phase, now, model=self._counted_as, since_s=since_s)
         waiting = self._waiting
         shown = replace(
             shown,
@@ -474,6 +479,8 @@ class Exchange(Struct, eq=False):
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
+        if route.model.is_virtual:
+            return False  # a virtual model hides it since then: its requests go to another model
         queue = route.served.queue
         if refused and not queue.serves_besides(endpoint):
             return False
@@ -487,7 +494,7 @@ class Exchange(Struct, eq=False):
             return False
         waiting = self._waiting
         if waiting is None:
-            waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
+            waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
         if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
             return False
         downstream.exchange_waits(waiting)
@@ -581,7 +588,7 @@ class Exchange(Struct, eq=False):
                 status or self.status,
                 outcome,
                 now,
-                endpoint.model,
+                self._counted_as,
                 endpoint.generation,
                 (self.sent_at or now) - received_at,
                 self.first_byte_at - received_at if self.first_byte_at else None,

@@ -77,6 +77,7 @@ class Request(msgspec.Struct, eq=False):
     expects_continue: bool = False
     requested_model: str | None = None  # as the client wrote it
     model_route: ModelRoute | None = None  # to the model that this name resolves to
+    counted_as: str = ""  # the virtual model that it was sent to, for metrics and logs
     jobs: int = 1  # jobs of this request at llama-server, as far as its body is read
     counted: int = 1  # how many of them the quota of its key counts
     unreported_tokens: int = 0  # estimated tokens that the answer did not report

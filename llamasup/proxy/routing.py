@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
-from llamasup.http.heads import Head, HttpError, error_response, response
-from llamasup.http.requested_model import named_in_path
+from llamasup.http.heads import Head, HttpError, error_response, response, with_query
+from llamasup.http.requested_model import named_in_path, renamed_query
 from llamasup.http.routes import CONTROL
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.backend import Backend, ModelList
+from llamasup.proxy.backend import Backend, ModelList, VirtualRoute, is_virtual
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
@@ -103,11 +103,29 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         refusal = access_denied(request, None) if limited else None
         return route if refusal is None else Unavailable.because(refusal)
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
+        if is_virtual(route):
+            route = route.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
             return Unavailable.because(refusal)
     request.model_route = route
+    if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
+        return Unavailable.because(refusal)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
+    """Change a request for a virtual model, which other nodes do not know; returns the refusal, if any."""
+    request.counted_as = route.model.id
+    head = request.head
+    if b"model=" in head.query:
+        request.head = with_query(head, renamed_query(head.query, route.target))
+    if request.body:
+        body = route.rewrite(request.body, head.route)
+        if isinstance(body, HttpError):
+            return body
+        request.body = body
+    return None
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:

@@ -78,7 +78,7 @@ class Waiting:
             return False
         self._generation = broken.generation
         if sent:
-            self._downstream.proxy.metrics.count_replay(broken.model)
+            self._downstream.proxy.metrics.count_replay(self._request.counted_as or broken.model)
         return True
 
     def unqueueable_error(self) -> HttpError | None:

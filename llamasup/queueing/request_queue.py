@@ -189,6 +189,11 @@ class RequestQueue:
         """The start of the longest wait (monotonic); inf if the queue is empty."""
         return min((entry.since_s for entry in self._entries()), default=float("inf"))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests wait as may. A large one may also be refused before."""
+        return len(self) >= self._max_waiting
+
     def set_limits(self, *, timeout_s: float, max_waiting: int) -> None:
         """Limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s

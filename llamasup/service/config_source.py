@@ -16,6 +16,7 @@ from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
+from llamasup.models.virtual import check_virtual
 from llamasup.peers.membership import Membership, Peer
 from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.eviction_policy import ResidencyPolicy
@@ -115,6 +116,7 @@ class ConfigSource:
 
     def configured(self, config: Config, before: Search | None = None) -> Configured:
         """What is served with this config. Blocks; raises ConfigInvalid for invalid names."""
+        check_virtual(config.virtual_models)
         downloads = config.downloads
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(

@@ -43,6 +43,7 @@ from llamasup.service.inventory import (
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
+from llamasup.virtual.backend import Models, VirtualBackend
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
@@ -56,6 +57,7 @@ _log = logging.getLogger(__name__)
 _KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "ollama", "usage")
 _KEYS_READ_AT_RELOAD = (
     *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
+    "virtual_models",
 )
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
@@ -123,10 +125,13 @@ class HostedModels:
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self.backend: Backend = self.catalog
+        self._models: Models = self.catalog
         self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
+        self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
+        self.backend: Backend = self._virtual
+        self.control_target.virtual = self._virtual
         self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -151,7 +156,7 @@ class HostedModels:
         peers = Peers(
             membership, self.catalog, timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued
         )
-        self.backend = NodesBackend(self.catalog, peers)
+        self._models = NodesBackend(self.catalog, peers)
         self.control_target.peers = peers
         self._bus.listen(self._follow_models)
         return peers
@@ -272,6 +277,7 @@ class HostedModels:
             if self._configured_peers is not None:
                 self._configured_peers.replace(configured.peers)
             settings = self._settings_changed(configured, before)
+            self._virtual.apply(configured.config.virtual_models)
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(

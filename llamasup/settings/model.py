@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal, Self, get_args
 
 from msgspec import structs
 
+from llamasup.settings.address_kinds import RpcWorker, worker_identity
 from llamasup.settings.declaration import Flag, Setting, SettingGroup, settings_of
 from llamasup.settings.kinds import (
     Boolean,
@@ -42,6 +43,7 @@ _GGUF: Final = FilePath("the path of a .gguf file", as_text=True)
 _GGUF_OR_NONE: Final = FilePath("the path of a .gguf file, or none", literal=("none",), as_text=True)
 _LORA: Final = FilePath("the path of a .gguf file, or auto", literal=("auto",), as_text=True)
 _MODEL_FILE: Final = FilePath("the path of a .gguf file, or demo", literal=("demo",), as_text=True)
+_PEM: Final = FilePath("the path of a PEM file", as_text=True)
 _KV_TYPE: Final = Text("a KV cache type such as f16, q8_0 or q4_0", "[a-z][a-z0-9_]{0,15}")
 _DEVICE: Final = Text(
     "a device of llama-server --list-devices, such as CUDA0", "[A-Za-z][A-Za-z0-9_.:-]{0,63}"
@@ -142,6 +144,42 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     ] = None
     devices: Annotated[
         tuple[str, ...] | None, Setting(Many(_DEVICE), "The GPUs that the model may use.", "all")
+    ] = None
+    rpc: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            Many(RpcWorker(), identity=worker_identity),
+            "RPC workers on other machines, which hold a part of the layers. tls://: through a tunnel.",
+            "none",
+            flag=Flag(metavar="HOST:PORT", help="Place layers on this RPC worker, too."),
+        ),
+    ] = None
+    rpc_ca: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The CA that signed the certificates of workers with tls://.",
+            "none",
+            flag=Flag(help="PEM file of the CA of workers with tls://."),
+        ),
+    ] = None
+    rpc_cert: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The certificate that llamasup shows to workers with tls://.",
+            "none",
+            flag=Flag(help="PEM file of the certificate for workers with tls://."),
+        ),
+    ] = None
+    rpc_key: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The private key of rpc_cert.",
+            "none",
+            flag=Flag(help="PEM file of the private key for workers with tls://."),
+        ),
     ] = None
     extra: Annotated[
         tuple[str, ...] | None,

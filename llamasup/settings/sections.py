@@ -1,13 +1,27 @@
 """The settings of the sections of a config, each declared once. Paths are absolute, times in seconds."""
 
 # The annotations are values, not strings: the command line reads them at each start.
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from llamasup.http.address import Address
 from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin
 from llamasup.settings.declaration import Setting, SettingGroup
-from llamasup.settings.kinds import Boolean, Endpoint, FilePath, Integer, Many, NodeUrl, SizeText, Time
+from llamasup.settings.kinds import (
+    Boolean,
+    Endpoint,
+    FilePath,
+    Integer,
+    Many,
+    Name,
+    NodeUrl,
+    Parameters,
+    SizeText,
+    Text,
+    Time,
+)
+from llamasup.settings.parameters import ParameterName
 from llamasup.settings.units import Size
 
 __all__ = [
@@ -21,6 +35,7 @@ __all__ = [
     "PeerEntry",
     "Slots",
     "Usage",
+    "VirtualEntry",
 ]
 
 SLOTS_BYTES: Final = 10 << 30
@@ -149,6 +164,39 @@ class PeerEntry(SettingGroup, frozen=True, kw_only=True):
             "The CA that signed its certificate, or that certificate itself.",
             "the CAs of the system",
         ),
+    ] = None
+
+
+class VirtualEntry(SettingGroup, frozen=True, kw_only=True):
+    """A name for a model with parameters of its own, or for one of several (docs/virtual-models.md)."""
+
+    model: Annotated[
+        str | None,
+        Setting(Name(), "The model, or another virtual model.", "required, unless any is given"),
+    ] = None
+    any: Annotated[
+        tuple[str, ...],
+        Setting(
+            Many(Name()),
+            "Several models. A request takes one that is loaded, or the one that loads soonest.",
+            "none",
+        ),
+    ] = ()
+    set: Annotated[
+        Mapping[str, Any],
+        Setting(Parameters(), "Parameters that each request gets, whatever the client sends.", "none"),
+    ] = {}
+    default: Annotated[
+        Mapping[str, Any],
+        Setting(Parameters(), "Parameters that a request gets if the client does not send them.", "none"),
+    ] = {}
+    remove: Annotated[
+        tuple[str, ...],
+        Setting(Many(ParameterName()), "Parameters that are removed from each request.", "none"),
+    ] = ()
+    system: Annotated[
+        str | None,
+        Setting(Text(), "Text in front of the system prompt of each chat.", "none"),
     ] = None
 
 

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMissing
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
 from llamasup.llama_server.draft_log import DRAFTED, Drafted, read_drafted
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.start_log import (
     RELEVANT,
     Ready,
@@ -102,6 +103,8 @@ class Generation:
             tee=context.log_passed_on,
         )
         self.endpoint = context.endpoint(number, plan)
+        self.kill_reason: Diagnosis | None = None
+        """Why llamasup kills the child; None if it does not, or the child is stopped on request."""
         self.exit: Exit | None = None
         """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
         self.log_ready = asyncio.Event()
@@ -117,6 +120,7 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+        self._used: tuple[tuple[str, ...], str] = ((), "")  # the RPC workers, and the model as it was named
 
     def __repr__(self) -> str:
         state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
@@ -124,9 +128,13 @@ class Generation:
 
     def watch(self) -> None:
         """Start to read the log and to wait for the exit."""
+        self._used = self.plan.workers, f"the model {self.context.model}"
+        USED.add(*self._used)
         self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+        for message, remedy in self.plan.warnings:
+            self.warn(message, remedy)
 
     def rename(self, context: GenerationContext) -> None:
         """Take over the model's new name from ``context``."""
@@ -227,12 +235,18 @@ class Generation:
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
         )
-        if phase == "starting" or start_failure is not None:
+        if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
+            # They answer again once their llama-server has ended.
+            seen = self.kill_reason or diagnosis
+            diagnosis = await asyncio.to_thread(self.context.planner.name_lost, self.plan, seen)
+        if (phase == "starting" or start_failure is not None) and diagnosis.cause != WORKER_LOST:
             diagnosis = self._adjusted(diagnosis)
         self.post(states.Exited(self.number, diagnosis))
 
     async def clean_up(self) -> None:
         """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        USED.remove(*self._used)
+        self._used = (), ""
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)
@@ -284,7 +298,14 @@ async def begin(
         _remove_socket(plan.address)
         oom_kills_before = oom_kills()
         cwd = context.cwd or context.work_folder
-        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder, nice=plan.nice)
+        child = spawn(
+            plan.argv,
+            env=plan.env,
+            cwd=cwd,
+            run_folder=context.work_folder,
+            nice=plan.nice,
+            ignores_sigpipe=plan.ignores_sigpipe,
+        )
     except LlamasupError as error:
         return _as_diagnosis(error, first=first)
     except OSError as error:
@@ -305,9 +326,9 @@ _NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came f
 
 def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
     """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
-    deterministic = first or not isinstance(error, DoesNotFit)
+    waits = isinstance(error, WorkerMissing) or (isinstance(error, DoesNotFit) and not first)
     lines = (*error.details, *error.lines)
-    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, not waits, error.exit_code)
 
 
 def _spawn_error(error: OSError) -> LlamasupError:

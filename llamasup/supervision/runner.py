@@ -367,6 +367,7 @@ class InstanceRunner:
                 self._current.endpoint.once_idle(lambda: self.post(states.Drained(generation)))
             case states.CloseEndpoint(_, reason, diagnosis):
                 if self._generation is not None:
+                    self._generation.kill_reason = diagnosis
                     self._generation.close(_ended(reason, diagnosis))
             case states.Terminate():
                 if self._generation is not None:

@@ -19,7 +19,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.errors import WorkerMissing
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
 from llamasup.supervision.backoff import recent_crashes, restart_delay_s
 from llamasup.supervision.states import (
     AwaitIdle,
@@ -106,7 +107,7 @@ def _spawn(transition: Transition) -> Outcome:
 
 def reset_and_start(transition: Transition) -> Outcome:
     """A requested start resets the crash count."""
-    return _spawn(transition.with_instance(crashes=(), half_open_since_s=None))
+    return _spawn(transition.with_instance(crashes=(), waits=0, half_open_since_s=None))
 
 
 def try_half_open(transition: Transition) -> Outcome:
@@ -120,7 +121,7 @@ def restart_now(transition: Transition) -> Outcome:
 
 def spawned(transition: Transition) -> Outcome:
     assert isinstance(transition.event, Spawned)
-    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots)
+    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots, waits=0)
     return known, (Probe(known.generation),)
 
 
@@ -271,14 +272,24 @@ def fail_and_kill(transition: Transition) -> Outcome:
 
 def expected_exit(transition: Transition) -> Outcome:
     """The child exited after llamasup ended it."""
-    event = transition.event
-    assert isinstance(event, Exited | SpawnFailed)
     transition = transition.with_instance(alive=False)
-    if (reason := transition.instance.kill_reason) is not None:
-        # Known only now for a start that hung: the planner is asked after the kill.
-        adjustment = reason.adjustment or event.diagnosis.adjustment
-        return _crashed(transition, replace(reason, adjustment=adjustment), by_us=True)
+    if transition.instance.kill_reason is not None:
+        return _crashed(transition, _reason_of_kill(transition), by_us=True)
     return restart_now(transition) if transition.instance.restart_pending else settle(transition)
+
+
+def _reason_of_kill(transition: Transition) -> Diagnosis:
+    """Why llamasup killed the server, with what is known only after its end.
+
+    A llama-server whose RPC worker hangs seems to hang itself; the workers are asked after its end. After a
+    start that hung, the planner is asked.
+    """
+    event, kill_reason = transition.event, transition.instance.kill_reason
+    assert kill_reason is not None
+    assert isinstance(event, Exited | SpawnFailed)
+    if event.diagnosis.cause == WORKER_LOST:
+        return event.diagnosis
+    return replace(kill_reason, adjustment=kill_reason.adjustment or event.diagnosis.adjustment)
 
 
 def exit_while_draining(transition: Transition) -> Outcome:
@@ -301,6 +312,12 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
     if diagnosis.adjustment is not None:
         # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).
         return _report_and_restart(transition, diagnosis, by_us=by_us)
+    if diagnosis.cause == WorkerMissing.cause:
+        # No crash either: starts are tried until the worker is back.
+        waits = instance.waits + 1
+        delay_s = restart_delay_s(waits, was_ready=False, roll=transition.roll, policy=policy)
+        waiting = transition.with_instance(waits=waits)
+        return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
     crashes = (*recent_crashes(instance.crashes, now_s, policy), now_s)
     transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:

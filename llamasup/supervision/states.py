@@ -135,6 +135,8 @@ class Instance(Struct, frozen=True):
     transferring_slots: bool = False
     """Whether slots are being saved or restored now."""
     crashes: tuple[float, ...] = ()
+    waits: int = 0
+    """How often a start has waited for an RPC worker since the last child."""
     restarts: int = 0
     last: Diagnosis | None = None
     next_start_s: float | None = None

@@ -152,6 +152,11 @@ class Comparison:
     # --- comparisons
 
     async def screen(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
+        if self._launch.settings.rpc:  # an RPC worker serves one of the two
+            await self._end_trials()
+            await self._prepare_quality(candidate)
+            self._alternates = True
+            return await self._alternate(candidate, pairs, block)
         await self.start_default()
         await self._prepare_quality(candidate)
         plan, fits = self._plan(candidate.changes)
@@ -171,7 +176,7 @@ class Comparison:
             await self._end_trials(default=False)
 
     async def _alternate(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
-        """Both one after the other, as they do not fit into memory together."""
+        """Both one after the other, as they do not fit into memory together, or need the same RPC worker."""
         await self._end_trials()
         if not self._plan(candidate.changes)[1]:
             raise TrialFailed("it does not fit in memory")
@@ -273,7 +278,8 @@ class Comparison:
     def _plan(self, changes: Changes) -> tuple[LaunchPlan, bool]:
         """The plan with these changes, and whether it fits into the free memory without being reduced.
 
-        Raises TrialFailed if it is not possible; for the default, what planning raises.
+        Raises TrialFailed if it is not possible; for the default, what planning raises; and TuningFailed if
+        an RPC worker is missing.
         """
         self._number += 1
         planner = Planner(self._launch, self._folder, f"{self._number}-", trial=changes)
@@ -284,7 +290,14 @@ class Comparison:
             if changes == NO_CHANGES:
                 raise
             raise TrialFailed(error.message) from None
-        return admission.plan, admission.plan.memory.fits and len(admission.considered) == 1
+        made, workers = admission.plan, self._launch.settings.rpc or ()
+        if made.warnings:  # without its workers, the model would be measured in another state than it is used
+            missing = ", ".join(name for name in workers if name not in made.workers)
+            raise TuningFailed(
+                f"the plan needs the RPC worker {missing}, which does not answer.",
+                remedy="Start it (llamasup rpc-worker), and tune again. Nothing was changed.",
+            )
+        return made, made.memory.fits and len(admission.considered) == 1
 
     async def _started_default(self, plan: LaunchPlan) -> Trial:
         try:

@@ -202,6 +202,49 @@ def test_crash_of_ready_server_restarts_at_once() -> None:
     assert life.instance.restarts == 1
 
 
+LOST = Diagnosis("rpc_worker_lost", "a worker does not answer", "", (), False, 75)
+ABSENT = Diagnosis("rpc_worker_missing", "does not fit without the worker", "", (), False, 75)
+
+
+def test_hang_with_a_worker_that_does_not_answer_is_reported_as_its_loss() -> None:
+    life = ready()
+    life(lc.LivenessFailed(1, WEDGED))
+    report, _spawn, _wake = life(lc.Exited(1, LOST))
+    assert report == lc.Report(1, LOST, 0.0, by_us=True)
+
+
+def test_hang_is_reported_as_such_if_the_process_ended_otherwise() -> None:
+    life = ready()
+    life(lc.LivenessFailed(1, WEDGED))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, WEDGED, 0.0, by_us=True)
+
+
+def test_start_waits_for_a_missing_worker_without_an_end() -> None:
+    life = ready()
+    life(lc.Exited(1, LOST))
+    waits = []
+    for generation in range(2, 12):
+        report = life(lc.SpawnFailed(generation, ABSENT))[1]
+        assert isinstance(report, lc.Report)
+        waits.append(report.restart_in_s)
+        assert life.state() is State.BACKOFF
+        life.wake()
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    assert len(life.instance.crashes) == 1  # the loss of the worker
+    life(lc.Spawned(12, 43))
+    assert life.instance.waits == 0
+
+
+def test_requested_start_does_not_wait_longer_for_earlier_waits() -> None:
+    life = ready()
+    life(lc.Exited(1, LOST))
+    for generation in (2, 3):
+        life(lc.SpawnFailed(generation, ABSENT))
+        life.wake()
+    life(lc.StopRequested(), lc.Exited(4, LOST), lc.StartRequested())
+    assert life.instance.waits == 0
+
+
 def test_backoff_grows_until_the_sixth_crash_gives_up() -> None:
     life = ready()
     life(lc.Exited(1, CRASH))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.availability import NOT_RUNNING
@@ -87,6 +88,15 @@ class ReplicaSet:
             return self._paused
         found = tuple(endpoint for runner in self.runners if (endpoint := runner.endpoint) is not None)
         return found or self._unavailable()
+
+    def load(self) -> ServedLoad:
+        state, waiting = self.serving(), len(self.queue)
+        has_room = not self.queue.is_full
+        if not isinstance(state, Unavailable):
+            slots, free = permits_of(state)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        loads = state.queueable and bool(self.runners)
+        return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
 
     @property
     def answered(self) -> int:

@@ -1,9 +1,9 @@
 """Asks the kernel to kill this process with its supervisor (Linux), and then becomes the child.
 
-Run as ``python -I -S exec_child.py SUPERVISOR_PID PATH ARGV0 [ARG…]`` and never imported by the supervisor. A
-``preexec_fn`` would do the same inside ``fork``, where it can deadlock if other threads run. It imports only
-modules that are built into the interpreter: ``os``, ``signal`` and ``ctypes`` would add 4 ms to its 6 ms
-(measured, see spawn.py).
+Run as ``python -I -S exec_child.py SUPERVISOR_PID IGNORED PATH ARGV0 [ARG…]`` and never imported by the
+supervisor. IGNORED is the number of a signal that the child ignores, or 0. A ``preexec_fn`` would do the same
+inside ``fork``, where it can deadlock if other threads run. It imports only modules that are built into the
+interpreter: ``os``, ``signal`` and ``ctypes`` would add 4 ms to its 6 ms (measured, see spawn.py).
 """
 
 import _ctypes
@@ -18,7 +18,7 @@ ENOENT, ENOTDIR = 2, 20
 
 
 def main() -> None:
-    supervisor, path, *argv = sys.argv[1:]
+    supervisor, ignored, path, *argv = sys.argv[1:]
     prctl = _ctypes.dlsym(_ctypes.dlopen(None, posix.RTLD_NOW), "prctl")  # type: ignore[arg-type]
     _ctypes.call_function(prctl, (PR_SET_PDEATHSIG, int(_signal.SIGKILL), 0, 0, 0))
     # A supervisor that died before the prctl sends no signal. Compare with its PID, not with 1: in a
@@ -27,7 +27,7 @@ def main() -> None:
         posix._exit(1)
     # Python ignores SIGPIPE and SIGXFSZ, a caller may ignore or block more, and exec keeps these settings.
     for number in _signal.valid_signals():
-        if _signal.getsignal(number) == _signal.SIG_IGN:
+        if _signal.getsignal(number) == _signal.SIG_IGN and number != int(ignored):
             _signal.signal(number, _signal.SIG_DFL)
     _signal.pthread_sigmask(_signal.SIG_SETMASK, ())
     try:

@@ -60,11 +60,13 @@ def spawn(
     cwd: Path,
     run_folder: Path | None = None,
     nice: int | None = None,
+    ignores_sigpipe: bool = False,
 ) -> Child:
     """Start ``argv`` with exactly this environment and working folder; the caller owns the result.
 
     With ``run_folder`` the environment gets one more entry, the tag that identifies descendants. ``nice`` is
-    ignored where there are no nice values (Windows).
+    ignored where there are no nice values (Windows). ``ignores_sigpipe``: for a program that would end when a
+    client disconnects.
 
     A relative ``argv[0]`` starts at the supervisor's working folder, a bare name is searched in ``env``'s
     PATH. Raises BrokenRuntime if it cannot be executed. On Linux an executable of another machine's format
@@ -72,7 +74,7 @@ def spawn(
     Waiting for it here would stop the event loop for 6 ms.
     """
     path = find_executable(argv[0], env)
-    command = _guarded(path, argv)
+    command = _guarded(path, argv, ignores_sigpipe=ignores_sigpipe)
     env = dict(env) if run_folder is None else tag_environment(env, run_folder)
     read_fd, write_fd = os.pipe()
     try:
@@ -87,6 +89,7 @@ def spawn(
             cwd=cwd,
             env=env,
             start_new_session=True,
+            restore_signals=not ignores_sigpipe,  # Python itself ignores it
             creationflags=_creation_flags(),
         )
     except OSError as error:
@@ -300,12 +303,13 @@ def _signal_name(number: int) -> str:
 # --- the start of a child ------------------------------------------------------------------------
 
 
-def _guarded(path: str, argv: Sequence[str]) -> list[str]:
+def _guarded(path: str, argv: Sequence[str], *, ignores_sigpipe: bool) -> list[str]:
     """The command that runs ``argv`` and dies with this process, if the system supports it."""
     if sys.platform != "linux":
         return list(argv)
     if (python := python_executable()) is not None:
-        return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
+        ignored = int(signal.SIGPIPE) if ignores_sigpipe else 0
+        return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), str(ignored), path, *argv]
     # util-linux has a tool for it, with a race.
     setpriv = shutil.which("setpriv", path=os.defpath)
     return list(argv) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", path, *argv[1:]]
