@@ -24,6 +24,7 @@ from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status, streaming
 
 MakeRig = Callable[..., Rig]
+NO_MODELS: dict[str, ListedModel] = {}
 HI = [{"role": "user", "content": "hi"}]
 TIMINGS = {"cache_n": 20, "prompt_n": 2, "prompt_ms": 1.0, "predicted_n": 1, "predicted_ms": 2.0}
 LAST = (
@@ -315,7 +316,7 @@ def test_context_beyond_that_of_the_server_is_refused_with_what_fits(rig: Rig) -
 
 
 def test_context_of_a_model_that_is_not_listed_is_not_known(make_rig: MakeRig, kept: Kept) -> None:
-    rig = make_rig(None, dialect=OllamaDoor(lambda: ModelListing([], {}.__getitem__), kept))
+    rig = make_rig(None, dialect=OllamaDoor(lambda: ModelListing([], NO_MODELS.__getitem__), kept))
     rig.begin(ask("chat", messages=HI, options={"num_ctx": 1 << 20}))
     assert rig.in_flight() == 1
 

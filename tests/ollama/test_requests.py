@@ -170,6 +170,7 @@ def test_tools_are_passed_on_unless_the_model_has_none() -> None:
     assert "does not support tools" in refused(
         "chat", Features(calls_tools=False), messages=HI, tools=[WEATHER]
     )
+    wrong: Any
     for wrong in ([5], [{}], [{"function": {"name": 5}}], "x"):
         assert refused("chat", messages=HI, tools=wrong)
 
@@ -222,6 +223,7 @@ def test_format_is_json_or_a_schema() -> None:
         "json_schema": {"schema": schema},
     }
     assert "response_format" not in chat(format="") | chat(format=None)
+    wrong: Any
     for wrong in ("xml", 5, [], True):
         assert "format is neither" in refused("chat", messages=HI, format=wrong)
 
@@ -243,6 +245,7 @@ def test_think_is_refused_for_a_model_without_thoughts() -> None:
     assert "does not support thinking" in refused("chat", plain, messages=HI, think=True)
     assert "does not support thinking" in refused("generate", plain, prompt="x", think="low")
     assert "chat_template_kwargs" not in asked("chat", plain, messages=HI, think=False).body
+    wrong: Any
     for wrong in ("much", 5, []):
         assert "think is neither" in refused("chat", messages=HI, think=wrong)
 
@@ -260,8 +263,8 @@ def test_logprobs_of_tokens_and_of_their_alternatives() -> None:
 @pytest.mark.parametrize("path", ["chat", "generate"])
 @pytest.mark.parametrize("field", ["shift", "_debug_render_only"])
 def test_field_that_would_change_the_prompt_is_refused(path: str, field: str) -> None:
-    assert f"{field} is not supported" in refused(path, **{field: True})
-    asked(path, **{field: False})
+    assert f"{field} is not supported" in refused(path, None, **{field: True})
+    asked(path, None, **{field: False})
 
 
 @pytest.mark.parametrize("path", ["chat", "generate", "embed"])
@@ -340,6 +343,7 @@ def test_older_path_takes_one_text_and_does_not_normalize() -> None:
 
 
 def test_wrong_input_is_refused() -> None:
+    wrong: Any
     for wrong in (5, {}, [1], ["a", None], [[1]]):
         assert "input" in refused("embed", input=wrong)
     assert "dimensions is -1" in refused("embed", input="a", dimensions=-1)
