@@ -53,6 +53,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("logs", "Show the llama-server log of a model."),
         _command("connect", "Show the settings of a client for a running llamasup."),
         _command("usage", "Show the requests and tokens of each model, key and day."),
+        _command("batch", "Run the requests of a file, and continue after interruptions."),
     ),
     "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),

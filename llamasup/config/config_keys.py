@@ -29,6 +29,7 @@ from llamasup.settings.kinds import (
 from llamasup.settings.model import ModelEntry, ModelSettings
 from llamasup.settings.sections import (
     Auth,
+    Batches,
     Downloads,
     Http,
     Memory,
@@ -123,6 +124,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     downloads: Annotated[Downloads, Setting(Section(Downloads), "Downloads of models.")] = Downloads()
     slots: Annotated[Slots, Setting(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
     usage: Annotated[Usage, Setting(Section(Usage), "Sums of requests and tokens.")] = Usage()
+    batches: Annotated[Batches, Setting(Section(Batches), "The API for batches.")] = Batches()
     peers: Annotated[
         Mapping[str, PeerEntry],
         Setting(

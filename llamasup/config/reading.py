@@ -45,7 +45,7 @@ from llamasup.settings.model import ModelEntry
 from llamasup.settings.names import is_pattern
 from llamasup.settings.parameters import ParameterName, check_parameter, plain_value
 from llamasup.system.storage.folders import read_bounded
-from llamasup.system.text import did_you_mean
+from llamasup.system.text import SEPARATORS, did_you_mean, is_path
 
 __all__ = ["Reading", "load", "read", "read_text"]
 
@@ -314,7 +314,7 @@ class _Reader:
 
     def _note_path(self, value: Any, written: str) -> None:
         path = value.path if isinstance(value, UnixAddress) else str(value)
-        if path.startswith("/"):
+        if os.path.isabs(path):  # noqa: PTH117
             self._note(path, written)
             self.written.setdefault(str(Path(path).parent), f"{written}/..")
 
@@ -322,7 +322,7 @@ class _Reader:
         value = kind.parse(text)
         if isinstance(value, UnixAddress):
             return UnixAddress(str(self._absolute(value.path)))
-        if isinstance(kind, RuntimeName) and value is not None and ("/" in value or value.startswith("~")):
+        if isinstance(kind, RuntimeName) and value is not None and is_path(value):
             return str(self._absolute(value))
         return value
 
@@ -339,12 +339,12 @@ class _Reader:
         if _BARE_VARIABLE.match(text):
             raise InvalidValue("a variable needs braces, as in ${HOME}")
         home = self._environ.get("HOME")
-        if home and (text == "~" or text.startswith("~/")):
+        if home and (text == "~" or (text[:1] == "~" and text[1:2] in SEPARATORS)):
             text = home + text[1:]
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise InvalidValue(f"unknown user {text.split('/')[0].removeprefix('~')!r}") from None
+            raise InvalidValue(f"unknown user {Path(text).parts[0].removeprefix('~')!r}") from None
         return Path(os.path.normpath(self._folder / path))
 
 
@@ -359,4 +359,4 @@ def _seen(node: Node) -> str:
 
 
 def _looks_like_path(text: str) -> bool:
-    return "/" in text or text.startswith((".", "~"))
+    return is_path(text) or text.startswith(".")

@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from llamasup.control.private_socket import Reached, reach
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.http.errors import error_from
 from llamasup.http.httpx_import import httpx
@@ -68,12 +69,13 @@ class ControlClient:
     def __init__(self, address: ControlAddress) -> None:
         self.address = address
         with self._mapped_errors("the request"):
-            if not httpx.URL(address.url).host:
+            reached = self._reached()
+            if not httpx.URL(reached.url).host:
                 raise httpx.UnsupportedProtocol("the host is missing")
             self._http = httpx.Client(
-                transport=httpx.HTTPTransport(uds=address.socket, verify=self._verify()),
-                base_url=address.url.rstrip("/") + _PREFIX,
-                headers={} if address.api_key is None else {"authorization": f"Bearer {address.api_key}"},
+                transport=httpx.HTTPTransport(uds=reached.uds, verify=self._verify()),
+                base_url=reached.url.rstrip("/") + _PREFIX,
+                headers=reached.headers,
                 timeout=_timeout(_TIMEOUT_S),
                 trust_env=False,
             )
@@ -191,6 +193,15 @@ class ControlClient:
                 response.read()
                 self._answer(response, what)
             yield response
+
+    def _reached(self) -> Reached:
+        if self.address.socket is None:
+            key = self.address.api_key
+            return Reached(self.address.url, None, {} if key is None else {"authorization": f"Bearer {key}"})
+        try:
+            return reach(self.address.socket)
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
 
     def _verify(self) -> Any:
         """Trust the system's certificates, or ``$SSL_CERT_FILE``. Loading them takes 20 ms."""

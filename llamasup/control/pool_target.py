@@ -157,7 +157,7 @@ class PoolTarget:
 
     def _known_or_at(self, model: str) -> ManagedModel | None:
         """The model of this name, or with this file. None for a file that the pool could serve."""
-        if not model.startswith("/"):
+        if not Path(model).is_absolute():
             return self._models.known(model)
         shares_memory = True
         for managed in self._models.managed_models():

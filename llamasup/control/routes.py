@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from llamasup.control.interface import (
     ConfigAccess,
@@ -74,6 +74,7 @@ class Application:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
@@ -110,6 +111,7 @@ class Application:
                 _post(f"{PREFIX}/reload", self._reload),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
                 *(() if self._console is None else self._console.routes),
+                *more_routes,
             ],
             exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
         )

@@ -33,6 +33,7 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
+from llamasup.system.pipe_reader import pipe_reader
 from llamasup.system.process.platform import python_executable
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.system.text import INVALID_JSON
@@ -232,12 +233,7 @@ def _shown(ref: str) -> str:
 
 async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
     """The JSON events that a child writes, until it ends."""
-    reader = asyncio.StreamReader(limit=_MAX_LINE)
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output_fd, "rb", buffering=0)
-    )
-    try:
+    async with pipe_reader(output_fd, _MAX_LINE) as reader:
         while True:
             try:
                 line = await reader.readline()
@@ -249,8 +245,6 @@ async def _events(output_fd: int) -> AsyncGenerator[Mapping[str, Any], None]:
                 found = msgspec.json.decode(line)
                 if isinstance(found, dict) and "event" in found:
                     yield found
-    finally:
-        transport.close()
 
 
 async def _terminate(child: Child) -> None:

@@ -47,6 +47,7 @@ class Route(msgspec.Struct, frozen=True):
     work: Work | None = None  # that the model must support; None: any model answers
     lists: bool = False  # lists the models, or describes one
     has_paths: bool = False  # its answer contains paths of this machine
+    of_batches: bool = False  # of the API for batches
 
 
 _GENERATION = """
@@ -87,6 +88,8 @@ _ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.spl
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
+# Those of the API for batches, if there is one.
+_FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_batches=True)
 # A POST to an unknown path counts as inference, because some builds have their own inference routes
 # (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
 # may change something.
@@ -95,8 +98,8 @@ _CLOSED_ROUTE = Route(OTHER_LABEL)
 _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
 
-def route_of(path: bytes) -> Route:
-    """The route of a raw path; every unknown path is ``other``."""
+def route_of(path: bytes, *, batches: bool = False) -> Route:
+    """The route of a raw path; every unknown path is ``other``. ``batches``: there is an API for batches."""
     route = _ROUTES.get(path)
     if route is not None:
         return route
@@ -106,6 +109,10 @@ def route_of(path: bytes) -> Route:
         return _V1_MODELS
     if path.startswith(b"/slots/"):
         return _CLOSED_ROUTE
+    if batches and (path == b"/v1/files" or path.startswith(b"/v1/files/")):
+        return _FILES
+    if batches and (path == b"/v1/batches" or path.startswith(b"/v1/batches/")):
+        return _BATCHES
     return _MODELS if path.startswith(b"/models/") else _OTHER
 
 

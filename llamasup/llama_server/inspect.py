@@ -27,6 +27,7 @@ from llamasup.llama_server.help_text import (
 )
 from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
+from llamasup.system.native import native
 from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
@@ -213,11 +214,7 @@ def _build_digest(candidate: Candidate) -> str:
 
 def _library_stamps(candidate: Candidate) -> list[tuple[str, int]]:
     """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
-    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, _is_library)
-
-
-def _is_library(name: str) -> bool:
-    return name.endswith(".dll") if sys.platform == "win32" else name.startswith("lib")
+    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, native.is_library)
 
 
 def _driver_files() -> list[tuple[str, int]]:

@@ -14,13 +14,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.errors import RuntimeMissing
+from llamasup.system.native import native
 from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.platform import python_executable
 from llamasup.system.process.run_once import run_commands
+from llamasup.system.text import is_path
 
 __all__ = ["Candidate", "candidates", "choose"]
 
-_EXECUTABLE = "llama-server.exe" if sys.platform == "win32" else "llama-server"
+_EXECUTABLE = f"llama-server{native.executable_suffix}"
 _IMPORT_TIMEOUT_S = 20.0
 
 
@@ -74,7 +76,7 @@ def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Ca
                 remedy='Install it: pip install "llamasup[embedded]"',
             )
         return embedded
-    if wanted.startswith("~") or any(separator in wanted for separator in filter(None, (os.sep, os.altsep))):
+    if is_path(wanted):
         path = os.path.abspath(os.path.expanduser(wanted))  # noqa: PTH100, PTH111 - Path raises for "~nobody"
         return Candidate("binary", path, (path,), origin)
     on_path = _on_path(wanted, environ)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from msgspec import Struct, field, structs
 
 from llamasup.gguf.facts import ModelFacts
@@ -50,7 +52,7 @@ class ModelSpec(Struct, frozen=True):
     @property
     def is_remote(self) -> bool:
         """Whether it has to be downloaded first."""
-        return bool(self.source) and not self.source.startswith("/")
+        return bool(self.source) and not os.path.isabs(self.source)  # noqa: PTH117 - read often
 
     @property
     def projector(self) -> str | None:
@@ -73,7 +75,7 @@ class ModelSpec(Struct, frozen=True):
 
     def redacted(self, text: str) -> str:
         """``text`` for clients, with file names instead of paths. Empty if other paths could remain."""
-        source = (self.source,) if self.source.startswith("/") else ()
+        source = (self.source,) if os.path.isabs(self.source) else ()  # noqa: PTH117
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
     def public_problem(self, problem: str) -> str:

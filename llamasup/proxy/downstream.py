@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
-from llamasup.http.heads import HttpError, error_body, error_response, response
+from llamasup.http.heads import HttpError, Priority, error_body, error_response, response
 from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
@@ -25,7 +25,7 @@ from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, 
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
-from llamasup.proxy.upload import Upload, may_upload
+from llamasup.proxy.upload import Upload, may_upload, refused_file
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.unavailable import Unavailable
@@ -34,6 +34,7 @@ __all__ = ["Downstream"]
 
 ANSWERS_PER_TURN: Final = 32  # requests that are answered at once before other connections have their turn
 _FINAL_STATUSES = frozenset({400, 403, 404})  # no wait can change these answers
+_BATCH: Final = Priority.BATCH
 _log = logging.getLogger("llamasup.proxy")
 _INTERNAL_ERROR = HttpError(
     500, "llamasup failed to serve the request", "server_error", remedy="see llamasup's log", close=True
@@ -265,8 +266,14 @@ class Downstream(asyncio.Protocol):
 
     def _begin_upload(self, request: Request, answerer: Answerer) -> None:
         """Forward the received part if a generation serves; otherwise buffer the body."""
+        if refusal := refused_file(request, self.proxy):
+            self._refuse_early(request, refusal)
+            return
         lease = lease_for(request, answerer, self.proxy)
         if isinstance(lease, Unavailable):
+            if request.head.route.of_batches:  # it may be larger than the memory
+                self._refuse_early(request, lease.as_error())
+                return
             request.buffered = True
             if self._accepts_body(request):
                 self._await_body(request)
@@ -275,6 +282,8 @@ class Downstream(asyncio.Protocol):
             lease.release()
             self._refuse_early(request, refusal)
             return
+        if request.needs_permit:
+            self.proxy.batches.enter(request, self, monotonic())
         lease.cancel_permit()  # it takes one when the body is complete, so that a slow client blocks no other
         request.received_at = monotonic()
         self.proxy.bodies.drop(request)
@@ -338,6 +347,14 @@ class Downstream(asyncio.Protocol):
             ):
                 self._refuse(request, refusal)
                 return
+            if request.head.needs_permit and not request.in_lane:
+                batches = proxy.batches
+                if not batches.is_used and request.head.priority is not _BATCH:
+                    request.in_lane = True  # as ``enter`` does, without a call for each request
+                    batches.others += 1
+                elif refusal := batches.enter(request, self, request.received_at):
+                    self._refuse(request, refusal)
+                    return
             lease = lease_for(request, answerer, proxy)
             if type(lease) is Unavailable:
                 self._wait(request, lease)
@@ -395,6 +412,9 @@ class Downstream(asyncio.Protocol):
         """Queue the request until a generation serves, or answer with the reason why not."""
         if why.status in _FINAL_STATUSES:
             self._refuse(request, why.as_error())
+            return
+        if refused := self.proxy.batches.may_wait(request):
+            self._refuse(request, refused)
             return
         route = request.model_route
         model = "" if route is None else route.model.id

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -120,6 +121,8 @@ class Exchange(Struct, eq=False):
                 opening = node.opening(opening, request.id, request.priority)
             if api_key:
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if head.route.of_batches and request.key is not None:
+            opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
             self._downstream.proxy.outbox.flush()  # the upload writes past it
@@ -327,6 +330,8 @@ class Exchange(Struct, eq=False):
             status, reason = 503, f"{server} accepts no connections ({error.strerror or error})"
         else:
             status, reason = 502, f"{server} cannot be reached ({error.strerror or error})"
+        if self.sent_at and self._request.is_batch:
+            status = 502  # the server ended after it had got the request, on an earlier connection
         self._await_cause(
             HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0)
         )
@@ -437,7 +442,7 @@ class Exchange(Struct, eq=False):
     def sweep(self, now: float) -> None:
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
         proxy = self._downstream.proxy
-        if (error := overdue(self._request, proxy.config.request_timeout_s, now)) is not None:
+        if (error := overdue(self._request, proxy.config, now)) is not None:
             self._fail(error, "timed_out")
             return
         if not self.status:
@@ -490,7 +495,9 @@ class Exchange(Struct, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        if self.sent_at and not request.head.route.repeats:
+        # A batch decides itself when it sends a request again that may have ended the server. A server that
+        # refuses has not ended.
+        if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
             return False
         waiting = self._waiting
         if waiting is None:

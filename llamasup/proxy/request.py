@@ -15,6 +15,7 @@ from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
+from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class Request(msgspec.Struct, eq=False):
     body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
     translation: Translation | None = None  # of a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
+    in_lane: bool = False  # ``BatchGate`` counts it
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
     # take many times the memory of its bytes.
     _received: bytearray | None = None
@@ -151,6 +153,11 @@ class Request(msgspec.Struct, eq=False):
         return self.head.may_wait and not self.body_discarded
 
     @property
+    def is_batch(self) -> bool:
+        """Whether it runs only while no other client uses a model."""
+        return self.head.priority is Priority.BATCH
+
+    @property
     def hides_paths(self) -> bool:
         """Whether its answer must not show paths, because the key lacks the right ``control``."""
         return self.key is not None and not self.key.controls
@@ -171,19 +178,20 @@ class Request(msgspec.Struct, eq=False):
             return False
 
 
-def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The error for a request whose time is over. ``timeout_s`` None: no limit.
+def overdue(request: Request, config: ProxyConfig, now: float) -> HttpError | None:
+    """The error for a request whose time is over.
 
-    The event stream of the control API has no limit.
+    The event stream of the control API, and a download of a file of batches, have no limit.
     """
-    if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
+    route = request.head.route
+    timeout_s, remedy = config.request_timeout_s, "request less at once, or raise --request-timeout"
+    if route.of_batches:
+        timeout_s = config.limits.file_upload_s if request.head.method == b"POST" else None
+        remedy = "divide the file"
+    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL:
         return None
     return HttpError(
-        504,
-        f"request timed out after {timeout_s:g} s",
-        "timeout_error",
-        "request_timeout",
-        "request less at once, or raise --request-timeout",
+        504, f"request timed out after {timeout_s:g} s", "timeout_error", "request_timeout", remedy
     )
 
 

@@ -78,7 +78,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
     if head.route.lists and (head.from_node or backend.listing() is not None):
         return _MODEL_LIST
-    if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
+    if not transparent and (head.route is CONTROL or head.route.of_batches or head.path in CONTROL_PATHS):
         return _CONTROL
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 

@@ -46,6 +46,10 @@ class Limits(Struct, frozen=True):
     # Forwarded bodies at one time; further bodies are buffered. Each holds a thread of llama-server, which
     # has four threads more than slots (b11434), so that one stays free for /health.
     uploads: int = 3
+    # Of the API for batches: its uploads are forwarded to the disk, and never buffered in memory.
+    file_bytes: int = 512 * MIB  # the largest, with the form around the file
+    file_uploads: int = 8  # at one time; further ones are refused
+    file_upload_s: float = 3600.0  # from the first byte to the answer
     # A response of the model whose body makes no progress for this time is aborted: ten pings of
     # llama-server. Before the first byte there is no such limit, because the server works on the prompt.
     upstream_idle_s: float = 300.0

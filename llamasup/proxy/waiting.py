@@ -108,7 +108,7 @@ class Waiting:
 
     def sweep(self, now: float) -> None:
         """Check the request timeout, which also counts the wait."""
-        error = overdue(self._request, self._downstream.proxy.config.request_timeout_s, now)
+        error = overdue(self._request, self._downstream.proxy.config, now)
         if error is not None:
             self._queue.leave(self.entry)
             self._record(error.status, "timed_out")

@@ -90,6 +90,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "usage_keep_days": initial.usage.keep_days,
         "no_ui": not http.ui,
         "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
+        "batches": initial.batches if initial.batches.enabled else None,
     }
     return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
 

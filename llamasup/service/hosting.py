@@ -26,7 +26,7 @@ from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
 from llamasup.proxy.backend import Backend, ModelList
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listeners.listen import ListenerSet
+from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
@@ -48,11 +48,17 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.system.storage.folders import state_folder
 from llamasup.usage.recorder import UsageRecorder
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from llamasup.auth.key_limits import Keys
+    from llamasup.batch.api.runner import BatchService
     from llamasup.observability.tracing.exporter import SpanExporter
     from llamasup.ollama.door import OllamaDoor
+    from llamasup.settings.sections import Batches
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -148,6 +154,8 @@ class ServiceHost:
             None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
         )
         self._last_hour = LastHour(time.monotonic())
+        self._batches: BatchService | None = None
+        self._batch_listener: ListenerSet | None = None
 
     @property
     def stops_asked(self) -> int:
@@ -156,6 +164,8 @@ class ServiceHost:
     def ask_stop(self) -> None:
         """Stop gracefully; on the second call at once. For the event loop's thread, at any time."""
         self._stops_asked += 1
+        if self._batches is not None:
+            self._batches.stop()
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
 
@@ -235,6 +245,15 @@ class ServiceHost:
         requests = self.live_requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
+        batch_socket = folder / "batches.sock"
+        batch_routes: Sequence[BaseRoute] = ()
+        if self._options.batches is not None:
+            # In a thread: the imports take some 0.1 s.
+            make = partial(_make_batches, self._options.batches, proxy.keys, batch_socket)
+            batches, batch_routes = await asyncio.to_thread(make)
+            self._batches = batches
+            if self._stops_asked:
+                batches.stop()
         control = ControlServer(
             folder / "control.sock",
             workload.control_target,
@@ -243,11 +262,13 @@ class ServiceHost:
             self._last_hour,
             partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
+            more_routes=batch_routes,
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(workload.run(), name="hosted")
+            serving: asyncio.Task[None] | None = None
             try:
                 control.start(tasks)
                 workload.start()
@@ -257,6 +278,10 @@ class ServiceHost:
                 if listeners.tls is not None:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
+                if self._batches is not None:
+                    self._batch_listener = listen([str(batch_socket)], 0)
+                    await proxy.start(self._batch_listener.sockets, trusted=True)
+                    serving = tasks.create_task(self._batches.run(), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 if self._ollama is not None:
                     door = _ollama_door(workload)
@@ -280,6 +305,10 @@ class ServiceHost:
                             await close()
                     except Exception:
                         _log.exception("closing failed")  # the children must be stopped in any case
+                if serving is not None:
+                    serving.cancel()
+                if self._batch_listener is not None:
+                    self._batch_listener.close()
                 running.cancel()
 
     def _console(
@@ -347,6 +376,15 @@ class ServiceHost:
             self._slow, admitted = admit_slow(self._slow, time.monotonic())
             if admitted and self.on_slow_request is not None:
                 self.on_slow_request(record, left_out)
+
+
+def _make_batches(settings: Batches, keys: Keys, socket: Path) -> tuple[BatchService, Sequence[BaseRoute]]:
+    """The batches, which send their requests to this socket of the proxy, and the routes of their API."""
+    from llamasup.batch.api.routes import routes_of  # here, because few configs have batches
+    from llamasup.batch.api.runner import BatchService
+
+    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys, socket)
+    return service, routes_of(service)
 
 
 def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:

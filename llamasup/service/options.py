@@ -27,7 +27,7 @@ from llamasup.pool.starter import Starter
 from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS
+from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS, Batches
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import Policy
@@ -52,6 +52,7 @@ __all__ = [
 # llama-server's defaults (b11434).
 _TIMEOUT_S = 3600.0
 _BODY_BYTES = 100 * MIB
+_FORM_BYTES = MIB  # around the file of an upload
 
 
 class ServiceSpec(Struct, frozen=True):
@@ -96,6 +97,8 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """Do not count the usage (``usage/``)."""
     usage_keep_days: int = USAGE_KEEP_DAYS
     """How many days of it are kept, with today."""
+    batches: Batches | None = None
+    """Serve the API for batches (``batch/api/``)."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
     drain_timeout_s: float = 30.0
@@ -329,12 +332,18 @@ def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig
     key_file = None
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
+    shared, batches = options.shared_proxy(), options.batches
+    limits = shared.limits
+    if batches is not None:
+        limits = replace(limits, file_bytes=batches.max_file.of(1 << 62) + _FORM_BYTES)
     return replace(
-        options.shared_proxy(),
+        shared,
         api_keys=options.api_keys,
         key_file=key_file,
         route_by_model=route_by_model,
         console=not options.no_ui,
+        rules=replace(shared.rules, batches=batches is not None),
+        limits=limits,
     )
 
 

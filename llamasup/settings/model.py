@@ -5,6 +5,7 @@ Python, the JSON Schema and the table in docs/configuration.md. ``None`` means t
 """
 
 # The annotations are values, not strings: the command line reads them at each start.
+import os
 from typing import Annotated, Final, Literal, Self, get_args
 
 from msgspec import structs
@@ -308,7 +309,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """The absolute paths of other files in these settings."""
         named = (self.mmproj, self.draft_model, *(self.loras or ()))
-        return tuple(path for path in named if path is not None and path.startswith("/"))
+        return tuple(path for path in named if path is not None and os.path.isabs(path))  # noqa: PTH117
 
     def over(self, base: "ModelSettings") -> Self:
         """These settings, with those of ``base`` where they are not set."""

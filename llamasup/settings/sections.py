@@ -28,6 +28,7 @@ __all__ = [
     "SLOTS_BYTES",
     "USAGE_KEEP_DAYS",
     "Auth",
+    "Batches",
     "Downloads",
     "Http",
     "Memory",
@@ -253,3 +254,38 @@ class Usage(SettingGroup, frozen=True, kw_only=True):
     keep_days: Annotated[int, Setting(Integer(1, 36_500), "How many days to keep, with today.")] = (
         USAGE_KEEP_DAYS
     )
+
+
+_HOURS: Final = r"(?:[01]\d|2[0-3]):[0-5]\d-(?:[01]\d|2[0-3]):[0-5]\d"
+
+
+class Batches(SettingGroup, frozen=True, kw_only=True):
+    """The API for batches: ``/v1/files`` and ``/v1/batches`` of OpenAI's client."""
+
+    enabled: Annotated[bool, Setting(Boolean(), "Serve /v1/files and /v1/batches.")] = False
+    folder: Annotated[
+        Path | None, Setting(FilePath("a folder"), "The folder of the files.", "one in the state folder")
+    ] = None
+    max_file: Annotated[Size, Setting(SizeText(percent=False), "The largest file of a client.")] = Size(
+        bytes=512 << 20
+    )
+    disk: Annotated[
+        Size,
+        Setting(SizeText(percent=False), "The disk space for all files together; then uploads are refused."),
+    ] = Size(bytes=10 << 30)
+    max_files: Annotated[int, Setting(Integer(1, 1_000_000), "The number of files of a client.")] = 1_000
+    max_lines: Annotated[int, Setting(Integer(1, 10_000_000), "The number of lines of a batch.")] = 100_000
+    max_batches: Annotated[
+        int, Setting(Integer(1, 10_000), "The number of batches of a client that are not over.")
+    ] = 20
+    keep_days: Annotated[
+        int, Setting(Integer(1, 3_650), "How many days to keep files, and batches that are over.")
+    ] = 30
+    only_between: Annotated[
+        str | None,
+        Setting(
+            Text("hours such as 22:00-07:00", _HOURS),
+            "The hours of the local time in which batches run.",
+            "all day",
+        ),
+    ] = None

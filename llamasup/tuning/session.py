@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from llamasup.planning.load_history import runtime_id
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.candidates import Purpose, Setup, candidates
 from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TimeOver, TooLossy
@@ -456,6 +456,4 @@ async def _settled(work: Callable[[], Awaitable[T]]) -> tuple[T | None, Exceptio
 
 def _suspended_s() -> float:
     """How long this machine has been suspended since its start."""
-    if sys.platform != "linux":
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return native.awake_and_asleep_s() - time.monotonic()

@@ -335,7 +335,7 @@ def test_invalid_priority_is_refused_with_the_valid_ones(value: bytes) -> None:
     error = head((b"x-llamasup-priority", value))
     assert isinstance(error, HttpError)
     assert (error.status, error.cause) == (400, "bad_priority")
-    assert "high, normal or low" in error.remedy
+    assert "high, normal, low or batch" in error.remedy
 
 
 def test_llamasups_own_headers_are_not_forwarded() -> None:

@@ -17,13 +17,13 @@ from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.rpc.worker_line import read_worker_help
 from llamasup.llama_server.runtime_errors import RPC_SERVER, cannot_start, check_file
 from llamasup.llama_server.search import Candidate, candidates, choose
+from llamasup.system.native import native
 from llamasup.system.process.environment import child_environment
 from llamasup.system.process.run_once import run_commands
 
 __all__ = ["FoundWorker", "find_rpc_server", "worker_environment"]
 
 _NAMES = ("ggml-rpc-server", "rpc-server")  # renamed in 2026
-_SUFFIX = ".exe" if sys.platform == "win32" else ""
 _TIMEOUT_S = 20.0
 
 
@@ -103,4 +103,7 @@ def _next_to(server: Candidate) -> str | None:
     if server.kind != "binary":
         return None
     folder = Path(os.path.realpath(server.path)).parent
-    return next((str(path) for name in _NAMES if (path := folder / f"{name}{_SUFFIX}").exists()), None)
+    return next(
+        (str(path) for name in _NAMES if (path := folder / f"{name}{native.executable_suffix}").exists()),
+        None,
+    )

@@ -19,6 +19,7 @@ from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.listeners.bind import BACKLOG
+from llamasup.system.incoming import Incoming
 from llamasup.system.storage.folders import read_bounded
 from llamasup.system.storage.pem_files import irregular_file, why_unusable
 
@@ -153,11 +154,11 @@ class SecureListener:
         """Also closes the socket, as a server of asyncio does."""
         if self._pause is not None:
             self._pause.cancel()
-        self._loop.remove_reader(self._listening)
+        self._incoming.close()
         self._listening.close()
 
     def _listen(self) -> None:
-        self._loop.add_reader(self._listening, self._accept)
+        self._incoming = Incoming(self._listening, self._accept)
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):
@@ -167,7 +168,7 @@ class SecureListener:
                 return
             except OSError as error:  # no descriptor or no memory left: an immediate retry would fail as well
                 _log.warning("cannot accept connections: %s", error.strerror)
-                self._loop.remove_reader(self._listening)
+                self._incoming.close()
                 self._pause = self._loop.call_later(_ACCEPT_PAUSE_S, self._listen)
                 return
             Handshake(self._proxy, self._access, accepted, host_of(address)).begin(self._context.current())

@@ -20,6 +20,7 @@ from llamasup.service.systemd.systemctl import (
     unwritable_by_others,
 )
 from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, is_hidden, own_folders
+from llamasup.system.native import native
 
 __all__ = [
     "CREDENTIALS",
@@ -59,7 +60,7 @@ class Account(Struct, frozen=True, kw_only=True):
                 "--run-as and --user exclude each other: a user's own service runs as that user.",
                 remedy="Remove one of them.",
             )
-        if self.run_as is not None and not _is_user(self.run_as):
+        if self.run_as is not None and not native.has_user(self.run_as):
             raise UsageInvalid(f"There is no user {self.run_as!r}.", remedy="Choose an existing user.")
 
     @property
@@ -136,16 +137,6 @@ def check_service_address(hosts: Iterable[str], port: int, *, needs_key: bool, r
         raise ConfigInvalid(
             f"--host {outside[0]} can be reached from other machines, and no API key is set.", remedy=remedy
         )
-
-
-def _is_user(name: str) -> bool:
-    import pwd
-
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        return False
-    return True
 
 
 def _check_readable(unit: Unit) -> None:

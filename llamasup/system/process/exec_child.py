@@ -11,6 +11,8 @@ import _signal  # type: ignore[import-not-found]
 import posix
 import sys
 
+assert sys.platform == "linux"
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # As in a shell: 126 cannot be executed, 127 not found.
 NOT_EXECUTABLE, NOT_FOUND = 126, 127

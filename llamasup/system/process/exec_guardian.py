@@ -11,6 +11,8 @@ tree does not reach it. Waiting costs 3 MB and no CPU time; more imports would c
 import posix
 import sys
 
+assert sys.platform != "win32"
+
 
 def main() -> None:
     folder, *command = sys.argv[1:]

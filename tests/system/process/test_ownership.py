@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.system.native import native
 from llamasup.system.process.ownership import (
     OwnedProcess,
     end_descendants,
@@ -54,6 +55,17 @@ def output_ends(process: subprocess.Popen[bytes]) -> bool:
     """Nobody holds its standard output any more, that is: all of its descendants have ended."""
     assert process.stdout is not None
     return process.stdout.read() == b""
+
+
+def test_a_recorded_child_that_hides_its_start_is_left_alone(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PID may have been reused."""
+    child = start()
+    monkeypatch.setattr(native, "start_of", lambda pid: "")
+    record_child(tmp_path, child.pid, "sleep")
+    assert kill_owned(tmp_path) == ()
+    assert child.poll() is None
 
 
 def test_a_recorded_child_is_ended_with_its_group(tmp_path: Path, start: Start) -> None:

@@ -20,7 +20,8 @@ import uvloop
 
 from llamasup.errors import BrokenRuntime
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.system.process import spawn as process
+from llamasup.system.native import native
+from llamasup.system.process import spawn as spawn_module
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.spawn import Child, spawn
 from tests.paths import ROOT
@@ -39,7 +40,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of seeing the end: pidfd, and the thread of systems without it."""
     if request.param == "thread":
-        monkeypatch.setattr(process, "_pidfd", lambda pid: None)
+        monkeypatch.setattr(native, "pidfd", lambda pid: None)
     return str(request.param)
 
 
@@ -337,7 +338,7 @@ def test_the_child_dies_with_a_supervisor_that_is_killed(helper: str) -> None:
 def test_child_does_not_start_if_the_supervisor_died_before(tmp_path: Path) -> None:
     proof = tmp_path / "started"
     somebody_else = "1"
-    helper = Path(process.__file__).with_name("exec_child.py")
+    helper = Path(spawn_module.__file__).with_name("exec_child.py")
     words = [somebody_else, "0", "/usr/bin/touch", "touch", str(proof)]
     argv = [sys.executable, "-I", "-S", str(helper), *words]
     assert subprocess.run(argv, check=False).returncode == 1
