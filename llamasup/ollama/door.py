@@ -101,7 +101,7 @@ class OllamaDoor:
         if not self._served.keep(route.model.id, 0.0, 0):
             return HttpError(
                 400,
-                f"the model {route.model.id!r} stays loaded: it is pinned, virtual, the only one, or elsewhere",
+                f"the model {route.model.id!r} stays loaded: it is pinned, virtual, elsewhere or alone",
                 cause="stays_loaded",
                 remedy="unload it with `llamasup unload`",
             )
