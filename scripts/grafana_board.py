@@ -255,6 +255,16 @@ ROWS: Final[Sequence[Row]] = (
                 [Query("sum by (model) (increase(llamasup_replays_total{these}[{rate}]))", "{{model}}")],
                 text="Their first llama-server ended before it answered.",
             ),
+            Panel(
+                "Streams whose llama-server ended",
+                [
+                    Query(
+                        "sum by (model, result) (increase(llamasup_continued_streams_total{these}[{rate}]))",
+                        "{{model}} {{result}}",
+                    )
+                ],
+                text="Of models that continue them.",
+            ),
         ),
     ),
     Row(

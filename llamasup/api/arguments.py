@@ -43,6 +43,7 @@ class ModelArguments(TypedDict, total=False):
     max_concurrent: int | None
     max_queued: int | None
     wait_timeout_s: float | None
+    continue_streams: bool | None
     drain_timeout_s: float | None
     aliases: Sequence[str] | None
     # end of settings

@@ -7,7 +7,6 @@ the number of lines: it holds those in flight, the next ones of a few models, an
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from collections import deque
 from collections.abc import Callable
@@ -44,6 +43,7 @@ from llamasup.batch.threads import in_thread
 from llamasup.batch.window import Window
 from llamasup.errors import LlamasupError, NotAllowed
 from llamasup.queueing.wait_estimate import smoothed
+from llamasup.system.native import native
 
 __all__ = ["BatchRun", "BatchStopped", "EngineOptions", "Progress"]
 
@@ -347,7 +347,7 @@ class BatchRun:
 
     async def _read(self, line: IndexedLine) -> BatchLine:
         """Read the line again. Raises BatchStopped if it has changed."""
-        read_text = partial(os.pread, self._source, line.size, line.offset)
+        read_text = partial(native.read_at, self._source, line.size, line.offset)
         text = read_text() if line.size < _THREAD_BYTES else await in_thread(read_text)
         if self._template is not None:
             with suppress(TemplateInvalid):  # then it has changed

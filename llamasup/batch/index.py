@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from msgspec import Struct
 
+from llamasup.batch.database import is_full, transaction
 from llamasup.batch.lines import (
     MAX_LINE_BYTES,
     PromptTemplate,
@@ -403,23 +404,15 @@ class Index:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._mapped_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._mapped_errors(), transaction(self._db):
+            yield
 
     @contextmanager
     def _mapped_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
+            if is_full(error):
                 raise DiskFull(
                     f"No space is left for the index {str(self.path)!r}.",
                     remedy="Free some space, and run the same command again: it continues.",

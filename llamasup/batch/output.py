@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from llamasup.batch.index import Index
 from llamasup.errors import DiskFull, OutputFailed
+from llamasup.system.native import native
 from llamasup.system.text import INVALID_JSON
 
 __all__ = ["Output", "answer_line", "error_line", "is_answer"]
@@ -136,7 +137,8 @@ class Output:
         end = self.end
         try:
             while block:
-                written = os.pwrite(self._fd, block, end)
+                os.lseek(self._fd, end, os.SEEK_SET)  # nothing else uses this position
+                written = os.write(self._fd, block)
                 block = block[written:]
                 end += written
             os.fsync(self._fd)
@@ -154,7 +156,7 @@ class Output:
         """
         rest = b""
         at = self.end
-        while at < size and (piece := os.pread(self._fd, _CHUNK, at)):
+        while at < size and (piece := native.read_at(self._fd, _CHUNK, at)):
             at += len(piece)
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:

@@ -56,8 +56,8 @@ class NodeRoute(Struct, frozen=True):
 
 
 class Peers:
-    """``timeout_s`` and ``max_waiting`` limit the queue of each model. Call all methods in the thread of the
-    event loop.
+    """``timeout_s`` and ``max_waiting`` limit the queue of each model; ``continues_streams``: as there. Call
+    all methods in the thread of the event loop.
     """
 
     def __init__(
@@ -67,12 +67,14 @@ class Peers:
         *,
         timeout_s: float,
         max_waiting: int,
+        continues_streams: bool = False,
         policy: ProbePolicy | None = None,
     ) -> None:
         self.membership = membership
         self._catalog = catalog
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
+        self._continues_streams = continues_streams
         self._policy = ProbePolicy() if policy is None else policy
         self._nodes: dict[str, KnownNode] = {}  # by name, in the order of the membership
         self._watches: dict[str, NodeWatch] = {}
@@ -235,6 +237,7 @@ class Peers:
                     group,
                     timeout_s=self._timeout_s,
                     max_waiting=self._max_waiting,
+                    continues_streams=self._continues_streams,
                     on_wanted=partial(self._wanted, id_),
                     on_idle=self._idle.set,
                 )

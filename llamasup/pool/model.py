@@ -33,7 +33,7 @@ from llamasup.supervision.states import Policy
 
 __all__ = ["ManagedModel", "PendingDemand", "policy_for"]
 
-_OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "drain_timeout_s")
+_OWN_LIMITS = ("wait_timeout_s", "max_concurrent", "max_queued", "continue_streams", "drain_timeout_s")
 
 # Until a load was measured: weights come from a disk at about 1 GB/s, and a server needs a moment for itself.
 _BYTES_PER_S = 1e9

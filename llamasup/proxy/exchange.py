@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
@@ -12,6 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.auth.quota import context_left
+from llamasup.continuation.answer import NotContinued
 from llamasup.http.chunks import Dechunker, chunk
 from llamasup.http.context_end import context_end, context_refusal
 from llamasup.http.heads import HttpError, error_body, status_line
@@ -23,7 +25,7 @@ from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
-from llamasup.proxy.request import Request, overdue, record_of
+from llamasup.proxy.request import KeptStream, Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
 from llamasup.proxy.translation import ResponseForm, Translation
 from llamasup.proxy.upload import Upload
@@ -75,6 +77,7 @@ class Exchange(Struct, eq=False):
     _streams_events: bool = False  # the answer is a stream of events
     _redacted: RedactedBody | None = None
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
+    _not_continued: str | None = None  # why the answer is not continued
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
     upload: Upload | None = None  # while the body of the request is forwarded
     over: bool = False
@@ -150,8 +153,9 @@ class Exchange(Struct, eq=False):
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
+        kept = self._kept_stream(framing) if self._streams_events else None
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
-        if request.held_bytes:
+        if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
         if self.upload is not None:  # answered before the body was complete: both connections must close
             self.upload.drop_copy()
@@ -160,12 +164,18 @@ class Exchange(Struct, eq=False):
         if request.keepalive_stream is not None:
             is_stream = self.status == 200 and upstream.streams_events
             self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
+            if kept is not None and kept is not request.keepalive_stream:
+                self._write = kept.first(self._write)
             self._write(body)
         elif request.translation is not None:
             self._write = self._translated(request.translation, upstream, framing)
             self._write(body)
-        else:
+        elif kept is None:
             self._write_head(upstream, framing, body)
+        else:
+            self._write_head(upstream, framing, b"")
+            self._write = kept.first(self._write)
+            self._write(body)
         self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
         if (request.jobs > 1 or request.quota is not None) and self._is_metered:
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
@@ -173,8 +183,39 @@ class Exchange(Struct, eq=False):
             self._tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
+            if kept is not None:
+                kept.opening = self._opening = kept.opening or self._opening
         if downstream.paused:
             upstream.pause()
+
+    def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
+        """What keeps this stream so that it can be continued; None: it is not."""
+        request, route = self._request, self._request.model_route
+        stream = request.kept_stream
+        if stream is not None:
+            repeats = self._lease.endpoint.repeats_begun_message
+            stream.expect(repeats=repeats, fail=self._continues_wrongly)
+            return stream
+        if route is None or request.translation is not None or not route.served.queue.continues_streams:
+            return None
+        is_chunked = framing is not None and framing.startswith(b"Transfer")
+        if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
+            return None
+        from llamasup.proxy.continued_stream import ContinuedStream, is_continuable
+
+        if not is_continuable(request):
+            return None
+        stream = ContinuedStream(self._downstream, request, self.sent_at, self.first_byte_at)
+        request.kept_stream = stream
+        return stream
+
+    def _continues_wrongly(self, error: HttpError) -> None:
+        """The new answer is not a continuation. Called while its bytes are relayed."""
+        asyncio.get_running_loop().call_soon(self._fail_unless_over, error)
+
+    def _fail_unless_over(self, error: HttpError) -> None:
+        if not self.over:
+            self._fail(error, "upstream_failed")
 
     def _node_refused(self, upstream: Upstream) -> bool:
         """Whether this answer of another node is not for the client: another server takes the request, or
@@ -473,12 +514,13 @@ class Exchange(Struct, eq=False):
     # --- the end
 
     def _requeue(self, *, refused: bool = False) -> bool:
-        """Queue the request for the next generation (S10), if its client has received nothing.
+        """Queue the request for the next generation (S10): as it is, if its client has received nothing, else
+        to continue its answer.
 
         ``refused``: its server has answered, so only another one may get it.
         """
         request, endpoint = self._request, self._lease.endpoint
-        if self.status or not request.replayable:
+        if not request.replayable or (self.status and (refused or request.kept_stream is None)):
             return False
         downstream = self._downstream
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
@@ -499,14 +541,40 @@ class Exchange(Struct, eq=False):
         # refuses has not ended.
         if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
             return False
+        if self.status and not self._continue(request):
+            return False
         waiting = self._waiting
         if waiting is None:
             waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
         if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
+            if self.status:
+                request.body = b""
+                self._refuse_to_continue("it was sent again before, or no llama-server can take it")
             return False
+        if self.status:
+            downstream.proxy.metrics.count_continued(self._counted_as, "continued")
         downstream.exchange_waits(waiting)
         self._release(abort=not refused)  # last: the free permit may serve the queued request at once
         return True
+
+    def _continue(self, request: Request) -> bool:
+        """Make the request that continues the answer. False: that is not possible."""
+        stream = request.kept_stream
+        assert stream is not None
+        if self._not_continued is None:
+            try:
+                request.body = stream.continued_body()
+            except NotContinued as reason:
+                self._refuse_to_continue(str(reason))
+        if self._not_continued is not None:
+            return False
+        request.keepalive_stream = stream
+        request.next_comment_at = 0.0
+        return True
+
+    def _refuse_to_continue(self, reason: str) -> None:
+        self._not_continued = reason
+        self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
 
     def _release(self, *, abort: bool = False) -> None:
         self.over = True
@@ -530,6 +598,8 @@ class Exchange(Struct, eq=False):
         request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
+        if self._not_continued is not None:
+            error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
         can_send_event = self._can_send_event
         self._release(abort=True)
         if self._can_answer:
@@ -562,8 +632,9 @@ class Exchange(Struct, eq=False):
     @property
     def _can_send_event(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
-        if self._request.translation is not None:
-            return True  # it has sent only complete lines
+        request = self._request
+        if request.translation is not None or request.kept_stream is not None:
+            return True  # its client gets only whole lines or events
         if self._upstream is None or not self._upstream.streams_events:
             return False
         last = self.last_bytes()
@@ -573,12 +644,17 @@ class Exchange(Struct, eq=False):
         """``status``: the one that llamasup answered with. ``now``: the time, if it was read before; or 0."""
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         now = now or monotonic()
-        received_at = request.received_at
+        received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
+        stream, reads, bytes_out = request.kept_stream, self._tail, self.bytes_out
+        is_continued = stream is not None and stream.is_continued
+        if stream is not None and is_continued:
+            sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
+            bytes_out = stream.sent_bytes
         counts = context = None
         if request.head.needs_permit:
             if self.status == 200:
-                tail = tail_of(self._tail)
-                counts = reported(tail, self._tail, self._opening, self.bytes_out, self._meter)
+                tail = tail_of(reads)
+                counts = reported(tail, reads, self._opening, self.bytes_out, self._meter)
                 if self._meter is None or self._meter.items == 1:
                     context = context_end(tail, counts, endpoint.window)
             elif self.status >= 400:
@@ -597,13 +673,14 @@ class Exchange(Struct, eq=False):
                 now,
                 self._counted_as,
                 endpoint.generation,
-                (self.sent_at or now) - received_at,
-                self.first_byte_at - received_at if self.first_byte_at else None,
-                self.bytes_out,
+                (sent_at or now) - received_at,
+                first_byte_at - received_at if first_byte_at else None,
+                bytes_out,
                 counts,
                 0.0 if waiting is None else waiting.entry.waited_s,
                 waiting is not None and waiting.entry.replayed,
                 context,
+                is_continued,
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -21,7 +22,7 @@ from llamasup.queueing.queue_order import granted
 if TYPE_CHECKING:
     from llamasup.proxy.translation import Translation
 
-__all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
+__all__ = ["UNREAD", "BegunStream", "KeptStream", "Request", "overdue", "record_of"]
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
@@ -58,6 +59,47 @@ class BegunStream(Protocol):
         ...
 
 
+class KeptStream(BegunStream, Protocol):
+    """A stream that is kept so that a later llama-server can continue it (``ContinuedStream``).
+
+    ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
+    ``is_continued``: a second one has been asked for the rest. ``tail``: what was sent last.
+    """
+
+    sent_at: float
+    first_byte_at: float
+    opening: bytes
+
+    @property
+    def is_continued(self) -> bool: ...
+
+    @property
+    def tail(self) -> deque[bytes]: ...
+
+    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """The function that takes the first part of the answer; ``write`` sends it to the client."""
+        ...
+
+    @property
+    def pieces(self) -> int:
+        """The tokens of the first part, once its rest has been asked for."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        """A next part begins. ``fail`` is called if it does not continue the answer.
+
+        ``repeats``: as in ``Endpoint.repeats_begun_message``.
+        """
+        ...
+
+    def continued_body(self) -> bytes:
+        """The body of the request for the rest. Raises NotContinued with the reason."""
+        ...
+
+
 class Request(msgspec.Struct, eq=False):
     """Filled by the reader. ``refusal`` is set as soon as it is known.
 
@@ -85,6 +127,7 @@ class Request(msgspec.Struct, eq=False):
     slot_s: float = 0.0  # how long it held permits until now, times their number
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
     keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
+    kept_stream: KeptStream | None = None  # keeps its stream, so that it can be continued
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
     buffered: bool = False  # the body is buffered, whatever its size
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
@@ -209,6 +252,7 @@ def record_of(
     waited_s: float = 0.0,
     replayed: bool = False,
     context: ContextEnd | None = None,
+    continued: bool = False,
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head, key = request.head, request.key
@@ -244,6 +288,7 @@ def record_of(
         ended_s=now,
         slot_s=request.slot_s,
         tokens_estimated=request.unreported_tokens,
+        continued=continued,
     )
     if context is None:
         return record

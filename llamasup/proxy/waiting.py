@@ -26,7 +26,7 @@ class WaitingConnection(ClientConnection, Protocol):
     """The connection of a client whose request can wait."""
 
     def exchange_waits(self, waiting: Waiting) -> None:
-        """The exchange has ended before any byte of a response, and its request is queued again."""
+        """The exchange has ended, and its request is queued again."""
         ...
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
@@ -72,7 +72,7 @@ class Waiting:
         return self._queue.enter(self.entry)
 
     def requeue(self, broken: Endpoint, queue: RequestQueue, *, sent: bool) -> bool:
-        """Queue the request again, if allowed, after ``broken`` ended before any byte of a response."""
+        """Queue the request again, if allowed, after ``broken`` ended."""
         self._queue = queue
         if not queue.requeue(self.entry, broken, sent=sent):
             return False
@@ -162,6 +162,9 @@ class Waiting:
 
     def _record(self, status: int, outcome: str) -> None:
         request, now = self._request, monotonic()
+        kept = request.kept_stream  # the client has a part of the answer, which counts
+        if kept is not None:
+            request.unreported_tokens = kept.pieces
         self._downstream.proxy.record_request(
             request,
             record_of(
@@ -171,7 +174,9 @@ class Waiting:
                 now,
                 model=self._model,
                 generation=self._generation,
-                queue_s=now - request.received_at,
+                queue_s=(now if kept is None else kept.sent_at) - request.received_at,
+                first_byte_s=None if kept is None else kept.first_byte_at - request.received_at,
+                bytes_out=0 if kept is None else kept.sent_bytes,
                 waited_s=self.entry.waited_s,
                 replayed=self.entry.replayed,
             ),

@@ -85,6 +85,7 @@ class Endpoint:
         "on_idle",
         "on_permit_free",
         "produced",
+        "repeats_begun_message",
         "tokens_per_s",
         "window",
     )
@@ -122,6 +123,8 @@ class Endpoint:
         self.produced = 0  # completed responses with output of the model
         self.failures = 0  # consecutive 5xx responses to inference requests
         self.tokens_per_s: float | None = None  # measured in the last long response
+        # Whether a stream that continues a begun message repeats it; None: unknown, or it continues none.
+        self.repeats_begun_message: bool | None = None
         self.window: ContextWindow | None = None  # the context of a request, once the child has reported it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()

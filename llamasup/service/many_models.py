@@ -154,7 +154,11 @@ class HostedModels:
             membership = self._configured_peers = StaticMembership(self._configured.peers)
         policy = self._configured.options.policy
         peers = Peers(
-            membership, self.catalog, timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued
+            membership,
+            self.catalog,
+            timeout_s=policy.wait_timeout_s,
+            max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
         )
         self._models = NodesBackend(self.catalog, peers)
         self.control_target.peers = peers

@@ -101,6 +101,8 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """Serve the API for batches (``batch/api/``)."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
+    continue_streams: bool = False
+    """Continue streamed answers after the end of their llama-server (``continuation/``)."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
@@ -132,6 +134,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             wait_timeout_s=self.wait_timeout_s,
             max_concurrent=self.max_concurrent,
             max_queued=self.max_queued,
+            continue_streams=self.continue_streams,
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,

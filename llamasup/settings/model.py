@@ -294,6 +294,16 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
             of_name=True,
         ),
     ] = None
+    continue_streams: Annotated[
+        bool | None,
+        Setting(
+            Boolean(),
+            "Continue a streamed answer with the next llama-server if its llama-server ends.",
+            default=False,
+            flag=Flag(of_service=True, help="Continue a streamed answer after the end of its llama-server."),
+            of_name=True,
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         float | None,
         Setting(

@@ -10,11 +10,14 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.answers import Health, NoAnswer, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.warmup import (
     WarmUpRequest,
+    begun_message_requests,
     no_response,
+    repeats_begun_message,
     response_problem,
     warm_up_request,
     warmup_diagnosis,
@@ -128,10 +131,23 @@ async def warm_up(generation: Generation) -> None:
             )
     if problem is None:
         generation.warm_up_s = asyncio.get_running_loop().time() - began_s
+        await _learn_how_it_continues(generation)
         generation.post(states.WarmupSucceeded(generation.number))
     else:
         diagnosis = warmup_diagnosis(problem, generation.pump.tail(), status=status)
         generation.post(states.WarmupFailed(generation.number, diagnosis))
+
+
+async def _learn_how_it_continues(generation: Generation) -> None:
+    """Whether this build, with its options and its template, continues begun messages, and how."""
+    if not generation.context.policy().continue_streams:
+        return
+    if generation.plan.model_class not in (ModelClass.DECODER, ModelClass.ENCODER_DECODER):
+        return
+    with suppress(NoAnswer):
+        async with generation.prober() as prober:
+            bodies = [(await prober.send(request))[1] for request in begun_message_requests()]
+        generation.endpoint.repeats_begun_message = repeats_begun_message(*bodies)
 
 
 # --- its slots

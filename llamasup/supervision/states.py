@@ -86,6 +86,8 @@ class Policy(Struct, frozen=True):
     """If false, llama-server itself answers during its first load: with 503, at once."""
     knows_all_keys: bool = True
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
+    continue_streams: bool = False
+    """Whether streamed answers are continued by the next generation."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5

@@ -54,6 +54,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         "max_concurrent": 1,
         "max_queued": 0,
         "wait_timeout_s": 0.5,
+        "continue_streams": True,
         "drain_timeout_s": 3,
         "aliases": "other",
     }
@@ -87,6 +88,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         max_concurrent=1,
         max_queued=0,
         wait_timeout_s=0.5,
+        continue_streams=True,
         drain_timeout_s=3.0,
         aliases=("other",),
     )

@@ -25,6 +25,7 @@ from llamasup.batch.output import Output
 from llamasup.batch.retries import PREEMPTED, UNREACHABLE, Refusal
 from llamasup.batch.window import Window
 from llamasup.errors import DiskFull, NotAllowed
+from llamasup.system.native import native
 
 Reply = Callable[[str, int], Answer]
 
@@ -400,12 +401,12 @@ def test_index_and_long_lines_are_read_in_threads(tmp_path: Path, monkeypatch: p
     def act(run: BatchRun, server: Server) -> None:
         for name in ("counts", "next_model", "lines_of", "save"):
             monkeypatch.setattr(Index, name, noted(name, getattr(Index, name)))
-        monkeypatch.setattr(os, "pread", noted("pread", os.pread))
+        monkeypatch.setattr(native, "read_at", noted("read_at", native.read_at))
 
     main = threading.get_ident()
     batch.run(lambda prompt, _: good(prompt), act=act)
     by_name = {name: [is_main for other, is_main in calls if other == name] for name, _ in calls}
-    assert sorted(by_name.pop("pread")) == [False, True, True]
+    assert sorted(by_name.pop("read_at")) == [False, True, True]
     assert by_name.keys() == {"counts", "next_model", "lines_of", "save"}
     assert not any(is_main for found in by_name.values() for is_main in found)
 

@@ -59,6 +59,7 @@ any_given = st.fixed_dictionaries(
         "remote_media": st.lists(st.sampled_from(["a.example", "[::2]:80", "any"])).map(tuple),
         "max_concurrent": st.none() | st.integers(1, 99),
         "max_queued": st.integers(0, 999),
+        "continue_streams": st.booleans(),
         "wait_timeout_s": _seconds,
         "request_timeout_s": _limit,
         "stream_keepalive": st.booleans(),

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from llamasup.batch.api.objects import ENDED, StoredBatch, StoredFile
+from llamasup.batch.database import is_full, transaction
 from llamasup.errors import Conflict, DiskFull, FolderUnusable
 from llamasup.system.storage.folders import Claimed, claim_file, private_folder
 
@@ -238,22 +239,15 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._mapped_errors():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+        with self._mapped_errors(), transaction(self._db):
+            yield
 
     @contextmanager
     def _mapped_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_FULL:
+            if is_full(error):
                 raise DiskFull(
                     f"No space is left in {str(self.folder)!r}.", remedy="Free some space, and try again."
                 ) from None

@@ -146,6 +146,7 @@ SERVING = Group(
             "--stream-keepalive", "Send comments on waiting streams, so that no proxy closes the connection."
         ),
         setting_option("warm_up"),
+        setting_option("continue_streams"),
         setting_option("drain_timeout_s"),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         _NO_USAGE,

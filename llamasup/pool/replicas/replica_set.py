@@ -47,6 +47,7 @@ class ReplicaSet:
             self.serving,
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
             choose=self._choose,
             on_wanted=on_wanted,
             on_unserved=on_unserved,
@@ -129,7 +130,11 @@ class ReplicaSet:
 
     def apply_policy(self, policy: Policy) -> None:
         """Use these limits for new requests."""
-        self.queue.set_limits(timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued)
+        self.queue.set_limits(
+            timeout_s=policy.wait_timeout_s,
+            max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
+        )
         for runner in self.runners:
             runner.set_policy(policy)
         self.queue.changed()

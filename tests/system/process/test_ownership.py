@@ -111,7 +111,7 @@ def test_tagged_descendants_are_killed_outside_the_group(tmp_path: Path, start: 
     env = tag_environment({}, tmp_path)
     child = start("(setsid sleep 600 &) ; (setsid setsid sleep 600 &) ; exit 0", env)
     child.wait()
-    assert len(end_descendants(env)) == 2
+    assert len(end_descendants(env)) >= 2  # a shell between, or a setsid that has forked, may still run
     assert output_ends(child)
     assert end_descendants(env) == ()
 
