@@ -108,7 +108,7 @@ class ManagedModel:
         self.waits: Grounds | None = None  # why it is not loaded, while the policy makes it wait
         self.unload_waiters: list[asyncio.Future[None]] = []
         self.pending_demand: PendingDemand | None = None
-        self.kept_s: float | None = None  # its ttl until the next load, as its last request asked
+        self.kept_s: float | None = None  # its ttl until the next load, from its last request
 
     def __repr__(self) -> str:
         return f"<ManagedModel {self.model!r}, {self.all_runners!r}>"

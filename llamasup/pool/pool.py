@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.access import unknown_model
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
@@ -298,22 +298,23 @@ class Pool:
             managed.unload_waiters.append(waiter)
             await waiter
 
-    def keep(self, managed: ManagedModel, ttl_s: float | None, *, own: int = 0) -> bool:
+    def keep(self, managed: ManagedModel, ttl_s: float | None, *, own: int = 0) -> KeepResult:
         """Let the model stay loaded for ``ttl_s`` after its last request, until it is loaded again; None: for
-        its own ttl. Returns False if no ttl unloads it: it is pinned, or the only model.
+        its own ttl.
 
-        With 0 it is unloaded once it is idle, unless it has other requests: more than ``own``.
+        With 0 it is unloaded once it is idle, unless others use it: it has more requests than ``own``, or a
+        ``load`` command waits for it.
         """
         stay = managed.spec.stay
         if stay.pin or stay.by_command:
-            return False
+            return "fixed"
         served = managed.served
-        if ttl_s == 0 and (served.in_flight > own or len(served.queue)):
-            ttl_s = None
+        if ttl_s == 0 and (served.in_flight > own or len(served.queue) or managed.load_waiters):
+            return "in_use"
         if managed.kept_s != ttl_s:
             managed.kept_s = ttl_s
             self.reconcile_soon()
-        return True
+        return "kept"
 
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)

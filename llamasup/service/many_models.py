@@ -24,7 +24,7 @@ from llamasup.models.diff import Changes
 from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.search import Search
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.models.watch import ModelWatch
 from llamasup.peers.membership import Membership, Peer
 from llamasup.pool.catalog.catalog import Catalog
@@ -246,9 +246,9 @@ class HostedModels:
         assert listing is not None  # of many models, llamasup makes the list
         return listing
 
-    def keep(self, model: str, ttl_s: float | None, own: int) -> bool:
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
         managed = self._pool.managed_models.get(model)
-        return managed is not None and self._pool.keep(managed, ttl_s, own=own)
+        return "fixed" if managed is None else self._pool.keep(managed, ttl_s, own=own)
 
     def ask_stop(self, *, now: bool) -> None:
         self._pool.ask_stop(now=now)

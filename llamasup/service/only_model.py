@@ -13,7 +13,7 @@ from llamasup.control.pool_target import can_restart_in_place
 from llamasup.downloads.progress import Listener
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
-from llamasup.models.spec import ModelSpec, Stay
+from llamasup.models.spec import KeepResult, ModelSpec, Stay
 from llamasup.pool.catalog.only_model import OnlyModel
 from llamasup.pool.estimate import SizedModel
 from llamasup.pool.options import PoolOptions
@@ -93,8 +93,8 @@ class HostedModel:
     def described(self) -> ModelList:
         return self.backend.described()
 
-    def keep(self, model: str, ttl_s: float | None, own: int) -> bool:
-        return False  # only commands unload it
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        return "fixed"  # only commands unload it
 
     def still_ready(self) -> bool:
         return self._state is State.READY

@@ -391,7 +391,7 @@ async def test_ttl_of_a_request_counts_until_the_next_load(tmp_path: Path, tiny_
         request = models.ask("a")
         await request.served_by()
         assert a.ttl_s == float("inf")
-        assert pool.keep(a, 0.05, own=1)
+        assert pool.keep(a, 0.05, own=1) == "kept"
         assert a.snapshot().ttl_s == 0.05
         request.finish()
         await models.until_phase("a", Phase.ABSENT)
@@ -399,8 +399,8 @@ async def test_ttl_of_a_request_counts_until_the_next_load(tmp_path: Path, tiny_
         again = models.ask("a")
         await again.served_by()
         assert a.ttl_s == float("inf")
-        assert pool.keep(a, 3600.0, own=1)
-        assert pool.keep(a, None, own=1)
+        assert pool.keep(a, 3600.0, own=1) == "kept"
+        assert pool.keep(a, None, own=1) == "kept"
         assert a.ttl_s == float("inf")
 
 
@@ -410,35 +410,46 @@ async def test_ttl_of_zero_unloads_only_what_no_other_request_uses(tmp_path: Pat
         pool, a = models.pool, models["a"]
         first = models.ask("a")
         await first.served_by()
+        assert pool.keep(a, 3600.0, own=1) == "kept"
         second = models.ask("a")
-        assert pool.keep(a, 0.0, own=1)  # the second waits
-        assert a.kept_s is None
+        assert pool.keep(a, 0.0, own=1) == "in_use"  # the second waits
+        assert a.ttl_s == 3600.0  # as another client has asked
         first.finish()
         await second.served_by()
-        assert pool.keep(a, 0.0)  # of a request that only unloads
-        assert a.kept_s is None
-        assert pool.keep(a, 0.0, own=1)
+        assert pool.keep(a, 0.0) == "in_use"  # of a request that only unloads
+        assert a.ttl_s == 3600.0
+        assert pool.keep(a, 0.0, own=1) == "kept"
         third = models.ask("a")  # comes meanwhile
         for request in (second, third):
             await request.served_by()
             assert request.lease is not None
             request.lease.endpoint.count_answer(200, infers=True)
             request.finish()
-        assert a.kept_s is None
+        assert a.ttl_s == float("inf")
         alone = models.ask("a")
         await alone.served_by()
         assert models.unloads() == []
-        assert pool.keep(a, 0.0, own=1)
+        assert pool.keep(a, 0.0, own=1) == "kept"
         alone.finish()
         await models.until_phase("a", Phase.ABSENT)
-        assert pool.keep(a, 0.0)  # not loaded
+        assert pool.keep(a, 0.0) == "kept"  # not loaded
+
+
+@async_test
+async def test_ttl_of_zero_does_not_unload_what_a_command_loads(tmp_path: Path, tiny_model: Path) -> None:
+    async with pooled(tmp_path, spec_of(file_of(tmp_path, "a", tiny_model))) as models:
+        loading = models.pool.begin_load(models["a"])
+        assert models.pool.keep(models["a"], 0.0) == "in_use"
+        assert models["a"].kept_s is None
+        await asyncio.wait_for(loading, PATIENCE_S)
+        assert models["a"].serves
 
 
 @async_test
 async def test_pinned_model_keeps_no_other_ttl(tmp_path: Path, tiny_model: Path) -> None:
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(pin=True))
     async with pooled(tmp_path, spec) as models:
-        assert not models.pool.keep(models["a"], 0.0)
+        assert models.pool.keep(models["a"], 0.0) == "fixed"
         assert models["a"].kept_s is None
 
 

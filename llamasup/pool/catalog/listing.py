@@ -46,7 +46,7 @@ def encode_one(entry: dict[str, Any]) -> bytes:
 class ListedModel(Struct, frozen=True):
     """One model at one moment. ``state``: see ``pool/state.py``. ``ctx_size``: the context of one request, if
     the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images. ``needs``: bytes
-    by device that it holds, or would hold; ``unload_in_s``: when it is unloaded without another request.
+    by device that it uses while it is loaded; ``unload_in_s``: when it is unloaded without another request.
     """
 
     spec: ModelSpec
@@ -143,7 +143,7 @@ def _abilities(facts: ModelFacts) -> dict[str, Any]:
         "family": facts.architecture,
         "tools": template.tools,
         "thinking": template.reasoning,
-        "insert": facts.fim.usable,
+        "insert": (facts.fim.prefix, facts.fim.suffix, facts.fim.middle) if facts.fim.usable else (),
     }
 
 

@@ -71,7 +71,7 @@ def test_loaded_model_is_listed_with_all_facts() -> None:
             "family": "llama",
             "tools": True,
             "thinking": False,
-            "insert": False,
+            "insert": [],
             "memory_bytes": 3 * GIB,
             "gpu_bytes": 2 * GIB,
             "unload_in_s": 9.9,
