@@ -25,6 +25,7 @@ from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, 
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
+from llamasup.proxy.translation import Translation
 from llamasup.proxy.upload import Upload, may_upload, refused_file
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease
@@ -358,6 +359,8 @@ class Downstream(asyncio.Protocol):
             lease = lease_for(request, answerer, proxy)
             if type(lease) is Unavailable:
                 self._wait(request, lease)
+            elif request.translation is not None and (error := _not_admitted(request.translation, lease)):
+                self._refuse(request, error, "refused", lease.endpoint.model)
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
@@ -373,10 +376,16 @@ class Downstream(asyncio.Protocol):
 
     def _translate(self, request: Request, dialect: Dialect) -> bool:
         """Put a request in another API into llama-server's. Returns whether it has been answered instead."""
-        if not dialect.speaks(request.head):
+        if not dialect.speaks(request.head) or self._access.is_preflight(request.head):
             return False
         try:
-            found = self.proxy.keys.enter(request) or dialect.translate(request, self.proxy.backend)
+            proxy = self.proxy
+            found = (
+                proxy.keys.enter(request)
+                or proxy.bodies.hold(request, None)  # if it arrived in one read
+                or dialect.translate(request, proxy.backend)
+                or proxy.bodies.hold_translated(request)
+            )
             if found is None:
                 return False
             if isinstance(found, HttpError):
@@ -461,6 +470,9 @@ class Downstream(asyncio.Protocol):
         self._close_after_last(request)
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
+        if request.translation is not None and (error := _not_admitted(request.translation, lease)):
+            waiting.turned_down(error)
+            return
         self._exchange = exchange = Exchange(self, request, lease, waiting)
         exchange.start()
 
@@ -589,3 +601,12 @@ class Downstream(asyncio.Protocol):
             elif request is not None:
                 self.proxy.bodies.drop(request)
         self._unparsed.clear()
+
+
+def _not_admitted(translation: Translation, lease: Lease) -> HttpError | None:
+    """Why this server cannot serve the request; the lease has then ended. None: it can."""
+    refusal = translation.admit(lease.endpoint)
+    if refusal is not None:
+        lease.cancel_permit()
+        lease.release()
+    return refusal

@@ -94,11 +94,6 @@ class Exchange(Struct, eq=False):
 
     def start(self) -> None:
         lease, request = self._lease, self._request
-        if request.translation is not None:
-            refusal = request.translation.admit(lease.endpoint)
-            if refusal is not None:
-                self._fail(refusal, "refused")
-                return
         lease.on_revoked(self._revoked)
         if request.jobs > 1:
             lease.weigh(request.jobs)
@@ -338,8 +333,7 @@ class Exchange(Struct, eq=False):
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
-        if request.translation is not None:
-            self.status = request.translation.finish()
+        answered = None if request.translation is None else request.translation.finish()
         stream = request.keepalive_stream
         error = None if stream is None else stream.finish(self.status)
         self.over = True
@@ -348,7 +342,12 @@ class Exchange(Struct, eq=False):
             self._end_upload(self.upload)
         lease.release(now)
         request.slot_s += lease.permit_s
-        self._record("ok" if error is None else "error_event", now=now)
+        if answered is not None:
+            self._record("ok" if answered.complete else "translation_failed", answered.status, now)
+            if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
+                request.keep_alive = False
+        else:
+            self._record("ok" if error is None else "error_event", now=now)
         if error is not None and stream is not None:
             stream.fail(error)
         self._downstream.exchange_over(request, now)

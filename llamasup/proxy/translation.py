@@ -10,7 +10,17 @@ from msgspec import Struct
 from llamasup.http.heads import HttpError
 from llamasup.queueing.endpoint import Endpoint
 
-__all__ = ["ResponseForm", "Translation"]
+__all__ = ["Answered", "ResponseForm", "Translation"]
+
+
+class Answered(Struct, frozen=True):
+    """How a response ended. ``complete``: the answer of llama-server could be translated to its end.
+    ``framed``: the response has its last byte; otherwise the connection closes, so that it looks incomplete.
+    """
+
+    status: int
+    complete: bool = True
+    framed: bool = True
 
 
 class ResponseForm(Struct, frozen=True):
@@ -28,8 +38,8 @@ class Translation(Protocol):
     """One request of another API, and its answer."""
 
     def admit(self, endpoint: Endpoint) -> HttpError | None:
-        """Called before the request is sent to ``endpoint``; again if it is sent again. Returns the refusal
-        if that server cannot serve it as asked.
+        """Called before each attempt to send the request to ``endpoint``. Returns the refusal if that server
+        cannot serve it so.
         """
         ...
 
@@ -53,8 +63,8 @@ class Translation(Protocol):
         """
         ...
 
-    def finish(self) -> int:
-        """The answer is complete: send what is left. Returns the status of the response."""
+    def finish(self) -> Answered:
+        """The answer is complete: send what is left."""
         ...
 
     def fail(self, error: HttpError) -> None:
