@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-__all__ = ["OLLAMA", "Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set", "with_values"]
+__all__ = ["OLLAMA", "Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set", "with_ollama"]
 
 OLLAMA = "127.0.0.1:11434"
 """The address of ``--ollama`` without a value: that of Ollama itself."""
@@ -25,17 +25,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 _READ_HERE = (str, bool, Path, list[str])
 
 
-_is_address = re.compile(r"(?:\[[^\[\]]*\]|[^:\[\]/]*):\d+|.+\.sock").fullmatch
+# Not ``gemma:2``, which may be a model.
+_is_address = re.compile(r"\d+|(?:localhost|[\d.]+|\[.*\])(?::\d+)?|.+\.sock").fullmatch
 
 
-def with_values(args: list[str]) -> list[str]:
-    """``--ollama`` gets its address if none follows; click has no options with an optional value here."""
-    if "--ollama" not in args:
-        return args
-    at = args.index("--ollama")
-    if "--" in args[:at] or (at + 1 < len(args) and _is_address(args[at + 1])):
-        return args
-    return [*args[:at], f"--ollama={OLLAMA}", *args[at + 1 :]]
+def with_ollama(args: Sequence[str], takes_value: Container[str]) -> list[str]:
+    """Give ``--ollama`` its address: click has no options with an optional value here.
+
+    ``takes_value``: the other options that have a value. Raises BadParameter.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(args) and args[at] != "--":
+        size = 2 if args[at] in takes_value else 1
+        found += args[at : at + size]
+        at += size
+        if found[-1] != "--ollama" or size == 2:
+            continue
+        found[-1] = f"--ollama={OLLAMA}"
+        if at < len(args) and _is_address(args[at]):
+            raise typer.BadParameter(
+                f"write --ollama={args[at]}; --ollama alone is the address {OLLAMA}.", param_hint="--ollama"
+            )
+    return [*found, *args[at:]]
 
 
 class _Reader(RuntimeParam):
@@ -71,7 +83,11 @@ class Command(_ReadsParameters, TyperCommand):
     """Its help names an argument by its metavar: Typer would add braces and a Python type."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, with_values(args))
+        options = self._parameters(ctx, "option")
+        if any("--ollama" in option.opts for option in options):
+            with_value = {name for option in options if not option.is_flag for name in option.opts}
+            args = with_ollama(args, with_value - {"--ollama"})
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)[:1]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import typer
 
-from llamasup.cli.command_group import with_values
+from llamasup.cli.command_group import with_ollama
 from llamasup.errors import UnsafeBind, UsageInvalid
 from llamasup.proxy.listeners.listen import ListenerSet
 from llamasup.service.options import ListenOptions, check_address, ollama_listener
+from tests.e2e.driver import run_to_end
 from tests.ports import free_port
 
 
@@ -19,18 +21,40 @@ from tests.ports import free_port
         (["--ollama", "m.gguf"], ["--ollama=127.0.0.1:11434", "m.gguf"]),
         (["--ollama", "org/repo:Q4_K_M"], ["--ollama=127.0.0.1:11434", "org/repo:Q4_K_M"]),
         (["--ollama", "--port", "0"], ["--ollama=127.0.0.1:11434", "--port", "0"]),
-        (["--ollama", "localhost:80", "m"], ["--ollama", "localhost:80", "m"]),
-        (["--ollama", "[::1]:80"], ["--ollama", "[::1]:80"]),
-        (["--ollama", "/run/o.sock"], ["--ollama", "/run/o.sock"]),
+        (["--ollama", "gemma:2"], ["--ollama=127.0.0.1:11434", "gemma:2"]),
+        (["--ollama=localhost:80", "m"], ["--ollama=localhost:80", "m"]),
+        (["--alias", "--ollama", "m"], ["--alias", "--ollama", "m"]),
+        (["m", "--alias"], ["m", "--alias"]),
         (["m", "--", "--ollama"], ["m", "--", "--ollama"]),
     ],
 )
 def test_option_without_a_value_has_the_address_of_ollama(arguments: list[str], expected: list[str]) -> None:
-    assert with_values(arguments) == expected
+    assert with_ollama(arguments, {"--alias", "--port"}) == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["11500", "localhost", "localhost:80", "127.0.0.1", "127.0.0.1:80", "[::1]:80", "/run/o.sock"]
+)
+def test_address_must_be_part_of_the_option(address: str) -> None:
+    with pytest.raises(typer.BadParameter, match="write --ollama=") as caught:
+        with_ollama(["m", "--ollama", address], set())
+    assert f"write --ollama={address};" in str(caught.value)
+
+
+def test_command_line_with_a_separate_address_says_what_to_write() -> None:
+    ended = run_to_end("run", "--ollama", "11500", "m.gguf")
+    assert ended.returncode == 2
+    assert "--ollama=11500" in ended.stderr
+
+
+def test_other_commands_do_not_have_the_option() -> None:
+    ended = run_to_end("ps", "--ollama")
+    assert ended.returncode == 2
+    assert "No such option" in ended.stderr
 
 
 @pytest.mark.parametrize("address", ["11434", "127.0.0.1", ":80", "h:99999", ""])
-def test_address_that_is_none_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageInvalid, match="--ollama"):
         check_address(ListenOptions(ollama=address))
 
