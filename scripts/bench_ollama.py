@@ -24,7 +24,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from llamasup.http.address import UnixAddress
-from llamasup.ollama.door import OllamaDoor
+from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
 from llamasup.queueing.endpoint import Endpoint
@@ -51,8 +51,8 @@ def serve(upstream: str) -> None:
     async def run() -> None:
         (sock,) = bind("127.0.0.1", 0)
         proxy = Proxy(OneModel(Endpoint("tiny", 1, UnixAddress(upstream)), 1.0, 1), ProxyConfig())
-        door = OllamaDoor(lambda: ModelListing([], _no_model), lambda *_: True)
-        await proxy.start([sock], dialect=door)
+        dialect = OllamaDialect(lambda: ModelListing([], _no_model), lambda *_: "kept")
+        await proxy.start([sock], dialect=dialect)
         print(sock.getsockname()[1], flush=True)
         await asyncio.to_thread(sys.stdin.read)
         await proxy.aclose()

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from llamasup.ollama.requests import Asked, Kind
+from llamasup.ollama.requests import Kind, OllamaRequest
+from llamasup.system.text import path_text
 
 __all__ = [
     "BrokenAnswer",
@@ -30,6 +31,7 @@ _NS_PER_MS: Final = 1_000_000
 _NS_PER_S: Final = 1_000_000_000
 
 _encode = msgspec.json.Encoder().encode
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)  # ValueError: not UTF-8
 
 
 class BrokenAnswer(Exception):
@@ -146,7 +148,7 @@ _OF_THE_REQUEST: Final = (
     "image input is not supported",
     "audio input is not supported",
     "is too large to process",
-    "Infill is not supported",
+    "does not support embeddings",
     "Failed to load image",
 )
 
@@ -155,7 +157,7 @@ def error_text(body: bytes) -> str:
     """The sentence in an error object of llamasup or of llama-server."""
     try:
         error = _read_failed(body).error
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except _UNREADABLE:
         return "llama-server failed"
     sentence = error.message or error.type or "llama-server failed"
     return f"{sentence}: {error.remedy}" if error.remedy else sentence
@@ -168,7 +170,7 @@ def status_of_error(status: int, sentence: str) -> int:
 
 def error_line(sentence: str) -> bytes:
     """An error object of Ollama, which also ends a stream that breaks off."""
-    return _encode({"error": sentence}) + b"\n"
+    return _encode({"error": path_text(sentence)}) + b"\n"
 
 
 # --- tool calls ------------------------------------------------------------------------------------
@@ -196,24 +198,33 @@ class _Calls:
             call.name += piece.function.name or ""
             call.arguments += piece.function.arguments or ""
 
-    def encoded(self) -> bytes:
-        """``tool_calls`` of a message; empty if there are none. Raises BrokenAnswer."""
-        if not self._by_index:
-            return b""
-        return _encode([_shown(at, call) for at, call in sorted(self._by_index.items())])
+    def encoded(self, *, is_cut: bool) -> bytes:
+        """``tool_calls`` of a message; empty if there are none. Raises BrokenAnswer.
+
+        ``is_cut``: the answer ended at its limit, maybe within the last call, which is then left out.
+        """
+        found: list[dict[str, Any]] = []
+        last = max(self._by_index, default=0)
+        for at, call in sorted(self._by_index.items()):
+            may_be_cut = is_cut and at == last
+            arguments = _object(call.arguments or ("" if may_be_cut else "{}"))
+            if arguments is None and may_be_cut:
+                break
+            if arguments is None:
+                raise BrokenAnswer(
+                    f"the arguments of the model's call of the tool {call.name[:80]!r} are not a JSON object"
+                )
+            function = {"index": at, "name": call.name, "arguments": arguments}
+            found.append({**({"id": call.id} if call.id else {}), "function": function})
+        return _encode(found) if found else b""
 
 
-def _shown(index: int, call: _Call) -> dict[str, Any]:
+def _object(arguments: str) -> dict[str, Any] | None:
     try:
-        arguments = msgspec.json.decode(call.arguments or "{}")
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise BrokenAnswer(
-            f"the model's call of the tool {call.name[:80]!r} has arguments that are no JSON object"
-        )
-    function = {"index": index, "name": call.name, "arguments": arguments}
-    return {**({"id": call.id} if call.id else {}), "function": function}
+        found = msgspec.json.decode(arguments)
+    except _UNREADABLE:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 # --- parts of answers ------------------------------------------------------------------------------
@@ -221,8 +232,8 @@ def _shown(index: int, call: _Call) -> dict[str, Any]:
 _REASONS: Final = {"length": "length", "limit": "length"}
 
 
-def _reason(finish_reason: str | None) -> bytes:
-    return b'"' + _REASONS.get(finish_reason or "", "stop").encode() + b'"'
+def _reason(finish_reason: str | None) -> str:
+    return _REASONS.get(finish_reason or "", "stop")
 
 
 def _metrics(times: Times, timings: _Timings | None) -> bytes:
@@ -242,14 +253,14 @@ def _metrics(times: Times, timings: _Timings | None) -> bytes:
     )
 
 
-def _tokens(logprobs: _Logprobs | None, *, alternatives: bool) -> bytes:
-    """The field ``logprobs``, with its comma; empty without one."""
-    if logprobs is None or not logprobs.content:
+def _tokens(tokens: list[_Token], *, alternatives: bool) -> bytes:
+    """The field ``logprobs``, with its comma; empty without tokens."""
+    if not tokens:
         return b""
     if not alternatives:
-        for token in logprobs.content:
+        for token in tokens:
             token.top_logprobs = None
-    return b'"logprobs":' + _encode(logprobs.content) + b","
+    return b'"logprobs":' + _encode(tokens) + b","
 
 
 def _of(value: msgspec.Raw) -> bytes:
@@ -279,7 +290,7 @@ def _begin(model: str) -> bytes:
 
 
 class Lines:
-    """Makes the lines of one stream. ``done``: the last line, or an error, has been made.
+    """Makes the lines of one stream.
 
     The times of the last line are those when it is made: ``last`` gets them.
     """
@@ -292,21 +303,21 @@ class Lines:
         "_part",
         "_reason",
         "_timings",
-        "done",
+        "_tokens",
         "ends",
     )
 
-    def __init__(self, asked: Asked) -> None:
-        self._begin = _begin(asked.name)
-        self._is_chat = asked.kind is not Kind.RAW
-        self._part = _chat_message if asked.kind is Kind.CHAT else _response
-        self._alternatives = asked.alternatives
+    def __init__(self, request: OllamaRequest) -> None:
+        self._begin = _begin(request.name)
+        self._is_chat = request.kind is not Kind.RAW
+        self._part = _chat_message if request.kind is Kind.CHAT else _response
+        self._alternatives = request.alternatives
         self._calls = _Calls()
         self._reason = _reason(None)
         self._timings: _Timings | None = None
+        self._tokens: list[_Token] = []  # that have no line yet
         self.ends = False
         """llama-server has sent its last event."""
-        self.done = False
 
     def add(self, event: bytes, created_at: bytes) -> bytes:
         """The line for an event, without its ``data: ``; empty if Ollama has none. Raises BrokenAnswer."""
@@ -315,7 +326,7 @@ class Lines:
             return b""
         try:
             return self._chat(event, created_at) if self._is_chat else self._completion(event, created_at)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise BrokenAnswer("llama-server sent an event that is not the JSON of its API") from error
 
     def _chat(self, event: bytes, created_at: bytes) -> bytes:
@@ -332,11 +343,18 @@ class Lines:
         delta = choice.delta
         if delta.tool_calls:
             self._calls.add(delta.tool_calls)
+        if choice.logprobs is not None:
+            self._tokens += choice.logprobs.content or ()
         content, thinking = _of(delta.content), _of(delta.reasoning_content)
         if not content and not thinking:
             return b""
-        tokens = b"" if choice.logprobs is None else _tokens(choice.logprobs, alternatives=self._alternatives)
+        tokens = self._take_tokens() if self._tokens else b""
         return b'%b%b",%b%b"done":false}\n' % (self._begin, created_at, self._part(content, thinking), tokens)
+
+    def _take_tokens(self) -> bytes:
+        """The logprobs since the last line: an event without a text, such as a part of a letter, has some."""
+        tokens, self._tokens = self._tokens, []
+        return _tokens(tokens, alternatives=self._alternatives)
 
     def _completion(self, event: bytes, created_at: bytes) -> bytes:
         chunk = _read_completion(event)
@@ -351,18 +369,18 @@ class Lines:
 
     def last(self, created_at: bytes, times: Times) -> bytes:
         """The last lines, once llama-server's answer is complete. Raises BrokenAnswer."""
-        self.done = True
         if not self.ends:
             raise BrokenAnswer("the answer of llama-server broke off")
-        calls = self._calls.encoded()
-        found = b""
+        calls = self._calls.encoded(is_cut=self._reason == "length")
+        found, tokens = b"", self._take_tokens()
         if calls:
             found = b'%b%b",%b"done":false}\n' % (self._begin, created_at, self._part(b"", b"", calls))
-        return found + b'%b%b",%b"done":true,"done_reason":%b,%b' % (
+        return found + b'%b%b",%b%b"done":true,"done_reason":"%b",%b' % (
             self._begin,
             created_at,
             self._part(b"", b""),
-            self._reason,
+            tokens,
+            self._reason.encode(),
             _metrics(times, self._timings),
         )
 
@@ -370,48 +388,50 @@ class Lines:
 # --- whole answers ---------------------------------------------------------------------------------
 
 
-def whole(asked: Asked, body: bytes, created_at: bytes, times: Times) -> bytes:
+def whole(request: OllamaRequest, body: bytes, created_at: bytes, times: Times) -> bytes:
     """The answer for a complete body with status 200. Raises BrokenAnswer."""
-    if asked.loads:
-        return loaded(asked, created_at)
+    if request.loads:
+        return loaded(request, created_at)
     try:
-        if asked.kind in (Kind.EMBED, Kind.EMBEDDINGS):
-            return _whole_embeddings(asked, body, times)
-        part, timings = _whole_text(asked, body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        if request.kind in (Kind.EMBED, Kind.EMBEDDINGS):
+            return _whole_embeddings(request, body, times)
+        part, timings = _whole_text(request, body)
+    except _UNREADABLE as error:
         raise BrokenAnswer("llama-server sent an answer that is not the JSON of its API") from error
-    return b'%b%b",%b%b' % (_begin(asked.name), created_at, part, _metrics(times, timings))
+    return b'%b%b",%b%b' % (_begin(request.name), created_at, part, _metrics(times, timings))
 
 
-def _whole_text(asked: Asked, body: bytes) -> tuple[bytes, _Timings | None]:
-    if asked.kind is Kind.RAW:
+def _whole_text(request: OllamaRequest, body: bytes) -> tuple[bytes, _Timings | None]:
+    if request.kind is Kind.RAW:
         completion = _read_completion(body)
         part = _response(_of(completion.content), b"")
-        reason = _reason(completion.stop_type)
-        return b'%b"done":true,"done_reason":%b,' % (part, reason), completion.timings
+        end = _reason(completion.stop_type).encode()
+        return b'%b"done":true,"done_reason":"%b",' % (part, end), completion.timings
     chat = _read_chat(body)
     choice = chat.choices[0] if chat.choices else _Choice()
     message, calls = choice.message, _Calls()
     calls.add([msgspec.structs.replace(call, index=at) for at, call in enumerate(message.tool_calls or ())])
-    form = _chat_message if asked.kind is Kind.CHAT else _response
-    part = form(_of(message.content), _of(message.reasoning_content), calls.encoded())
-    tokens = _tokens(choice.logprobs, alternatives=asked.alternatives)
-    return b'%b%b"done":true,"done_reason":%b,' % (part, tokens, _reason(choice.finish_reason)), chat.timings
+    form, reason = _chat_message if request.kind is Kind.CHAT else _response, _reason(choice.finish_reason)
+    called = calls.encoded(is_cut=reason == "length")
+    part = form(_of(message.content), _of(message.reasoning_content), called)
+    found = [] if choice.logprobs is None else choice.logprobs.content or []
+    tokens = _tokens(found, alternatives=request.alternatives)
+    return b'%b%b"done":true,"done_reason":"%b",' % (part, tokens, reason.encode()), chat.timings
 
 
-def _whole_embeddings(asked: Asked, body: bytes, times: Times) -> bytes:
+def _whole_embeddings(request: OllamaRequest, body: bytes, times: Times) -> bytes:
     found = _read_embeddings(body)
     if not found.data:
         raise BrokenAnswer("llama-server sent no embedding")
     vectors = [bytes(each.embedding) for each in sorted(found.data, key=lambda each: each.index)]
-    if asked.kind is Kind.EMBEDDINGS:
+    if request.kind is Kind.EMBEDDINGS:
         return b'{"embedding":%b}\n' % vectors[0]
-    if asked.dimensions is not None:
-        vectors = [_shortened(vector, asked.dimensions) for vector in vectors]
+    if request.dimensions is not None:
+        vectors = [_shortened(vector, request.dimensions) for vector in vectors]
     return (
         b'{"model":%b,"embeddings":[%b],"total_duration":%d,"load_duration":%d,"prompt_eval_count":%d}\n'
         % (
-            _encode(asked.name),
+            _encode(request.name),
             b",".join(vectors),
             times.total_s * _NS_PER_S,
             times.load_s * _NS_PER_S,
@@ -430,16 +450,16 @@ def _shortened(vector: bytes, dimensions: int) -> bytes:
     return _encode([each / length for each in numbers])
 
 
-def loaded(asked: Asked, created_at: bytes, *, reason: str = "load") -> bytes:
+def loaded(request: OllamaRequest, created_at: bytes, *, reason: str = "load") -> bytes:
     """The answer to a request without a prompt."""
-    begin = b'%b%b",' % (_begin(asked.name), created_at)
+    begin = b'%b%b",' % (_begin(request.name), created_at)
     end = b'"done":true,"done_reason":%b}\n' % _encode(reason)
-    match asked.kind:
+    match request.kind:
         case Kind.LOAD_CHAT:
             return begin + _chat_message(b"", b"") + end
         case Kind.LOAD_GENERATE:
             return begin + _response(b"", b"") + end
         case Kind.LOAD_EMBED:
-            return b'{"model":%b,"embeddings":[]}\n' % _encode(asked.name)
+            return b'{"model":%b,"embeddings":[]}\n' % _encode(request.name)
         case _:
             return b'{"embedding":[]}\n'

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -17,7 +17,13 @@ from llamasup.ollama.requests import Features
 __all__ = ["ListedModel", "features_of", "read_list", "read_one", "running", "shown", "tags"]
 
 _NEVER: Final = "9999-12-31T23:59:59Z"
+_LAST_S: Final = 253_402_300_799  # the last second of that year, since 1970
+_MAX_STAY_S: Final = 100 * 365 * 86_400.0
 _encode = msgspec.json.Encoder().encode
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_NULL: Final = msgspec.Raw(b"null")
 
 
 class _Status(msgspec.Struct):
@@ -30,52 +36,73 @@ class _Architecture(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    n_ctx: int | None = None
-    n_ctx_train: int = 0
-    n_embd: int = 0
-    n_params: int = 0
-    n_vocab: int = 0
+    n_ctx: _Count | None = None
+    n_ctx_train: _Count = 0
+    n_embd: _Count = 0
+    n_params: _Count = 0
+    n_vocab: _Count = 0
     ftype: str = ""
 
 
 class _Own(msgspec.Struct):
-    context: int | None = None
-    size_bytes: int | None = None
+    context: _Count | None = None
+    size_bytes: _Count | None = None
     family: str | None = None
     tools: bool | None = None
     thinking: bool | None = None
-    insert: bool = False
-    memory_bytes: int | None = None
-    gpu_bytes: int | None = None
+    insert: tuple[int, ...] | None = None
+    memory_bytes: _Count | None = None
+    gpu_bytes: _Count | None = None
     unload_in_s: float | None = None
+    virtual: msgspec.Raw = _NULL
+
+    @property
+    def is_virtual(self) -> bool:
+        return self.virtual != _NULL
 
 
 class ListedModel(msgspec.Struct):
-    """An entry of ``/v1/models``, as far as it is needed here. Another node may leave fields out."""
+    """An entry of ``/v1/models``, with the fields that are needed here. Another node may leave fields out."""
 
     id: str
-    created: int = 0
+    created: _Count = 0
     status: _Status = msgspec.field(default_factory=_Status)
     architecture: _Architecture = msgspec.field(default_factory=_Architecture)
     meta: _Meta = msgspec.field(default_factory=_Meta)
     llamasup: _Own = msgspec.field(default_factory=_Own)
 
 
+class _Named(msgspec.Struct):
+    id: str
+
+
 class _List(msgspec.Struct):
-    data: list[ListedModel]
+    data: list[msgspec.Raw]
 
 
 _read_list = msgspec.json.Decoder(_List).decode
-read_one = msgspec.json.Decoder(ListedModel).decode
+_read_entry = msgspec.json.Decoder(ListedModel).decode
+_read_named = msgspec.json.Decoder(_Named).decode
 
 
 def read_list(listing: bytes) -> list[ListedModel]:
     """The entries of ``/v1/models``."""
-    return _read_list(listing).data
+    return [read_one(entry) for entry in _read_list(listing).data]
+
+
+def read_one(entry: bytes | msgspec.Raw) -> ListedModel:
+    """An entry of ``/v1/models``. Of one that another node has written differently, only the id counts."""
+    try:
+        return _read_entry(entry)
+    except msgspec.ValidationError:
+        return ListedModel(_read_named(entry).id)
 
 
 def features_of(model: ListedModel) -> Features:
-    return Features(model.llamasup.thinking, model.llamasup.tools)
+    insert = model.llamasup.insert
+    return Features(
+        model.llamasup.thinking, model.llamasup.tools, insert if insert is None or len(insert) == 3 else ()
+    )
 
 
 def tags(models: list[ListedModel]) -> bytes:
@@ -84,14 +111,18 @@ def tags(models: list[ListedModel]) -> bytes:
 
 
 def running(models: list[ListedModel], now: datetime) -> bytes:
-    """``GET /api/ps``: the loaded models."""
-    loaded = [model for model in models if model.status.value == "loaded"]
+    """``GET /api/ps``: the loaded models. A virtual model has no memory of its own."""
+    loaded = [model for model in models if model.status.value == "loaded" and not model.llamasup.is_virtual]
     return _encode({"models": [{**_base(model), **_residence(model, now)} for model in loaded]})
 
 
 def _residence(model: ListedModel, now: datetime) -> dict[str, Any]:
     own = model.llamasup
-    ends = _NEVER if own.unload_in_s is None else _utc(now + timedelta(seconds=max(0.0, own.unload_in_s)))
+    left_s = own.unload_in_s
+    if left_s is None or left_s > _MAX_STAY_S:
+        ends = _NEVER
+    else:
+        ends = _utc(now + timedelta(seconds=max(0.0, left_s)))
     found: dict[str, Any] = {"expires_at": ends, "size_vram": own.gpu_bytes or 0}
     if own.memory_bytes:
         found["size"] = own.memory_bytes
@@ -134,7 +165,7 @@ def _capabilities(model: ListedModel) -> list[str]:
         "vision": "image" in model.architecture.input_modalities,
         "tools": own.tools,
         "thinking": own.thinking,
-        "insert": own.insert,
+        "insert": bool(own.insert),
     }
     return [name for name, is_there in has.items() if is_there]
 
@@ -178,7 +209,7 @@ def _digest(model: ListedModel) -> str:
 
 
 def _modified_at(model: ListedModel) -> str:
-    return _utc(datetime.fromtimestamp(model.created, UTC))
+    return _utc(datetime.fromtimestamp(min(model.created, _LAST_S), UTC))
 
 
 def _utc(at: datetime) -> str:

@@ -17,6 +17,6 @@ def shown_name(id_: str) -> str:
 def spellings(name: str) -> tuple[str, ...]:
     """The names under which a model may be served, the first preferred: ``qwen3:4b`` may be ``qwen3-4b``."""
     if name.endswith(_LATEST):
-        return name.removesuffix(_LATEST), name
+        return name, name.removesuffix(_LATEST)
     base, colon, tag = name.rpartition(":")
     return (name, f"{base}-{tag}") if colon else (name,)

@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from llamasup.ollama.fields import MAX_NUMBER, integer, items, number, object_of, refusal
+from llamasup.ollama.fields import (
+    MAX_NUMBER,
+    Fields,
+    integer,
+    is_given,
+    is_text,
+    number,
+    object_of,
+    refusal,
+    text,
+    texts,
+)
 
-__all__ = ["NUMBERS", "OF_LLAMASUP", "REMOVED", "WHOLE_NUMBERS", "asked_context", "parameters"]
+__all__ = ["NUMBERS", "OF_LLAMASUP", "REMOVED", "WHOLE_NUMBERS", "least_context", "parameters"]
 
 # Ollama's name → llama-server's (b11434), and the smallest and largest value.
 WHOLE_NUMBERS: Final[Mapping[str, tuple[str, int, int]]] = {
@@ -49,17 +60,17 @@ REMOVED: Final = ("penalize_newline", "tfs_z", "logits_all", "vocab_only", "embe
 """Options of older versions of Ollama, which llama-server does not have."""
 
 
-def asked_context(fields: Mapping[str, Any]) -> int | None:
+def least_context(fields: Fields) -> int | None:
     """``num_ctx``, which the context of a request must have at least."""
     return integer(object_of(fields, "options"), "num_ctx", 1)
 
 
-def parameters(fields: Mapping[str, Any], *, samples: bool = True) -> dict[str, Any]:
+def parameters(fields: Fields, *, samples: bool = True) -> dict[str, Any]:
     """The parameters of llama-server. ``samples``: False for embeddings, which take none. Raises Refused."""
     options = object_of(fields, "options")
     found: dict[str, Any] = {}
-    for name, value in options.items():
-        if value is None or name == "num_ctx":  # ``asked_context``
+    for name in options:
+        if not is_given(options, name) or name == "num_ctx":  # ``least_context``
             continue
         if name in OF_LLAMASUP:
             raise refusal(
@@ -75,17 +86,8 @@ def parameters(fields: Mapping[str, Any], *, samples: bool = True) -> dict[str, 
             found[own] = integer(options, name, least, most)
         elif name in NUMBERS:
             found[name] = number(options, name)
-        elif name == "stop":
-            found["stop"] = _stops(options)
+        elif name == "stop":  # Ollama takes an array; some clients send one string
+            found["stop"] = [text(options, "stop")] if is_text(options, "stop") else texts(options, "stop")
         else:
             raise refusal(f"there is no option {name[:40]!r}", "docs/ollama.md lists the options")
     return found
-
-
-def _stops(options: Mapping[str, Any]) -> list[str]:
-    """Ollama takes an array; some clients send one string."""
-    value = options["stop"]
-    stops = [value] if isinstance(value, str) else list(items(options, "stop"))
-    if not all(isinstance(stop, str) for stop in stops):
-        raise refusal("stop has an item that is not a string", "use an array of strings")
-    return stops

@@ -56,8 +56,9 @@ if TYPE_CHECKING:
 
     from llamasup.auth.key_limits import Keys
     from llamasup.batch.api.runner import BatchService
+    from llamasup.models.spec import KeepResult
     from llamasup.observability.tracing.exporter import SpanExporter
-    from llamasup.ollama.door import OllamaDoor
+    from llamasup.ollama.dialect import OllamaDialect
     from llamasup.settings.sections import Batches
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
@@ -81,8 +82,8 @@ class Workload(Protocol):
         """The models, as ``serve`` lists them at /v1/models."""
         ...
 
-    def keep(self, model: str, ttl_s: float | None, own: int) -> bool:
-        """As ``Pool.keep``, for the model of this id; False if it is not here."""
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        """As ``Pool.keep``, for the model of this id; ``fixed`` if it is not here."""
         ...
 
     async def run(self) -> None:
@@ -284,14 +285,15 @@ class ServiceHost:
                     serving = tasks.create_task(self._batches.run(), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
                 if self._ollama is not None:
-                    door = _ollama_door(workload)
-                    await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=door)
+                    dialect = _ollama_dialect(workload)
+                    await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=dialect)
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
                     if not workload.still_ready():
                         continue  # it crashed in the meantime
-                    ready = Ready(listeners.address, os.getpid(), names)
+                    ollama = None if self._ollama is None else self._ollama.address
+                    ready = Ready(listeners.address, os.getpid(), names, ollama)
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
@@ -403,10 +405,10 @@ async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | 
         return await prober.slots()
 
 
-def _ollama_door(workload: Workload) -> OllamaDoor:
-    from llamasup.ollama.door import OllamaDoor  # here, because few services have one
+def _ollama_dialect(workload: Workload) -> OllamaDialect:
+    from llamasup.ollama.dialect import OllamaDialect  # here, because few services have one
 
-    return OllamaDoor(workload.described, workload.keep)
+    return OllamaDialect(workload.described, workload.keep)
 
 
 async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, proxy: Proxy) -> None:

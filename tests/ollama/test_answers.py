@@ -18,7 +18,7 @@ from llamasup.ollama.answers import (
     status_of_error,
     whole,
 )
-from llamasup.ollama.requests import Asked, Kind
+from llamasup.ollama.requests import Kind, OllamaRequest
 
 NOW = b"2026-11-27T10:00:00Z"
 TIMES = Times(1.5, 0.25)
@@ -33,8 +33,8 @@ METRICS = {
 }
 
 
-def of(kind: Kind, **more: Any) -> Asked:
-    return Asked(kind, "m:latest", b"", {}, **more)
+def of(kind: Kind, **more: Any) -> OllamaRequest:
+    return OllamaRequest(kind, "m:latest", b"", {}, **more)
 
 
 def event(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
@@ -45,8 +45,8 @@ def event(delta: dict[str, Any], finish_reason: str | None = None, **more: Any) 
 USAGE = json.dumps({"choices": [], "usage": {"prompt_tokens": 22}, "timings": TIMINGS}).encode()
 
 
-def stream(asked: Asked, *events: bytes) -> list[Any]:
-    lines = Lines(asked)
+def stream(request: OllamaRequest, *events: bytes) -> list[Any]:
+    lines = Lines(request)
     made = b"".join(lines.add(each, NOW) for each in events) + lines.last(NOW, TIMES)
     return [json.loads(line) for line in made.splitlines()]
 
@@ -137,8 +137,28 @@ def test_pieces_of_tool_calls_are_joined() -> None:
 @pytest.mark.parametrize("arguments", ['{"city":', "[1]", "x", "[" * 100_000])
 def test_tool_call_with_broken_arguments_is_an_error(arguments: str) -> None:
     call = {"tool_calls": [{"index": 0, "function": {"name": "weather", "arguments": arguments}}]}
-    with pytest.raises(BrokenAnswer, match="'weather' has arguments that are no JSON object"):
-        stream(of(Kind.CHAT), event(call), event({}, "length"), b"[DONE]")
+    with pytest.raises(BrokenAnswer, match="'weather' are not a JSON object"):
+        stream(of(Kind.CHAT), event(call), event({}, "tool_calls"), b"[DONE]")
+
+
+@pytest.mark.parametrize("arguments", ["", '{"city":', '{"city": "R'])
+def test_tool_call_that_the_limit_cut_is_left_out(arguments: str) -> None:
+    def call(index: int, arguments: str) -> dict[str, Any]:
+        return {"index": index, "function": {"name": "weather", "arguments": arguments}}
+
+    (last,) = stream(
+        of(Kind.CHAT), event({"tool_calls": [call(0, arguments)]}), event({}, "length"), b"[DONE]"
+    )
+    assert (last["done_reason"], "tool_calls" in last["message"]) == ("length", False)
+    calls = [call(0, '{"city":"Rome"}'), call(1, arguments)]
+    message, last = stream(of(Kind.CHAT), event({"tool_calls": calls}), event({}, "length"), b"[DONE]")
+    assert [each["function"]["index"] for each in message["message"]["tool_calls"]] == [0]
+    choice = {"message": {"content": "a", "tool_calls": calls}, "finish_reason": "length"}
+    found = answer(of(Kind.CHAT), {"choices": [choice]})
+    assert (found["done_reason"], len(found["message"]["tool_calls"])) == ("length", 1)
+    broken = [call(0, arguments or "x"), call(1, "{}")]
+    with pytest.raises(BrokenAnswer):  # this one the limit did not cut
+        stream(of(Kind.CHAT), event({"tool_calls": broken}), event({}, "length"), b"[DONE]")
 
 
 def test_logprobs_have_alternatives_only_if_asked() -> None:
@@ -162,8 +182,32 @@ def test_logprobs_have_alternatives_only_if_asked() -> None:
     assert "logprobs" not in none
 
 
+def test_logprobs_of_tokens_without_a_text_come_with_the_next_line() -> None:
+    def token(text: str) -> dict[str, Any]:
+        return {"content": [{"token": text, "logprob": -0.5}]}
+
+    first, last = stream(
+        of(Kind.CHAT),
+        event({"content": ""}, logprobs=token("half")),
+        event({"content": "é"}, logprobs=token("é")),
+        event({"tool_calls": []}, "stop", logprobs=token("end")),
+        b"[DONE]",
+    )
+    assert [each["token"] for each in first["logprobs"]] == ["half", "é"]
+    assert [each["token"] for each in last["logprobs"]] == ["end"]
+
+
 @pytest.mark.parametrize("kind", [Kind.CHAT, Kind.RAW])
-def test_error_within_a_stream_is_told(kind: Kind) -> None:
+def test_text_that_is_not_utf_8_is_an_error(kind: Kind) -> None:
+    broken = b'{"stop_type":"\xff","choices":[{"finish_reason":"\xff"}]}'
+    with pytest.raises(BrokenAnswer, match="not the JSON of its API"):
+        Lines(of(kind)).add(broken, NOW)
+    with pytest.raises(BrokenAnswer, match="not the JSON of its API"):
+        whole(of(kind), broken, NOW, TIMES)
+
+
+@pytest.mark.parametrize("kind", [Kind.CHAT, Kind.RAW])
+def test_error_within_a_stream_is_reported(kind: Kind) -> None:
     with pytest.raises(BrokenAnswer, match="out of memory"):
         Lines(of(kind)).add(b'{"error":{"code":500,"message":"out of memory"}}', NOW)
 
@@ -183,8 +227,8 @@ def test_stream_without_its_last_event_broke_off() -> None:
 # --- whole answers ---------------------------------------------------------------------------------
 
 
-def answer(asked: Asked, body: Any) -> Any:
-    return json.loads(whole(asked, json.dumps(body).encode(), NOW, TIMES))
+def answer(request: OllamaRequest, body: Any) -> Any:
+    return json.loads(whole(request, json.dumps(body).encode(), NOW, TIMES))
 
 
 def test_whole_chat() -> None:
@@ -294,8 +338,12 @@ def test_error_is_one_sentence(body: bytes, sentence: str) -> None:
     assert json.loads(error_line(sentence)) == {"error": sentence}
 
 
+def test_error_with_a_path_that_is_not_utf_8_is_json() -> None:
+    assert "cannot read" in json.loads(error_line("cannot read /models/\udcff.gguf"))["error"]
+
+
 def test_error_of_the_request_is_a_400() -> None:
     assert status_of_error(500, "image input is not supported - hint: …") == 400
-    assert status_of_error(501, "Infill is not supported by this model") == 400
+    assert status_of_error(501, "This server does not support embeddings. Start it with …") == 400
     assert status_of_error(500, "out of memory") == 500
     assert status_of_error(400, "too long") == 400

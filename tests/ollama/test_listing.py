@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from llamasup.gguf.facts import ChatTemplate
+from llamasup.gguf.facts import ChatTemplate, FimTokens
 from llamasup.models.access import resolved
 from llamasup.models.spec import ModelSpec
 from llamasup.ollama.listing import features_of, read_list, read_one, running, shown, tags
@@ -25,6 +25,7 @@ CHAT = ModelSpec(
     identity=(("/models/chat.gguf", 5 * GIB, 1_700_000_000_000_000_000),),
     listed=model(chat_template=ChatTemplate(present=True, tools=True, reasoning=True)),
 )
+CODER = ModelSpec("coder", "/models/coder.gguf", listed=model(fim=FimTokens(5, 6, 7)))
 EMBEDDER = ModelSpec("org/bge:F32", "/models/bge.gguf", listed=bert())
 AWAY = ModelSpec("away", "org/away")
 
@@ -86,6 +87,44 @@ def test_model_that_stays_loaded_expires_in_a_far_year() -> None:
     assert "context_length" not in found
 
 
+@pytest.mark.parametrize("left_s", [1e12, 1e300, 4e9])
+def test_time_beyond_the_calendar_is_for_ever(left_s: float) -> None:
+    entry = {"id": "m", "status": {"value": "loaded"}, "llamasup": {"unload_in_s": left_s}}
+    (found,) = json.loads(running([read_one(msgspec.json.encode(entry))], NOW))["models"]
+    assert found["expires_at"][:4] == "9999"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"meta": None},
+        {"meta": {"n_params": 1.5}},
+        {"created": 1 << 60},
+        {"created": -5},
+        {"created": 10**400},
+        {"status": 5},
+        {"architecture": []},
+        {"llamasup": {"size_bytes": 0.5}},
+        {"llamasup": {"memory_bytes": 10**30}},
+        {"llamasup": {"unload_in_s": "soon"}},
+    ],
+)
+def test_odd_entry_of_another_node_hides_no_model(odd: dict[str, Any]) -> None:
+    loaded = {"value": "loaded"}
+    entries = [{"id": "odd", "status": loaded, **odd}, {"id": "other", "status": loaded}]
+    models = read_list(json.dumps({"data": entries}).encode())
+    assert [each["name"] for each in json.loads(tags(models))["models"]] == ["odd:latest", "other:latest"]
+    assert json.loads(running(models, NOW))["models"][-1]["name"] == "other:latest"
+    assert json.loads(shown(models[0]))["details"]["format"] == "gguf"
+
+
+def test_virtual_model_is_listed_but_holds_no_memory() -> None:
+    entry = {"id": "quick", "status": {"value": "loaded"}, "llamasup": {"virtual": {"models": ["m"]}}}
+    models = read_list(msgspec.json.encode({"data": [entry]}))
+    assert len(json.loads(tags(models))["models"]) == 1
+    assert json.loads(running(models, NOW)) == {"models": []}
+
+
 def test_model_is_shown_with_what_it_can_do() -> None:
     chat = json.loads(shown(ALL[0]))
     assert chat["capabilities"] == ["completion", "vision", "tools", "thinking"]
@@ -103,7 +142,13 @@ def test_model_without_facts_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "features"), [(ALL[0], Features(True, True)), (ALL[2], Features(None, None))]
+    ("entry", "features"),
+    [
+        (ALL[0], Features(True, True, ())),
+        (ALL[2], Features(None, None, None)),
+        (read_list(listing(of(CODER)).all())[0], Features(False, True, (5, 6, 7))),
+        (read_one(b'{"id":"m","llamasup":{"insert":[5]}}'), Features(None, None, ())),
+    ],
 )
 def test_features_are_those_of_the_file_if_it_is_known(entry: Any, features: Features) -> None:
     assert features_of(entry) == features

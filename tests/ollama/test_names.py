@@ -14,7 +14,7 @@ def test_id_without_a_tag_is_shown_as_latest() -> None:
     ("name", "expected"),
     [
         ("tiny", ("tiny",)),
-        ("tiny:latest", ("tiny", "tiny:latest")),
+        ("tiny:latest", ("tiny:latest", "tiny")),
         ("qwen3:4b", ("qwen3:4b", "qwen3-4b")),
         ("../x", ("../x",)),
     ],

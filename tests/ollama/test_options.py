@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from llamasup.ollama.fields import Refused
-from llamasup.ollama.options import NUMBERS, OF_LLAMASUP, REMOVED, WHOLE_NUMBERS, asked_context, parameters
+from llamasup.ollama import options
+from llamasup.ollama.fields import Fields, Refused, decoded
+from llamasup.ollama.options import NUMBERS, OF_LLAMASUP, REMOVED, WHOLE_NUMBERS
 from llamasup.settings.declaration import settings_of
 from llamasup.settings.model import ModelSettings
 
 
-def refused(options: Any, **more: Any) -> str:
+def fields(value: dict[str, Any]) -> Fields:
+    return decoded(json.dumps(value).encode())
+
+
+def parameters(request: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return options.parameters(fields(request), **more)
+
+
+def least_context(request: dict[str, Any]) -> int | None:
+    return options.least_context(fields(request))
+
+
+def refused(given: Any, **more: Any) -> str:
     with pytest.raises(Refused) as caught:
-        parameters({"options": options}, **more)
+        parameters({"options": given}, **more)
     return f"{caught.value.error.message}: {caught.value.error.remedy}"
 
 
@@ -80,7 +94,7 @@ def test_embeddings_take_no_sampling_option() -> None:
 
 def test_context_is_no_parameter_but_a_condition() -> None:
     assert parameters({"options": {"num_ctx": 4096}}) == {}
-    assert asked_context({"options": {"num_ctx": 4096}}) == 4096
-    assert asked_context({}) is None
+    assert least_context({"options": {"num_ctx": 4096}}) == 4096
+    assert least_context({}) is None
     with pytest.raises(Refused):
-        asked_context({"options": {"num_ctx": -1}})
+        least_context({"options": {"num_ctx": -1}})

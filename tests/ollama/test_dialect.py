@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llamasup.gguf.facts import ChatTemplate, ModelFacts
 from llamasup.http.context_end import ContextWindow
-from llamasup.models.access import resolved, unknown_model
-from llamasup.models.spec import ModelSpec
+from llamasup.http.routes import Work
+from llamasup.models.access import ResolvedModel, resolved, unknown_model
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.ollama import answer as answer_module
-from llamasup.ollama.door import OllamaDoor
+from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import Limits
 from llamasup.queueing.unavailable import Unavailable
+from tests.patience import eventually
 from tests.planning.plans import model
 from tests.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status, streaming
+from tests.proxy.test_continued_streams import set_continues
+from tests.proxy.test_nodes import Two
+from tests.proxy.test_virtual_models import QWEN, WithCold
 
 MakeRig = Callable[..., Rig]
 NO_MODELS: dict[str, ListedModel] = {}
@@ -34,32 +41,41 @@ LAST = (
 )
 
 
-class Kept:
-    """The calls of ``Pool.keep``. ``stays``: no ttl unloads the model."""
+class KeepCalls:
+    """The calls of ``Pool.keep``, and its answer."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, float | None, int]] = []
-        self.stays = False
+        self.answer: KeepResult = "kept"
 
-    def __call__(self, id_: str, ttl_s: float | None, own: int) -> bool:
+    def __call__(self, id_: str, ttl_s: float | None, own: int) -> KeepResult:
         self.calls.append((id_, ttl_s, own))
-        return not self.stays
+        return self.answer
 
 
 @pytest.fixture
-def kept() -> Kept:
-    return Kept()
+def kept() -> KeepCalls:
+    return KeepCalls()
+
+
+def listed(facts: ModelFacts | None = None, phase: Phase = Phase.RESIDENT) -> ListedModel:
+    spec = ModelSpec("tiny", "/tiny.gguf", listed=facts)
+    return ListedModel(spec, resolved(spec), phase, ctx_size=1024 if phase is Phase.RESIDENT else None)
 
 
 @pytest.fixture
-def make(make_rig: MakeRig, kept: Kept) -> MakeRig:
-    """Makes a proxy that speaks Ollama's API, with one model."""
-    spec = ModelSpec("tiny", "/tiny.gguf", listed=model())
-    listed = ListedModel(spec, resolved(spec), Phase.RESIDENT, ctx_size=1024)
-    listing = ModelListing(["tiny"], {"tiny": listed}.__getitem__)
+def models() -> dict[str, ListedModel]:
+    """The models of the list, which a test may change."""
+    return {"tiny": listed(model())}
+
+
+@pytest.fixture
+def make(make_rig: MakeRig, kept: KeepCalls, models: dict[str, ListedModel]) -> MakeRig:
+    """Makes a proxy that speaks Ollama's API."""
+    listing = ModelListing(models, models.__getitem__)
 
     def make(config: ProxyConfig | None = None, **more: Any) -> Rig:
-        return make_rig(config, dialect=OllamaDoor(lambda: listing, kept), **more)
+        return make_rig(config, dialect=OllamaDialect(lambda: listing, kept), **more)
 
     return make
 
@@ -180,7 +196,9 @@ def test_error_event_ends_the_stream(rig: Rig) -> None:
     child.send(STREAM_HEAD, chunk(error), token("never shown"), b"0\r\n\r\n")
     client.head()
     assert line(client) == {"error": "out of memory"}
-    assert client.receive(5) == b"0\r\n\r\n"
+    assert client.sees_the_end()  # without the last chunk
+    record = rig.record()
+    assert (record.status, record.outcome) == (200, "translation_failed")
 
 
 def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(rig: Rig) -> None:
@@ -194,6 +212,20 @@ def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(ri
     assert client.sees_the_end()
 
 
+def test_stream_is_not_continued_by_another_server(rig: Rig) -> None:
+    """``continue_streams`` continues only streams of events."""
+    set_continues(rig)
+    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
+    child.message()
+    child.send(STREAM_HEAD, token("a"))
+    client.head()
+    assert line(client)
+    end_generation(rig)
+    child.close()
+    assert "error" in line(client)
+    assert client.sees_the_end()
+
+
 def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
@@ -201,9 +233,35 @@ def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
     client.head()
     assert line(client)
     assert "broke off" in line(client)["error"]
+    assert client.sees_the_end()
+    assert rig.record().outcome == "translation_failed"
 
 
-def test_error_after_a_broken_event_is_not_told_twice(rig: Rig) -> None:
+def test_event_without_an_end_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_module, "MAX_EVENT", 1000)
+    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
+    child.message()
+    child.send(STREAM_HEAD, chunk(b"data: " + b"x" * 600))
+    client.head()
+    child.send(chunk(b"x" * 600))
+    assert "more than 1000 bytes" in line(client)["error"]
+    child.send(token("never shown"), b"0\r\n\r\n")
+    assert client.sees_the_end()
+
+
+def test_event_whose_end_arrives_in_two_pieces(rig: Rig) -> None:
+    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
+    child.message()
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n'
+    child.send(STREAM_HEAD, chunk(event))
+    client.head()
+    child.send(chunk(b"\n" + event[:9]))
+    assert line(client)["message"]["content"] == "a"
+    child.send(chunk(event[9:] + b"\n"))
+    assert line(client)["message"]["content"] == "a"
+
+
+def test_error_after_a_broken_event_is_reported_once(rig: Rig) -> None:
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, chunk(b"data: {\n\n"))
@@ -231,6 +289,34 @@ def test_broken_answer_of_llama_server_is_an_error(rig: Rig) -> None:
     client, child = rig.begin(ask("chat", messages=HI, stream=False))
     child.send(answer(b"nothing"))
     assert "not the JSON of its API" in error_of(client, 500)
+    record = rig.record()
+    assert (record.status, record.outcome) == (500, "translation_failed")
+    client.send(ask("chat", messages=HI, stream=False))  # the answer was complete, so the connection stays
+    assert sent(child)[1]["messages"] == HI
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_an_answer_that_becomes_an_error_are_counted(make: MakeRig, stream: bool) -> None:
+    rig = make(ProxyConfig(key_file=keys_of("sk-1 name=a tpm=2\n")))
+    request = with_key(ask("chat", messages=HI, stream=stream), b"sk-1")
+    client, child = rig.begin(request)
+    call = {"index": 0, "function": {"name": "f", "arguments": "{"}}
+    usage = {"prompt_tokens": 22, "completion_tokens": 30, "total_tokens": 52}
+    if stream:
+        choice = {"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
+        end = {"choices": [], "usage": usage, "timings": TIMINGS}
+        events = [b"data: " + json.dumps(each).encode() + b"\n\n" for each in ({"choices": [choice]}, end)]
+        child.send(STREAM_HEAD, *map(chunk, events), chunk(b"data: [DONE]\n\n"), b"0\r\n\r\n")
+        client.head()
+        assert "not a JSON object" in line(client)["error"]
+    else:
+        choice = {"index": 0, "message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}
+        child.send(answer(json.dumps({"choices": [choice], "usage": usage, "timings": TIMINGS}).encode()))
+        assert "not a JSON object" in error_of(client, 500)
+    record = rig.record()
+    assert (record.outcome, record.tokens_prompt) == ("translation_failed", 22)
+    assert record.tokens_completion
+    assert status(rig.ask(request)[0]) == 429  # the quota of the key counts them too
 
 
 def test_server_that_ends_within_a_whole_answer_is_an_error(rig: Rig) -> None:
@@ -269,7 +355,7 @@ def test_request_is_sent_again_after_a_crash(rig: Rig) -> None:
 # --- loads, context and keep_alive -----------------------------------------------------------------
 
 
-def test_request_without_a_prompt_loads_the_model(rig: Rig, kept: Kept) -> None:
+def test_request_without_a_prompt_loads_the_model(rig: Rig, kept: KeepCalls) -> None:
     client, child = rig.send(ask("chat", keep_alive="5m")), rig.accept()
     head, body = sent(child)
     assert head.startswith(b"POST /tokenize ")
@@ -290,15 +376,24 @@ def test_load_waits_for_the_model(rig: Rig) -> None:
     assert json.loads(client.message()[1])["done_reason"] == "load"
 
 
-def test_keep_alive_of_zero_without_a_prompt_unloads(rig: Rig, kept: Kept) -> None:
+def test_keep_alive_of_zero_without_a_prompt_unloads(rig: Rig, kept: KeepCalls) -> None:
     _, body = rig.ask(ask("generate", keep_alive=0))
     assert json.loads(body)["done_reason"] == "unload"
     assert kept.calls == [("tiny", 0.0, 0)]
-    kept.stays = True
+    kept.answer = "in_use"
+    assert json.loads(rig.ask(ask("generate", keep_alive=0))[1])["done_reason"] == "stop"
+    kept.answer = "fixed"
     assert "stays loaded" in error_of(rig.send(ask("generate", keep_alive=0)), 400)
 
 
-def test_request_without_keep_alive_returns_to_the_ttl_of_the_model(rig: Rig, kept: Kept) -> None:
+def test_model_for_text_is_not_loaded_for_embeddings(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for_text = ResolvedModel(("tiny",), (Work.TEXT,))
+    monkeypatch.setattr(type(rig.backend), "model", property(lambda _: for_text))
+    assert "gives no embeddings" in error_of(rig.send(ask("embed")), 400)
+    assert "gives no embeddings" in error_of(rig.send(ask("embeddings", prompt="")), 400)
+
+
+def test_request_without_keep_alive_returns_to_the_ttl_of_the_model(rig: Rig, kept: KeepCalls) -> None:
     rig.begin(ask("chat", messages=HI))
     assert kept.calls == [("tiny", None, 1)]
 
@@ -315,10 +410,59 @@ def test_context_beyond_that_of_the_server_is_refused_with_what_fits(rig: Rig) -
     assert rig.in_flight() == 1
 
 
-def test_context_of_a_model_that_is_not_listed_is_not_known(make_rig: MakeRig, kept: Kept) -> None:
-    rig = make_rig(None, dialect=OllamaDoor(lambda: ModelListing([], NO_MODELS.__getitem__), kept))
-    rig.begin(ask("chat", messages=HI, options={"num_ctx": 1 << 20}))
+def test_context_that_is_not_known_is_refused(make_rig: MakeRig, kept: KeepCalls) -> None:
+    rig = make_rig(None, dialect=OllamaDialect(lambda: ModelListing([], NO_MODELS.__getitem__), kept))
+    refused = error_of(rig.send(ask("chat", messages=HI, options={"num_ctx": 512})), 400)
+    assert "is not known" in refused
+    rig.begin(ask("chat", messages=HI))
     assert rig.in_flight() == 1
+
+
+def test_context_that_no_load_can_give_is_refused_before_the_load(
+    rig: Rig, models: dict[str, ListedModel]
+) -> None:
+    models["tiny"] = listed(model(), Phase.ABSENT)
+    make_unavailable(rig, Unavailable(503, "loading", queueable=True))
+    refused = error_of(rig.send(ask("chat", messages=HI, options={"num_ctx": 131073})), 400)
+    assert "at most 131072" in refused
+    assert rig.call(lambda: len(rig.backend.waiting)) == 0
+    rig.send(ask("chat", messages=HI, options={"num_ctx": 131072}))
+    await_queued(rig, 1)
+
+
+def test_pipelined_requests_that_are_all_refused_get_their_answers(rig: Rig) -> None:
+    rig.endpoint.window = ContextWindow(512, 512)
+    client = rig.send(ask("chat", messages=HI, options={"num_ctx": 513}) * 300)
+    for _ in range(300):
+        assert "at most 512" in error_of(client, 400)
+    rig.endpoint.window = None
+    client.send(ask("chat", messages=HI))
+    rig.accept().message()
+    assert rig.in_flight() == 1
+
+
+def test_request_that_waited_is_refused_by_its_server(rig: Rig) -> None:
+    make_unavailable(rig, Unavailable(503, "loading", queueable=True))
+    client = rig.send(ask("chat", messages=HI, options={"num_ctx": 1025}))
+    await_queued(rig, 1)
+    start_generation(rig)
+    assert "at most 1024" in error_of(client, 400)
+    record = rig.record()
+    assert (record.status, record.outcome, record.model) == (400, "refused", "tiny")
+    assert rig.in_flight() == 0
+
+
+@pytest.mark.parametrize("field", [{"think": True}, {"tools": [{"function": {"name": "f"}}]}])
+def test_feature_is_judged_again_once_the_file_is_there(
+    rig: Rig, models: dict[str, ListedModel], field: dict[str, Any]
+) -> None:
+    models["tiny"] = listed()
+    make_unavailable(rig, Unavailable(503, "loading", queueable=True))
+    client = rig.send(ask("chat", messages=HI, **field))
+    await_queued(rig, 1)
+    models["tiny"] = listed(model(chat_template=ChatTemplate(present=True)))
+    start_generation(rig)
+    assert "does not support" in error_of(client, 400)
 
 
 # --- what llamasup answers -------------------------------------------------------------------------
@@ -364,8 +508,10 @@ def test_path_that_is_not_served_is_a_501_with_a_sentence(rig: Rig, method: str,
 
 def test_unknown_path_is_a_404_and_a_wrong_method_a_405(rig: Rig) -> None:
     assert "/api/tagz" in error_of(rig.send(get(b"/api/tagz")), 404)
-    assert "use POST" in error_of(rig.send(get(b"/api/chat")), 405)
-    assert "use GET" in error_of(rig.send(ask("tags")), 405)
+    for request, allowed in ((get(b"/api/chat"), b"POST"), (ask("tags"), b"GET, HEAD")):
+        head, body = rig.ask(request)
+        assert (status(head), field(head, b"allow")) == (405, allowed)
+        assert json.loads(body)["error"].startswith("use ")
 
 
 def test_other_paths_are_those_of_llama_server(rig: Rig) -> None:
@@ -378,7 +524,12 @@ def test_other_paths_are_those_of_llama_server(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"model":5}', b'{"options":{"top_p":NaN}}', b"[" * 9999]
+    "body",
+    [
+        *(b"", b"{", b"[]", b'{"model":5}', b'{"options":{"top_p":NaN}}', b"[" * 9999),
+        b'{"model":"tiny","x":[' + b"[]," * 150_000 + b"1]}",
+        b'{"model":"tiny","images":[' + b'"/9j/",' * 150_000 + b'""]}',
+    ],
 )
 def test_wrong_body_is_a_400(rig: Rig, body: bytes) -> None:
     for path in (b"/api/chat", b"/api/generate", b"/api/embed", b"/api/embeddings", b"/api/show"):
@@ -386,7 +537,52 @@ def test_wrong_body_is_a_400(rig: Rig, body: bytes) -> None:
 
 
 def test_compressed_body_is_a_415(rig: Rig) -> None:
-    assert "compressed" in error_of(rig.send(post(b"/api/chat", b"{}", b"Content-Encoding: gzip")), 415)
+    for path in (b"/api/chat", b"/api/show"):
+        assert "compressed" in error_of(rig.send(post(path, b"{}", b"Content-Encoding: gzip")), 415)
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        ((b"tcontent-type: 1", b"ransfer-encoding: chunked"), b"transfer-encoding"),
+        ((b"x-content-type: q", b"conversation-id: a"), b"x-conversation-id"),
+        ((b"x-content-type: q", b"llamasup-priority: high"), b"x-llamasup-priority"),
+        ((b"x-content-type: q", b"api-key: k"), b"x-api-key"),
+    ],
+)
+def test_no_two_headers_of_a_client_become_one(rig: Rig, lines: tuple[bytes, bytes], name: bytes) -> None:
+    request = post(b"/api/chat", json.dumps({"model": "tiny", "messages": HI}).encode(), *lines)
+    rig.send(request)
+    head, _ = sent(rig.accept())
+    assert field(head, name) is None
+    assert all(b"\r\n" + each + b"\r\n" in head for each in lines)
+
+
+def test_headers_about_bodies_are_those_of_the_translated_ones(rig: Rig) -> None:
+    own = (b"Content-Type: text/plain", b"Accept: application/x-ndjson", b"Accept-Encoding: gzip")
+    rig.send(post(b"/api/chat", json.dumps({"model": "tiny", "messages": HI}).encode(), *own))
+    head, _ = sent(rig.accept())
+    assert field(head, b"content-type") == b"application/json"
+    assert head.lower().count(b"content-type:") == 1
+    assert (field(head, b"accept"), field(head, b"accept-encoding")) == (None, None)
+
+
+def test_memory_of_a_translated_body_is_counted(rig: Rig) -> None:
+    images = ["/9j/"] * 8000  # 60 KB, which become 800 KB
+    rig.send(ask("generate", images=images))
+    child = rig.accept()
+    head = child.head()
+    size = int(field(head, b"content-length") or b"0")
+    assert rig.call(lambda: rig.proxy.bodies.held_bytes) == size
+    child.receive(size)
+    child.send(STREAM_HEAD, token("a"))
+    eventually(lambda: rig.call(lambda: rig.proxy.bodies.held_bytes) == 0)
+
+
+def test_translated_body_beyond_the_memory_of_a_client_is_refused(make: MakeRig) -> None:
+    rig = make(ProxyConfig(limits=Limits(bodies_per_client_bytes=100_000, bodies_bytes=100_000)))
+    assert "request bodies hold" in error_of(rig.send(ask("generate", images=["/9j/"] * 8000)), 429)
+    assert rig.call(lambda: rig.proxy.bodies.held_bytes) == 0
 
 
 def test_large_body_is_buffered_and_translated(make: MakeRig) -> None:
@@ -413,7 +609,7 @@ def test_bug_is_a_500(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(OllamaDoor, "translate", fail)
+    monkeypatch.setattr(OllamaDialect, "translate", fail)
     assert "failed to serve" in error_of(rig.send(ask("chat", messages=HI)), 500)
 
 
@@ -431,7 +627,7 @@ def test_key_is_required_where_it_is_required_elsewhere(make: MakeRig) -> None:
         head, body = client.message()
         assert (status(head), field(head, b"www-authenticate")) == (401, b"Bearer")
         assert "an API key is required" in json.loads(body)["error"]
-    assert status(rig.ask(with_key(get(b"/api/tags"), b"sk-1"))[0]) in (200, 403)
+    assert status(rig.ask(with_key(get(b"/api/tags"), b"sk-1"))[0]) == 200
     rig.begin(with_key(ask("chat", messages=HI), b"sk-1"))
 
 
@@ -456,6 +652,22 @@ def test_foreign_host_and_origin_are_refused(rig: Rig) -> None:
     foreign = get(b"/api/tags").replace(b"Host: localhost", b"Host: evil.example")
     assert "evil.example" in error_of(rig.send(foreign), 403)
     assert "evil.example" in error_of(rig.send(get(b"/api/tags", b"Origin: http://evil.example")), 403)
+    assert "localhost:1" in error_of(rig.send(get(b"/api/tags", b"Origin: http://localhost:1")), 403)
+
+
+@pytest.mark.parametrize("path", [b"/", b"/api/chat", b"/api/tags"])
+def test_page_of_a_configured_origin_may_ask_first(make: MakeRig, path: bytes) -> None:
+    rig = make(ProxyConfig(origins=("https://app.example",)))
+    origin = b"Origin: https://app.example"
+    preflight = get(path, origin, b"Access-Control-Request-Method: POST", method=b"OPTIONS")
+    head = rig.send(preflight).head()
+    assert (status(head), field(head, b"access-control-allow-origin")) == (204, b"https://app.example")
+    answered, _ = rig.ask(get(b"/api/tags", origin))
+    assert field(answered, b"access-control-allow-origin") == b"https://app.example"
+
+
+def test_options_without_an_origin_is_a_405(rig: Rig) -> None:
+    assert status(rig.ask(get(b"/api/chat", method=b"OPTIONS"))[0]) == 405
 
 
 # --- names -----------------------------------------------------------------------------------------
@@ -468,7 +680,7 @@ def test_name_is_resolved_with_and_without_its_tag(rig: Rig, monkeypatch: pytest
         return real(name, **more) if name == "tiny" else Unavailable.because(unknown_model(str(name)))
 
     monkeypatch.setattr(rig.backend, "resolve", resolve)
-    _, child = rig.send(ask("chat", messages=HI).replace(b'"tiny"', b'"tiny"')), rig.accept()
+    _, child = rig.send(ask("chat", messages=HI)), rig.accept()
     assert sent(child)[1]["model"] == "tiny"
     request = post(b"/api/chat", json.dumps({"model": "tiny:latest", "messages": HI}).encode())
     client, child = rig.send(request), rig.accept()
@@ -480,3 +692,46 @@ def test_name_is_resolved_with_and_without_its_tag(rig: Rig, monkeypatch: pytest
         for path in (b"/api/show", b"/api/chat"):
             body = json.dumps({"model": name, "messages": HI, "think": True}).encode()
             assert "does not exist" in error_of(rig.send(post(path, body)), 404)
+
+
+def test_name_with_the_tag_of_the_list_is_preferred(rig: Rig) -> None:
+    _, child = (
+        rig.send(post(b"/api/chat", b'{"model":"tiny:latest","messages":[{"role":"user"}]}')),
+        rig.accept(),
+    )
+    assert sent(child)[1]["model"] == "tiny:latest"
+
+
+# --- other nodes and virtual models ----------------------------------------------------------------
+
+
+def test_node_gets_the_translated_request(rig: Rig, kept: KeepCalls, tmp_path: Path) -> None:
+    two = Two(rig, tmp_path)
+    client = rig.send(ask("chat", messages=HI, options={"num_ctx": 1024}, keep_alive=0))
+    node = two.accept("desk")
+    head, body = sent(node)
+    assert head.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert (field(head, b"authorization"), body["messages"]) == (b"Bearer key of desk", HI)
+    assert kept.calls == []  # the node decides how long the model stays
+    node.send(STREAM_HEAD, token("a"), *map(chunk, LAST), b"0\r\n\r\n")
+    client.head()
+    assert line(client)["message"]["content"] == "a"
+    for sock in two.sockets.values():
+        sock.close()
+
+
+def test_virtual_model_changes_the_translated_request(rig: Rig, kept: KeepCalls, tmp_path: Path) -> None:
+    many = rig.call(lambda: WithCold(tmp_path, [QWEN]))
+    rig.proxy.backend = many
+    body = {"model": "qwen:cold", "messages": HI, "options": {"temperature": 1}, "keep_alive": "5m"}
+    client = rig.send(post(b"/api/chat", json.dumps(body).encode()))
+    child = many.accept("qwen", rig)
+    _, received = sent(child)
+    assert (received["model"], received["temperature"]) == ("qwen", 0)
+    assert received["messages"] == [{"role": "system", "content": "Be brief."}, *HI]
+    assert kept.calls == [("qwen", 300.0, 1)]
+    child.send(STREAM_HEAD, *map(chunk, LAST), b"0\r\n\r\n")
+    client.head()
+    assert line(client)["model"] == "qwen:cold"
+    assert rig.record().model == "qwen:cold"
+    many.close()
