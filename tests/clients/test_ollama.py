@@ -19,7 +19,7 @@ from ollama import AsyncClient, Client, ResponseError
 
 from llamasup.testing.models import tiny_decoder, tiny_encoder
 from tests.clients.conftest import KEY, LONG, PATIENCE_S, Served, frees_slot
-from tests.clients.models import tool_caller
+from tests.clients.models import fill_in, tool_caller
 from tests.clients.prompts import QUESTION, WEATHER_PARAMETERS, Reading, is_weather
 from tests.e2e.driver import started
 from tests.patience import eventually
@@ -43,6 +43,8 @@ MODELS: dict[str, Callable[[], bytes]] = {
     "tiny": tiny_decoder,
     "caller": tool_caller,
     "encoder": tiny_encoder,
+    "coder": fill_in,
+    "long": tiny_decoder,
 }
 
 
@@ -61,12 +63,16 @@ def service(runtime: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "defaults": {"ctx_size": CONTEXT},
         "models": {},
         # Ollama's API has no tool_choice, without which this model calls nothing.
-        "virtual_models": {"must-call": {"model": "caller", "set": {"tool_choice": "required"}}},
+        "virtual_models": {
+            "must-call": {"model": "caller", "set": {"tool_choice": "required"}},
+            "endless": {"model": "long", "set": {"ignore_eos": True}},
+        },
     }
     for name, make in MODELS.items():
         path = home / f"{name}.gguf"
         path.write_bytes(make())
         config["models"][name] = {"path": str(path)}
+    config["models"]["long"]["ctx_size"] = 32_768
     (home / "config.yaml").write_text(json.dumps(config))  # which is YAML
     cache = {"XDG_CACHE_HOME": str(tmp_path_factory.getbasetemp() / "cache")}
     env = {**os.environ, **folders_of(home), **cache}
@@ -204,8 +210,28 @@ def test_think_images_and_suffix_are_refused_for_a_model_without_them(client: Cl
     with_image = [{"role": "user", "content": "look", "images": [png]}]
     assert "does not support thinking" in refused(lambda: client.chat("tiny", HI, think=True))
     assert "image input is not supported" in refused(lambda: client.chat("tiny", with_image))
-    assert "Infill is not supported" in refused(lambda: client.generate("tiny", "a", suffix="b"))
+    assert "does not support suffix" in refused(lambda: client.generate("tiny", "a", suffix="b"))
     assert client.chat("tiny", HI, think=False, options=few()).done
+
+
+def test_model_fills_in_the_middle_of_a_text_that_fits(client: Client) -> None:
+    around = client.generate("coder", "Once upon ", suffix=" the end.", options=few())
+    assert around.response
+    assert around.prompt_eval_count is not None
+    # llama-server's /infill keeps 1,536 tokens of a prefix, and 510 of a suffix.
+    prefix, suffix = "hello " * 290, " world" * 100
+    long = client.generate("coder", prefix, suffix=suffix, options=few())
+    alone = client.generate("coder", prefix, suffix="x", options=few())
+    assert long.prompt_eval_count is not None
+    assert alone.prompt_eval_count is not None
+    assert alone.prompt_eval_count > 1536
+    assert long.prompt_eval_count - alone.prompt_eval_count > 510
+    for prompt, after in ((prefix * 30, "x"), ("x", suffix * 30)):
+        said = refused(lambda prompt=prompt, after=after: client.generate("coder", prompt, suffix=after))  # type: ignore[misc]
+        assert str(CONTEXT) in said
+        assert "token" in said
+    pieces = list(client.generate("coder", "Once ", suffix=" end", options=few(), stream=True))
+    assert pieces[-1].done
 
 
 def test_logprobs(client: Client) -> None:
@@ -232,7 +258,7 @@ def test_models_are_listed_shown_loaded_and_unloaded(client: Client) -> None:
         return {model.name for model in client.ps().models}
 
     names = {model.model for model in client.list().models}
-    assert names == {f"{name}:latest" for name in (*MODELS, "must-call")}
+    assert names == {f"{name}:latest" for name in (*MODELS, "must-call", "endless")}
     assert client.show("encoder").capabilities == ["embedding"]
     assert client.show("caller:latest").capabilities == ["completion", "tools"]
     assert client.generate("tiny").done_reason == "load"
@@ -248,11 +274,11 @@ def test_models_are_listed_shown_loaded_and_unloaded(client: Client) -> None:
 
 
 def test_model_that_another_client_uses_is_not_unloaded(client: Client, connect: Connect, url: str) -> None:
-    stream: Any = client.chat("tiny", HI, options={"num_predict": 100_000}, stream=True)
+    stream: Any = client.chat("endless", HI, options={"num_predict": LONG}, stream=True)
     next(stream)
-    assert connect(url).generate("tiny", keep_alive=0).done_reason == "unload"
+    assert connect(url).generate("long", keep_alive=0).done_reason == "stop"
     assert next(stream).message.content is not None
-    assert "tiny:latest" in {model.name for model in client.ps().models}
+    assert "long:latest" in {model.name for model in client.ps().models}
     stream.close()
 
 
@@ -292,7 +318,7 @@ def test_only_model_of_run_has_the_same_api(chat_with_ollama: tuple[Served, str]
 @pytest.fixture(scope="module")
 def chat_with_ollama(serve: Any, tiny_model: Path) -> tuple[Served, str]:
     address = f"127.0.0.1:{free_port()}"
-    served = serve(tiny_model, "--ollama", address, "--ctx-size", "32768", "--parallel", "2")
+    served = serve(tiny_model, f"--ollama={address}", "--ctx-size", "32768", "--parallel", "2")
     return served, f"http://{address}"
 
 
