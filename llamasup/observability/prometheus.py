@@ -142,8 +142,8 @@ class _OwnMetrics(Collector):
         )
         yield _counter(
             "llamasup_repaired_requests",
-            "Requests that were repaired before they were sent, of models that ask for it. `arguments`: an "
-            "earlier tool call had malformed arguments.",
+            "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
+            "had malformed arguments.",
             ("model", "what"),
             metrics.repaired,
         )

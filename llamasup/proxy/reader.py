@@ -295,7 +295,7 @@ class RequestReader:
             http_1_0=http_1_0,
             peer=self._peer,
             key=api_key,
-            own_lines=self._cors_of(head),
+            cors=self._cors_of(head),
             expects_continue=head.expects_continue,
         )
         if refusal is None and self.length is not None and self.length > self._small_body_bytes:

@@ -142,7 +142,6 @@ class RequestQueue:
         "_unlimited",
         "_unserved_s",
         "continues_streams",
-        "repairs_tool_calls",
     )
 
     def __init__(
@@ -152,7 +151,6 @@ class RequestQueue:
         timeout_s: float,
         max_waiting: int = MAX_WAITING,
         continues_streams: bool = False,
-        repairs_tool_calls: bool = False,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
         on_wanted: Callable[[], None] | None = None,
         on_unserved: Callable[[Unavailable | None], None] | None = None,
@@ -165,8 +163,6 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self.continues_streams = continues_streams
         """Whether a request returns to the queue if its server ends while it streams the answer."""
-        self.repairs_tool_calls = repairs_tool_calls
-        """Whether malformed tool calls in a conversation are repaired before it is sent."""
         self._choose = choose
         self._on_wanted = on_wanted
         self._on_unserved = on_unserved
@@ -202,19 +198,11 @@ class RequestQueue:
         """Whether as many requests wait as may. A large one may also be refused before."""
         return len(self) >= self._max_waiting
 
-    def set_limits(
-        self,
-        *,
-        timeout_s: float,
-        max_waiting: int,
-        continues_streams: bool = False,
-        repairs_tool_calls: bool = False,
-    ) -> None:
+    def set_limits(self, *, timeout_s: float, max_waiting: int, continues_streams: bool = False) -> None:
         """Limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
         self.continues_streams = continues_streams
-        self.repairs_tool_calls = repairs_tool_calls
 
     # --- for the proxy
     def enter(self, entry: QueueEntry) -> Unavailable | None:

@@ -19,7 +19,7 @@ MARKED = b"x-llamasup-repaired"
 
 
 def set_repairs(rig: Rig) -> Rig:
-    rig.call(lambda: setattr(rig.backend.waiting, "repairs_tool_calls", True))
+    rig.call(lambda: setattr(rig.backend, "repairs_tool_calls", True))
     return rig
 
 
@@ -51,6 +51,17 @@ def test_error_of_a_repaired_request_is_marked(rig: Rig) -> None:
     error = answer(b'{"error":{"code":400,"message":"no"}}', code=b"400 Bad Request")
     _received, head = exchange(set_repairs(rig), post(CHAT, BAD), error)
     assert field(head, MARKED) == b"arguments"
+
+
+def test_answer_to_another_node_is_marked(rig: Rig) -> None:
+    _received, head = exchange(set_repairs(rig), post(CHAT, BAD, b"X-Llamasup-Node: other"))
+    assert field(head, MARKED) == b"arguments"
+
+
+@pytest.mark.parametrize("path", [b"/v1/completions", b"/tokenize", b"/v1/messages"])
+def test_bodies_without_conversations_stay(rig: Rig, path: bytes) -> None:
+    received, _head = exchange(set_repairs(rig), post(path, BAD))
+    assert received == BAD
 
 
 @pytest.mark.parametrize("path", [CHAT, b"/apply-template"])

@@ -26,7 +26,17 @@ def test_malformed_arguments_become_an_object(arguments: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", ['{"city": "Paris"}', "{}", ' {"a": [1, {"b": null}]} ', {"city": "Paris"}, [1], 3, None]
+    ("value", "valid"),
+    [([1], {MARK: "[1]"}), (3, {MARK: "3"}), (None, {}), ("null", {}), (True, {MARK: "true"})],
+)
+def test_json_that_is_not_an_object_becomes_one(value: Any, valid: dict[str, str]) -> None:
+    """llama-server makes a text of it, and reads that."""
+    repaired = with_valid_arguments(json.dumps(conversation(value)).encode())
+    assert json.loads(arguments_in(repaired)) == valid
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "Paris"}', "{}", ' {"a": [1, {"b": null}]} ', "\ufeff{}", {"city": "Paris"}]
 )
 def test_other_arguments_stay(arguments: Any) -> None:
     assert with_valid_arguments(json.dumps(conversation(arguments)).encode()) is None
@@ -58,13 +68,41 @@ def test_all_other_bytes_stay() -> None:
     )
 
 
+def test_call_of_another_form_does_not_stop_the_repair() -> None:
+    body = conversation("{")
+    old = {"role": "assistant", "tool_calls": None, "function_call": {"name": "f", "arguments": "{}"}}
+    odd = [{"function": None, "arguments": 1}, {"arguments": 1}, "arguments", {"function": {"arguments": {}}}]
+    body["messages"] += [old, "arguments", {"role": "assistant", "tool_calls": odd}]
+    repaired = with_valid_arguments(json.dumps(body).encode())
+    assert arguments_in(repaired) == '{"malformed_arguments":"{"}'
+    assert repaired is not None
+    assert json.loads(repaired)["messages"][2:] == body["messages"][2:]
+
+
+def test_body_with_a_byte_order_mark_is_repaired() -> None:
+    body = json.dumps(conversation("{")).encode()
+    assert with_valid_arguments(b"\xef\xbb\xbf" + body + b"\0") == with_valid_arguments(body)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" + "[]," * 100_000 + "[]]", "[" * 50_000, '{"a": ' * 20 + "1" + "}" * 19]
+)
+def test_large_and_deep_texts_are_malformed_if_they_are_not_an_object(text: str) -> None:
+    repaired = with_valid_arguments(json.dumps(conversation(text)).encode())
+    assert json.loads(arguments_in(repaired)) == {MARK: text}
+
+
 def test_function_calls_of_responses_are_repaired() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{"}
-    body = {"input": [{"role": "user", "content": "arguments"}, call, {**call, "arguments": "{}"}]}
-    repaired = with_valid_arguments(json.dumps(body).encode())
+    others = [
+        {"role": "user", "content": "arguments"},
+        {**call, "type": "mcp_call"},
+        {**call, "arguments": "{}"},
+    ]
+    repaired = with_valid_arguments(json.dumps({"input": [*others, call]}).encode())
     assert repaired is not None
     shown = json.loads(repaired)["input"]
-    assert shown == [body["input"][0], {**call, "arguments": '{"malformed_arguments":"{"}'}, body["input"][2]]
+    assert shown == [*others, {**call, "arguments": '{"malformed_arguments":"{"}'}]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +122,10 @@ def test_function_calls_of_responses_are_repaired() -> None:
         b'["arguments"]',
         b'{"messages": [{"tool_calls": [{"function": {"arguments": "\xff"}}]}]}',
         b'{"messages": [{"arguments": ' + b"[" * 5000 + b"]" * 5000 + b"}]}",
-        b'{"arguments": [' + b"[]," * 200_000 + b"[]]}",
+        b'{"messages": [{"tool_calls": [{"function": {"arguments": "{"}}]}], "x": ['
+        + b"1," * 500_001
+        + b"1]}",
+        b'{"messages": [{"tool_calls": [{"function": {"arguments": "{"}}]}], "x": "' + b":" * 200_001 + b'"}',
     ],
     ids=lambda body: repr(body[:40]),
 )

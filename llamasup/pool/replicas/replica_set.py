@@ -48,11 +48,11 @@ class ReplicaSet:
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
-            repairs_tool_calls=policy.repairs_tool_calls,
             choose=self._choose,
             on_wanted=on_wanted,
             on_unserved=on_unserved,
         )
+        self.repairs_tool_calls = policy.repairs_tool_calls
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
@@ -135,8 +135,8 @@ class ReplicaSet:
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
-            repairs_tool_calls=policy.repairs_tool_calls,
         )
+        self.repairs_tool_calls = policy.repairs_tool_calls
         for runner in self.runners:
             runner.set_policy(policy)
         self.queue.changed()
