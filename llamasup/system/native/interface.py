@@ -276,8 +276,8 @@ class Native(Protocol):
         """The CPU time of a process, to the microsecond; None if it has exited, or without such a clock."""
         ...
 
-    guardian_script: str
-    """The file of the guardian's program, in system/process."""
+    guardian: Part
+    """The guardian's program."""
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         """Start a process that outlives this one. Raises CalledProcessError too."""

@@ -214,7 +214,7 @@ class Posix:
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         raise NotImplementedError
 
-    guardian_script = "exec_guardian.py"
+    guardian: Part = "exec_guardian"
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         import subprocess
