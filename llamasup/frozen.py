@@ -1,45 +1,49 @@
-"""The main program of ``scripts/bundle``: becomes llamasup, or the part of it that its first argument names.
-
-This module is imported only by a program that calls ``main``; ``own_command`` relies on that.
-"""
+"""The main program of ``scripts/bundle``: it becomes llamasup, or the part that its first argument names."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 
-from llamasup.system.own_command import MODULES, PART_ARGUMENT
+from llamasup.system.own_command import BUNDLE, MODULES, PART_ARGUMENT
 
 __all__ = ["main"]
 
 _LIBRARY_PATH = "LD_LIBRARY_PATH"
-_BEFORE = "LD_LIBRARY_PATH_ORIG"
+_LIBRARY_PATH_BEFORE = "LD_LIBRARY_PATH_ORIG"
 _OF_PYINSTALLER = "_PYI_"
 
 
 def main() -> None:
     """Run llamasup with the arguments in ``sys.argv``."""
-    restore(os.environ)
-    module = MODULES["llamasup"]
-    if sys.argv[1:2] == [PART_ARGUMENT]:
-        for part, its_module in MODULES.items():
-            if sys.argv[2:3] == [part]:
-                del sys.argv[1:3]
-                module = its_module
+    for name, value in _changes(os.environ, sys.platform).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    setattr(sys, "frozen", BUNDLE)  # noqa: B010 - unknown to mypy
+    module, sys.argv[1:] = _chosen(sys.argv[1:])
     import_module(module).main()
 
 
-def restore(environ: MutableMapping[str, str]) -> None:
-    """Take back what PyInstaller's start program has set, before a child inherits it.
+def _chosen(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The module to run, and its arguments."""
+    if list(arguments[:1]) == [PART_ARGUMENT]:
+        for part, module in MODULES.items():
+            if list(arguments[1:2]) == [part]:
+                return module, arguments[2:]
+    return MODULES["llamasup"], arguments
 
-    On Linux it puts the bundle's folder into LD_LIBRARY_PATH: llama-server would load the bundle's libraries
-    instead of the system's (PyInstaller 6.22).
+
+def _changes(environ: Mapping[str, str], platform: str) -> Mapping[str, str | None]:
+    """What takes back the changes of PyInstaller's start program, before a child inherits them; None: remove.
+
+    On Linux it puts the folder of the bundle into LD_LIBRARY_PATH: llama-server would load the libraries of
+    the bundle instead of those of the system (PyInstaller 6.22).
     """
-    for name in [name for name in environ if name.startswith(_OF_PYINSTALLER)]:
-        del environ[name]
-    if (before := environ.pop(_BEFORE, None)) is not None:
-        environ[_LIBRARY_PATH] = before
-    elif sys.platform == "linux":
-        environ.pop(_LIBRARY_PATH, None)
+    changes: dict[str, str | None] = {name: None for name in environ if name.startswith(_OF_PYINSTALLER)}
+    if platform == "linux":
+        changes |= {_LIBRARY_PATH: environ.get(_LIBRARY_PATH_BEFORE), _LIBRARY_PATH_BEFORE: None}
+    return changes

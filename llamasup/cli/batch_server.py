@@ -14,7 +14,7 @@ from llamasup.auth.key_source import client_key
 from llamasup.batch.job import Job
 from llamasup.cli.target import find_target
 from llamasup.control.client import ControlClient
-from llamasup.errors import ServerFailed
+from llamasup.errors import ServerFailed, UsageInvalid
 from llamasup.system.own_command import own_command
 
 __all__ = ["server_of"]
@@ -45,9 +45,8 @@ async def _started(model: str, arguments: tuple[str, ...]) -> AsyncIterator[str]
     """The URL of a llamasup that runs until the end of the block, or until this process ends."""
     command = own_command("llamasup")
     if command is None:
-        raise ServerFailed(
+        raise UsageInvalid(
             f"This application cannot start llamasup for {model!r}.",
-            cause="start_failed",
             remedy="Start llamasup first, and give its address with --url.",
         )
     process = await asyncio.create_subprocess_exec(

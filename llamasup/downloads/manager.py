@@ -156,13 +156,15 @@ class Downloads:
         command = own_command("llamasup")
         if command is None:
             raise DownloadFailed(
-                f"{_shown(ref)} is not downloaded, and this application cannot start llamasup for the download.",
+                f"{_shown(ref)} is not downloaded, and this application cannot start a download.",
                 remedy=f"Run `llamasup pull` of another installation (--folder {self._settings.folder}).",
             )
         async with self._free:
             env = {**self._environ, _REF_VARIABLE: ref}
             try:
-                child = spawn([*command, *self._arguments()], env=env, cwd=Path("/"), run_folder=self._run_folder)
+                child = spawn(
+                    [*command, *self._arguments()], env=env, cwd=Path("/"), run_folder=self._run_folder
+                )
             except OSError as error:
                 raise DownloadFailed(
                     f"The download of {_shown(ref)} cannot be started: {error.strerror or error}.",

@@ -1,8 +1,8 @@
 """The command line with which llamasup starts a part of itself as another process.
 
-Python runs a part by its module or its file. The program that ``scripts/bundle`` makes has no Python: it becomes
-the part that its hidden first argument names (``llamasup.frozen``). Another frozen application would start itself
-again, so it has no command line for any part.
+Python runs a part by its module or its file. The program that ``scripts/bundle`` makes has no Python: it
+becomes the part that its hidden first argument names (``llamasup.frozen``). Another frozen application would
+start itself again, so it has no command line for any part.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["MODULES", "PART_ARGUMENT", "Part", "own_command", "python_executable"]
+__all__ = ["BUNDLE", "MODULES", "PART_ARGUMENT", "Part", "own_command", "python_executable"]
+
+BUNDLE = "llamasup"
+"""``sys.frozen`` of a program that becomes parts. PyInstaller sets it to True."""
 
 Part = Literal[
     "llamasup", "embedded", "exec_child", "exec_guardian", "exec_guardian_windows", "sweep", "console_stop"
@@ -37,15 +40,12 @@ MODULES: Mapping[Part, str] = MappingProxyType(
 
 # Files that import nothing of llamasup: without site-packages, Python starts in half the time.
 _FILES = ("exec_child", "exec_guardian", "exec_guardian_windows", "console_stop")
-_BECOMES_PARTS = "llamasup.frozen"
 _ROOT = Path(__file__).parents[2]
 
 
 def own_command(part: Part) -> tuple[str, ...] | None:
     """The command line of ``part``, which its arguments follow; None if this program cannot start it."""
-    if getattr(sys, "frozen", False):
-        if _BECOMES_PARTS not in sys.modules:
-            return None
+    if getattr(sys, "frozen", False) == BUNDLE:
         return (sys.executable,) if part == "llamasup" else (sys.executable, PART_ARGUMENT, part)
     python = python_executable()
     if python is None:

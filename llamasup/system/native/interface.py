@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from llamasup.system.own_command import Part
+
 __all__ = ["Job", "Keyboard", "Native"]
 
 

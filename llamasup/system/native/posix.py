@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # see __init__.py
     from pathlib import Path
 
     from llamasup.system.native.interface import Keyboard
+    from llamasup.system.own_command import Part
 
 __all__ = ["Posix"]
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from llamasup.system.native.by_psutil import load_counts
 from llamasup.system.native.kernel_objects import HandleEnd, JobObject, started_in
 from llamasup.system.native.sddl import owner_of, users_with_rights
-from llamasup.system.own_command import own_command
+from llamasup.system.own_command import Part, own_command
 
 if TYPE_CHECKING:  # see __init__.py
     import socket

@@ -5,9 +5,9 @@ wrapper script started, processes outside its group, and the run folder with its
 next start. The guardian (``exec_guardian.py``) notices the supervisor's end as the end of a pipe, and then
 runs the same sweep as the next start would (``sweep.py``).
 
-On Windows a job object ends all descendants, and the guardian removes the files. There is none in
-another frozen application than that of ``scripts/bundle``, which it would start again; and none for process 1 of a container, with which the kernel ends
-everything.
+On Windows a job object ends all descendants, and the guardian removes the files. There is none in a frozen
+application that cannot start parts of llamasup (``own_command.py``); and none for process 1 of a container,
+with which the kernel ends everything.
 """
 
 from __future__ import annotations
