@@ -18,6 +18,7 @@ import pytest
 
 from llamasup.testing.tiny import tiny_decoder
 from tests.bundle.program import Program
+from tests.e2e.driver import adopted
 from tests.hub import running_hub
 from tests.patience import PATIENCE_S
 
@@ -84,8 +85,8 @@ def test_model_that_a_request_names_is_downloaded(bundle: Program, runtime: str,
     with running_hub() as hub:
         hub.repos["org/tiny-GGUF"] = {"tiny-Q4_K_M.gguf": tiny_decoder()}
         config.write_text(
-            f"listen: 127.0.0.1:0\nruntime: {runtime}\ndownloads: {{endpoint: '{hub.url}', private_addresses: true}}\n"
-            "models: {tiny: {repo: org/tiny-GGUF}}\n"
+            f"listen: 127.0.0.1:0\nruntime: {runtime}\nmodels: {{tiny: {{repo: org/tiny-GGUF}}}}\n"
+            f"downloads: {{endpoint: '{hub.url}', private_addresses: true}}\n"
         )
         with bundle.started("serve", "--config", str(config)) as running:
             asked = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
@@ -111,7 +112,9 @@ def test_batch_starts_a_llamasup_from_the_bundle(
     bundle: Program, runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     asked, answers = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    asked.write_text(json.dumps({"prompt": "Once", "max_tokens": 4}) + "\n")
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 4}
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/completions", "body": body}
+    asked.write_text(json.dumps(line) + "\n")
     done = bundle.run(
         *("batch", "run", str(asked), "-o", str(answers), "--model", str(tiny_model)),
         *("--", "--runtime", runtime),
@@ -139,12 +142,13 @@ def test_kill_of_the_bundle_leaves_nothing(
 
 
 PARENT = """
-import subprocess, sys
+import os, subprocess, sys
 *command, how = sys.argv[1:]
-import os
-tied = ["--sidecar"] if how == "stdin" else ["--port", "0", "--events", "jsonl", "--parent-pid", str(os.getpid())]
-stdin = subprocess.PIPE if how == "stdin" else subprocess.DEVNULL
-subprocess.Popen([*command, *tied], stdin=stdin).wait()
+if how == "stdin":
+    command.append("--sidecar")
+else:
+    command += ["--port", "0", "--events", "jsonl", "--parent-pid", str(os.getpid())]
+subprocess.Popen(command, stdin=subprocess.PIPE if how == "stdin" else subprocess.DEVNULL).wait()
 """
 
 
@@ -153,12 +157,12 @@ subprocess.Popen([*command, *tied], stdin=stdin).wait()
 def test_kills_of_the_parent_leave_no_process_and_no_file(
     bundle: Program, runtime: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """By the end of standard input or by --parent-pid; while the model loads, or when it is ready."""
+    """By the end of standard input or by --parent-pid; at the first event, or when the model is ready."""
 
     def kill(number: int) -> Path:
         ready_file = tmp_path / f"{number}.json"
-        how, event = ("stdin", "pid")[number % 2], ("loading", "ready")[number // 2 % 2]
-        run = [
+        how, event = ("stdin", "pid")[number % 2], ("state", "ready")[number // 2 % 2]
+        words = [
             str(bundle.path),
             "run",
             str(tiny_model),
@@ -167,19 +171,17 @@ def test_kills_of_the_parent_leave_no_process_and_no_file(
             "--ready-file",
             str(ready_file),
         ]
-        with subprocess.Popen(
-            [sys.executable, "-c", PARENT, *run, how],
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, *words, how],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            text=True,
             env=bundle.environment,
-        ) as parent:
-            assert parent.stdout is not None
-            assert parent.stderr is not None
-            came = any(event in line.decode() for line in parent.stdout)
+        )
+        with adopted(parent) as running:
+            running.wait_for(event)
             parent.kill()
-            # Its pipes end when llamasup, too, has ended.
-            rest = parent.stderr.read().decode()
-        assert came, rest
+            running.end()  # its pipes end when llamasup, too, has ended
         return ready_file
 
     with ThreadPoolExecutor(AT_A_TIME) as pool:
@@ -226,7 +228,7 @@ def test_all_that_is_inside_is_in_the_sbom_with_its_license(bundle: Program) -> 
     inside = bundle.folder / "_internal"
     libraries = {file.name for file in inside.glob("lib*.so*") if not file.name.startswith("libpython")}
     assert libraries <= listed.keys()
-    packages = {name.name.rpartition("-")[0] for name in inside.glob("*.dist-info")}
+    packages = {folder.name.partition("-")[0] for folder in inside.glob("*.dist-info")}
     assert {package.replace("_", "-").lower() for package in packages} <= {
         name.replace("_", "-").lower() for name in listed
     }
