@@ -432,7 +432,7 @@ def run_console(runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPat
 def test_console_of_run_shows_its_model_and_no_editor(run_console: Console, new_context: NewContext) -> None:
     page = sign_in(new_context(), run_console)
     expect(card(page, "tiny").locator(".state")).to_have_text("ready")
-    for name in ("Memory", "Requests", "Plan", "Playground", "Logs", "Usage"):
+    for name in ("Memory", "Requests", "Plan", "Playground", "Batches", "Logs", "Usage"):
         show(page, name)
         expect(page.get_by_role("alert")).to_have_count(0)
     asked: list[str] = []
