@@ -228,8 +228,8 @@ class Native(Protocol):
     ) -> list[str]:
         """The command that runs ``argv`` and dies with this process, if a command can do that here.
 
-        ``helper``: the command line of exec_child.py; None if there is no Python. ``ignores_sigpipe`` is for
-        the helper; without one, and where ``argv`` runs directly, the setting is inherited.
+        ``helper``: the command line of exec_child.py; None if this program has none. ``ignores_sigpipe`` is
+        for the helper; without one, and where ``argv`` runs directly, the setting is inherited.
         """
         ...
 
