@@ -14,6 +14,7 @@ import pytest
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server import inspect, search
 from llamasup.llama_server.inspect import Runtime, find_runtime, library_folder, survey_runtimes
+from llamasup.system.own_command import own_command
 from tests.paths import FIXTURES
 from tests.patience import PATIENCE_S
 
@@ -72,7 +73,7 @@ def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     module.parent.mkdir(parents=True)
     module.write_bytes(b"\x7fELF module")
     packages["xllamacpp"] = module.parent
-    monkeypatch.setattr(search, "_embedded_command", lambda python: (str(program),))
+    monkeypatch.setattr(search, "own_command", lambda part: own_command(part) and (str(program),))
     return module
 
 
