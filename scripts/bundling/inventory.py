@@ -6,6 +6,7 @@ import hashlib
 import platform
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.metadata import Distribution, distribution
@@ -129,7 +130,7 @@ def _library(name: str, source: Path, licenses: Path) -> Component | None:
     if copyright_ is not None and copyright_.exists():
         shutil.copy(copyright_, licenses / f"{package[0]}.txt")
     else:
-        print(f"  The license of {name} ({source}) is not known here: add it to {licenses}.")
+        print(f"The license of {name} ({source}) is not known here: add it.", file=sys.stderr)
     return Component(
         name=PurePath(name).name,
         version=package[1] if package else None,
