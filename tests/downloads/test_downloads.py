@@ -79,7 +79,7 @@ def test_frozen_application_is_not_started_for_a_download(
     monkeypatch.setattr(sys, "executable", str(application))
 
     async def act(downloads: Downloads) -> None:
-        with pytest.raises(DownloadFailed, match="has no Python for the download") as caught:
+        with pytest.raises(DownloadFailed, match="this application cannot start a download") as caught:
             await downloads.fetch(REF)
         assert "llamasup pull" in caught.value.remedy
 
