@@ -6,7 +6,7 @@ from typing import Any, Final
 
 __all__ = ["BAD_ARGUMENTS", "TOOLS", "conversation"]
 
-TOOLS: Final = [
+TOOLS: Final[list[dict[str, Any]]] = [
     {
         "type": "function",
         "function": {
