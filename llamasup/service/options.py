@@ -104,8 +104,8 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     wait_timeout_s: float = 120.0
     continue_streams: bool = False
     """Continue streamed answers after the end of their llama-server (``continuation/``)."""
-    repair: Repair = "off"
-    """Repair requests that llama-server would refuse (``repair/``)."""
+    repair: Repair | None = None
+    """Repair requests that llama-server would refuse (``repair/``); None: off."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
@@ -127,7 +127,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             origins=tuple(map(allowed_origin, self.origins)),
             remote_media=tuple(map(allowed_media_host, self.remote_media)),
             route_by_model=False,
-            holds_bodies=self.repair != "off",
+            holds_bodies=self.repair == "tools",
             request_timeout_s=self.request_timeout_s,
             stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
         )
