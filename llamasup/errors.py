@@ -41,6 +41,7 @@ __all__ = [
     "UnitNotOurs",
     "UnsafeBind",
     "UsageInvalid",
+    "WorkerMissing",
 ]
 
 
@@ -255,6 +256,14 @@ class ServerFailed(LlamasupError):
         super().__init__(message, remedy=remedy, lines=lines)
         self.cause = cause
         self.exit_code = exit_code
+
+
+class WorkerMissing(LlamasupError):
+    """An RPC worker of the model cannot be reached, and the model does not fit without it. It may return."""
+
+    exit_code = 75
+    http_status = 503
+    cause = "rpc_worker_missing"
 
 
 class GaveUp(LlamasupError):

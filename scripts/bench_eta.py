@@ -2,10 +2,11 @@
 
 Loads a generated model again and again, and reads the `progress` events as a parent program does. At half
 time of each load, the remaining time of the last event, less the time since then, is compared with the real
-one. Every second load follows earlier loads of the file, mostly of other kinds; before the others, the state
-folder is empty. All kinds, with and without a memory map, and the runtimes alternate. Each load waits until
-the CPU is idle. It is measured again if other programs used the CPU meanwhile, because they change the time
-of the warm-up; `--disturbed` counts such loads, too.
+one. A third of the loads follows earlier loads of the file, mostly of other kinds; a third follows one load
+of another file of half the size; before the others, the state folder is empty. All kinds, with and without a
+memory map, and the runtimes alternate. Each load waits until the CPU is idle. It is measured again if other
+programs used the CPU meanwhile, because they change the time of the warm-up; `--disturbed` counts such loads,
+too.
 
 The disk is throttled by a cgroup (v1 `blkio`, or a delegated v2 `io.max`), to another speed for each load. An
 *uneven* disk changes its speed once during the load. Without such a cgroup these loads are left out.
@@ -49,6 +50,7 @@ KINDS = {
     "throttled": "throttled disk",
     "uneven": "uneven disk",
 }
+EARLIER = {"none": "none", "other": "another file", "known": "known"}
 _SLOWEST_BYTES_S, _FASTEST_BYTES_S = 100e6, 250e6
 """Of a throttled disk. A faster one would not be limited by the cgroup but, now and then, by the machine."""
 _MOST_OTHERS = 0.25
@@ -65,7 +67,7 @@ class Load:
 
     runtime: str
     kind: str
-    known: bool
+    earlier: str
     mapped: bool
     took_s: float
     eta_s: float | None
@@ -93,7 +95,8 @@ def main() -> None:
         kinds = [kind for kind in options.kinds or KINDS if throttle or kind in ("cold", "warm")]
         model = write_large_decoder(Path(folder) / "model.gguf", options.size_mb << 20)
         _sync(model)
-        loads = list(_loads(options, model, kinds, throttle))
+        other = write_large_decoder(Path(folder) / "other.gguf", options.size_mb << 19)
+        loads = list(_loads(options, model, other, kinds, throttle))
     table = _table(loads)
     print(table)
     if options.json:
@@ -122,24 +125,27 @@ def _write(options: argparse.Namespace, table: str) -> None:
 
 
 def _loads(
-    options: argparse.Namespace, model: Path, kinds: Sequence[str], throttle: Throttle | None
+    options: argparse.Namespace, model: Path, other: Path, kinds: Sequence[str], throttle: Throttle | None
 ) -> Iterator[Load]:
     runtimes = options.runtime or [None]
     with tempfile.TemporaryDirectory() as known_state:
         for runtime in runtimes:  # so that each known load has an earlier one
-            _load(model, runtime, "warm", True, True, Path(known_state), throttle)
+            _load(model, runtime, "warm", "known", True, Path(known_state), throttle)
         for number in range(options.loads):
-            known, mapped = number % 2 == 0, number // 2 % 2 == 0
-            runtime = runtimes[number // 4 % len(runtimes)]
+            earlier = list(EARLIER)[number % 3]
+            mapped = number // 3 % 2 == 0
+            runtime = runtimes[number // 6 % len(runtimes)]
             for kind in random.sample(kinds, len(kinds)):
                 for _ in range(1 if options.disturbed else _MOST_TRIES):
                     with tempfile.TemporaryDirectory() as new_state:
-                        state = Path(known_state if known else new_state)
-                        load = _load(model, runtime, kind, known, mapped, state, throttle)
+                        state = Path(known_state if earlier == "known" else new_state)
+                        if earlier == "other":
+                            _load(other, runtime, "warm", earlier, mapped, state, throttle)
+                        load = _load(model, runtime, kind, earlier, mapped, state, throttle)
                     if load.others <= _MOST_OTHERS:
                         break
                 print(
-                    f"{number + 1:3} {load.runtime:9} {'known' if known else 'first':6} {kind:10}"
+                    f"{number + 1:3} {load.runtime:9} {earlier:6} {kind:10}"
                     f"{'mmap' if mapped else 'read'} {load.took_s:6.1f} s {load.error:5.0%}"
                     f" {load.others:5.2f}",
                     file=sys.stderr,
@@ -152,7 +158,7 @@ def _load(
     model: Path,
     runtime: str | None,
     kind: str,
-    known: bool,
+    earlier: str,
     mapped: bool,
     state: Path,
     throttle: Throttle | None,
@@ -212,7 +218,7 @@ def _load(
     name = "embedded" if runtime == "embedded" else "binary"
     before = [event for event in events if event["at_s"] <= took_s / 2 and event["eta_s"] is not None]
     eta_s = before[-1]["eta_s"] - (took_s / 2 - before[-1]["at_s"]) if before else None
-    return Load(name, kind, known, mapped, took_s, eta_s, *_surprises(events), others, events)
+    return Load(name, kind, earlier, mapped, took_s, eta_s, *_surprises(events), others, events)
 
 
 def _surprises(events: Sequence[dict[str, Any]]) -> tuple[int, int]:
@@ -231,13 +237,13 @@ def _table(loads: Sequence[Load]) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for kind, title in KINDS.items():
-        for known in (False, True):
-            found = [load for load in loads if load.kind == kind and load.known is known]
+        for earlier, of in EARLIER.items():
+            found = [load for load in loads if load.kind == kind and load.earlier == earlier]
             if not found:
                 continue
             share = sum(load.is_good for load in found) / len(found)
             rows.append(
-                f"| {title} | {'known' if known else 'none'} | {len(found)} "
+                f"| {title} | {of} | {len(found)} "
                 f"| {statistics.median(load.took_s for load in found):.1f} s "
                 f"| {share:.0%}{'' if share >= GOAL else ' (missed)'} "
                 f"| {statistics.median(load.error for load in found):.0%} "

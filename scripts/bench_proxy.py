@@ -30,11 +30,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -55,7 +54,6 @@ CONNECTIONS = 32
 RATE_PER_S = 2000
 LATENCY_RATE_PER_S = 1000  # far below saturation, so that it is latency and not queueing
 START_TIMEOUT_S = 30.0
-CONSOLE_DELAY_S = 0.25  # STATUS_DELAY_MS of store.js
 
 NGINX = """
 daemon off; master_process off; worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/error.log warn;
@@ -195,14 +193,6 @@ class Starter:
             "llama-swap", [program, "--config", str(config), "--listen", f"127.0.0.1:{port}"], port
         )
 
-    def watched(self, tree: Path, *options: str) -> Target:
-        """`llamasup run` while a page of the web console shows its requests."""
-        target = self.llamasup(WATCHED, tree, *options)
-        (control,) = (self._folder / WATCHED.replace(" ", "-") / "run").rglob("control.sock")
-        page = threading.Thread(target=show_requests, args=(control,), daemon=True)
-        page.start()  # ends with its llamasup
-        return target
-
     def _listening(self, name: str, argv: list[str], port: int) -> Target:
         process = self._start(name, argv, self._cores.proxy)
         wait_until_open(str(port), process)
@@ -285,21 +275,6 @@ class Starter:
                 log = (own.parent / f"{own.name}.stderr").read_text()
                 raise SystemExit(f"{process.args!r} did not become ready: {log}")
             time.sleep(0.01)
-
-
-def show_requests(control: Path) -> None:
-    """Ask as the console's store.js does: one stream of events, and the status after news."""
-    transport = httpx.HTTPTransport(uds=str(control))
-    with (
-        httpx.Client(transport=transport, base_url="http://llamasup/llamasup/v1", timeout=60) as client,
-        suppress(httpx.TransportError),
-        client.stream("GET", "/events", params={"requests": "1"}) as events,
-    ):
-        asked_s = 0.0
-        for line in events.iter_lines():
-            if line.startswith("data:") and time.monotonic() > asked_s + CONSOLE_DELAY_S:
-                client.get("/status").raise_for_status()
-                asked_s = time.monotonic()
 
 
 # --- one measurement -------------------------------------------------------------------------------
@@ -407,7 +382,6 @@ def measure(args: argparse.Namespace, targets: list[Target], core: int | None) -
 # --- the report ------------------------------------------------------------------------------------
 
 RUN, QUIET, BEFORE_RUN, BEFORE_QUIET = "run", "run, quiet", "before: run", "before: quiet"
-WATCHED = "run, console open"
 FRONT, FRONT_TLS = "front of a node", "front of a node over TLS"
 STREAMED = ("direct", "nginx", RUN)  # the targets of the many streams
 # Row, title, digits.
@@ -434,9 +408,6 @@ RATIOS = (
     (RUN, "us_at_rate", "nginx", 1.6),
     (QUIET, "us_at_rate", "nginx", 1.6),
     (RUN, "us_per_chunk", "nginx", 1.15),
-    (WATCHED, "us_saturated", RUN, 1.02),
-    (WATCHED, "us_at_rate", RUN, 1.02),
-    (WATCHED, "us_per_chunk", RUN, 1.02),
     (FRONT, "us_saturated", RUN, None),
     (FRONT, "us_at_rate", RUN, None),
     (FRONT, "us_per_chunk", RUN, None),
@@ -531,7 +502,6 @@ def main() -> None:
             "bare relay": starter.bare_relay,
             RUN: lambda: starter.llamasup(RUN, ROOT, *permits),
             QUIET: lambda: starter.llamasup(QUIET, ROOT, *permits, *quiet),
-            WATCHED: lambda: starter.watched(ROOT, *permits),
             FRONT: lambda: starter.front(FRONT, *permits),
             FRONT_TLS: lambda: starter.front(FRONT_TLS, *permits, tls=True),
             "llama-swap": starter.llama_swap,

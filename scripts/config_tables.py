@@ -31,7 +31,7 @@ from llamasup.settings.kinds import (  # noqa: E402
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings  # noqa: E402
-from llamasup.settings.sections import PeerEntry  # noqa: E402
+from llamasup.settings.sections import PeerEntry, VirtualEntry  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"
@@ -47,6 +47,11 @@ def tables() -> str:
         if name == "models":
             about = f"{setting.about}\n\nOf one model, besides the keys of [`defaults`](#defaults):"
             parts.append(_table("`models`", about, rows_of(ModelEntry, but=ModelSettings)))
+        elif name == "virtual_models":
+            about = (VirtualEntry.__doc__ or "").replace(
+                "docs/virtual-models.md", "[virtual-models.md](virtual-models.md)"
+            )
+            parts.append(_table("`virtual_models`", f"Of one name. {about}", rows_of(VirtualEntry)))
         elif name == "peers":
             about = (PeerEntry.__doc__ or "").replace("docs/fleet.md", "[fleet.md](fleet.md)")
             parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", rows_of(PeerEntry)))

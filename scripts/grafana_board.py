@@ -174,13 +174,13 @@ ROWS: Final[Sequence[Row]] = (
         (
             Panel(
                 "State of the nodes",
-                [Query("max by (node, state) (llamasup_node_state{these})", "{{node}} {{state}}")],
+                [Query("max by (node, state) (llamasup_node_state{here})", "{{node}} {{state}}")],
                 text="Only ready nodes get requests.",
             ),
             Panel(
                 "Requests on other nodes",
                 [
-                    Query("sum by (node) (llamasup_node_in_flight{these})", "{{node}} in flight"),
+                    Query("sum by (node) (llamasup_node_in_flight{here})", "{{node}} in flight"),
                     Query("sum by (model) (llamasup_node_queued{these})", "{{model}} wait here"),
                 ],
             ),
@@ -254,6 +254,26 @@ ROWS: Final[Sequence[Row]] = (
                 "Requests that were sent again",
                 [Query("sum by (model) (increase(llamasup_replays_total{these}[{rate}]))", "{{model}}")],
                 text="Their first llama-server ended before it answered.",
+            ),
+            Panel(
+                "Streams whose llama-server ended",
+                [
+                    Query(
+                        "sum by (model, result) (increase(llamasup_continued_streams_total{these}[{rate}]))",
+                        "{{model}} {{result}}",
+                    )
+                ],
+                text="Of models that continue them.",
+            ),
+            Panel(
+                "Requests that were repaired",
+                [
+                    Query(
+                        "sum by (model, what) (increase(llamasup_repaired_requests_total{these}[{rate}]))",
+                        "{{model}} {{what}}",
+                    )
+                ],
+                text="Conversations with malformed tool calls, of models that ask for it.",
             ),
         ),
     ),

@@ -23,6 +23,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from llamasup.testing.tiny import tiny_decoder
+from tests.certificates import make_certificate
 from tests.children import NewChildren, end_all
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
@@ -136,12 +137,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """A certificate of localhost, and its key."""
-    folder = tmp_path_factory.mktemp("certificate")
-    files = str(folder / "chain.pem"), str(folder / "key.pem")
-    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*words, *names, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True)
-    return files
+    return make_certificate(tmp_path_factory.mktemp("certificate"), "localhost")
 
 
 @pytest.fixture

@@ -27,6 +27,10 @@ class ModelArguments(TypedDict, total=False):
     profile: Literal["latency", "throughput", "memory", "plain"] | None
     loras: Sequence[str | Path] | None
     devices: Sequence[str] | None
+    rpc: Sequence[str] | None
+    rpc_ca: str | Path | None
+    rpc_cert: str | Path | None
+    rpc_key: str | Path | None
     extra: Sequence[str] | None
     nice: int | None
     check_memory: bool | None
@@ -39,6 +43,8 @@ class ModelArguments(TypedDict, total=False):
     max_concurrent: int | None
     max_queued: int | None
     wait_timeout_s: float | None
+    continue_streams: bool | None
+    repair: Literal["off", "tools"] | None
     drain_timeout_s: float | None
     aliases: Sequence[str] | None
     # end of settings

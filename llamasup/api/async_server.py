@@ -14,6 +14,7 @@ from llamasup.api.events import AsyncEvents, Feed, Reader
 from llamasup.api.inputs import ConfigInputs, entry_of, successor
 from llamasup.errors import LlamasupError, NotRunning, Stopping, UsageInvalid
 from llamasup.http.httpx_import import httpx
+from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
 from llamasup.service.many_models import HostedModels
 from llamasup.service.serve import ServeOptions, ServeService
 from llamasup.supervision.events import Bus, PublishedEvent, Ready
@@ -77,6 +78,21 @@ class AsyncServer:
         """
         self._hosted_here()
         return await self._service.usage(by, since)
+
+    async def requests(self, *, ended: int = 0) -> Mapping[str, Any]:
+        """As ``GET requests`` of docs/control.md: the requests in flight, the oldest first, and the last
+        ``ended`` finished ones, the newest first. At most 200 are kept. Raises UsageInvalid.
+        """
+        if not 0 <= ended <= MAX_ENDED:
+            raise UsageInvalid(f"ended={ended!r} is not a valid number.", remedy=f"Use 0 to {MAX_ENDED}.")
+        return await self._live_requests.shown(ended)
+
+    def cancel(self, request_id: str) -> Mapping[str, Any]:
+        """Cancel the requests with this id (``X-Request-Id``), and return ``{"cancelled": […]}``.
+
+        A stream ends with an error event, and frees its slot. Raises RequestUnknown.
+        """
+        return self._live_requests.shown_cancel(request_id)
 
     def events(self) -> AsyncEvents:
         """The events from now on, as in ``--events jsonl``; the last is ``{"event": "stopped"}``.
@@ -229,6 +245,13 @@ class AsyncServer:
     def _hosted_here(self) -> HostedModels:
         self._refuse_other_loops()
         return self._hosted
+
+    @property
+    def _live_requests(self) -> LiveRequests:
+        self._hosted_here()
+        live_requests = self._service.live_requests
+        assert live_requests is not None  # it has been ready
+        return live_requests
 
     def _refuse_other_loops(self) -> None:
         if asyncio.get_running_loop() is not self._loop:

@@ -73,6 +73,18 @@ class Server:
         """As ``AsyncServer.usage``."""
         return self._thread.do(self._server.usage(by=by, since=since))
 
+    def requests(self, *, ended: int = 0) -> Mapping[str, Any]:
+        """As ``AsyncServer.requests``."""
+        return self._thread.do(self._server.requests(ended=ended))
+
+    def cancel(self, request_id: str) -> Mapping[str, Any]:
+        """As ``AsyncServer.cancel``."""
+
+        async def ask() -> Mapping[str, Any]:
+            return self._server.cancel(request_id)
+
+        return self._thread.do(ask())
+
     def events(self) -> Events:
         """As ``AsyncServer.events``."""
         self._thread.refuse_others()

@@ -77,6 +77,11 @@ class Keys:
         self._minted = tuple(minted for minted in self._minted if minted is not key)
         self._reload()
 
+    def of_client(self, client: str) -> ApiKey | None:
+        """The key whose client has this name in records; None if it has been removed."""
+        known = () if self._file is None else self._file.keys
+        return next((key for key in (*known, *self._given) if key.client == client), None)
+
     def current(self, key: ApiKey) -> ApiKey | None:
         """The key as the file has it now; None if it has been removed."""
         known = () if self._file is None else self._file.keys

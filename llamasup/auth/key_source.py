@@ -10,13 +10,13 @@ import os
 import re
 import secrets
 import stat
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from llamasup.auth.key_file import read_key_lines
 from llamasup.auth.keys import ApiKey, digest_of
 from llamasup.errors import ConfigInvalid
+from llamasup.system.native import native
 from llamasup.system.storage.folders import read_bounded
 
 __all__ = ["PROCESS_SALT", "KeyFile", "client_key", "environment_keys", "read_text"]
@@ -161,7 +161,7 @@ def _signature(status: os.stat_result) -> _Signature:
 
 
 def _too_open(path: Path, status: os.stat_result) -> str:
-    if sys.platform == "win32" or not stat.S_IMODE(status.st_mode) & 0o077:
+    if not native.is_open_to_others(status):
         return ""
     # systemd grants a credential to its service by an ACL, which shows as the group's right.
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
 from llamasup.auth.key_source import read_text
 from llamasup.errors import ConfigInvalid, FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write, private_folder
 
 __all__ = ["change_key_file", "default_key_file", "key_file_text"]
@@ -57,11 +57,8 @@ def change_key_file(path: Path, change: Callable[[str | None], str]) -> None:
             before = path.stat() if path.exists() else None
             mode = 0o600 if before is None else stat.S_IMODE(before.st_mode)
             atomic_write(path, text.encode(), durable=True, mode=mode)
-            if before is not None and sys.platform != "win32":
-                after = path.stat()
-                if (after.st_uid, after.st_gid) != (before.st_uid, before.st_gid):
-                    with suppress(PermissionError):  # only root can give a file away
-                        os.chown(path, before.st_uid, before.st_gid)
+            if before is not None:
+                native.give_back(path, before)
         except OSError as error:
             raise _unwritable(path, error.strerror or str(error)) from error
 
@@ -78,20 +75,18 @@ def _folder_of(path: Path) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keep other commands out by a lock on the folder; it needs no lock file and ends with the process."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = native.open_folder(folder.resolve())  # the folder may be a symlink, the file may not
     except OSError as error:
         raise _unwritable(folder, error.strerror or str(error)) from error
+    if fd is None:  # Windows: two commands at the same moment are rare, and each replaces the whole file
+        yield
+        return
     try:
         deadline = monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                native.lock(fd)
                 break
             except BlockingIOError:
                 if monotonic() > deadline:
@@ -99,8 +94,6 @@ def _locked(folder: Path) -> Iterator[None]:
                         folder, f"another program has held its lock for {_LOCK_TIMEOUT_S:g} s"
                     ) from None
                 sleep(_LOCK_POLL_INTERVAL_S)
-            except OSError:
-                break  # a file system without locks
         yield
     finally:
         os.close(fd)

@@ -18,6 +18,9 @@ def main() -> None:
     ensure_standard_streams()
     try:
         STOP_SIGNALS.install()
+        from llamasup.system.native import native
+
+        native.prepare_streams()
         from llamasup.cli.app import app
 
         app(prog_name="llamasup", obj=began_s)

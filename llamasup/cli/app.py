@@ -30,6 +30,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
     "Commands to serve models": (
         _command("run", "Serve one model in the foreground."),
         _command("serve", "Serve many models, from a config or from folders."),
+        _command("rpc-worker", "Lend the memory of this machine to another llamasup.", module="rpc_worker"),
         _command("wrap", "Supervise an existing llama-server command line, unchanged."),
     ),
     "Commands to manage models": (
@@ -50,7 +51,9 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("reload", "Read the configuration again."),
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
+        _command("connect", "Show the settings of a client for a running llamasup."),
         _command("usage", "Show the requests and tokens of each model, key and day."),
+        _command("batch", "Run the requests of a file, and continue after interruptions."),
     ),
     "Commands to explain and diagnose": (
         _command("plan", "Show the llama-server command line for a model, with reasons."),
@@ -67,7 +70,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
 """By the sections of ``llamasup --help``."""
 
 
-_SERVERS = ("run", "serve", "wrap")  # they collect later (cli/foreground.py)
+_SERVERS = ("run", "serve", "rpc-worker", "wrap")  # they collect later (cli/foreground.py)
 
 
 class _Root(LazyGroup):

@@ -24,13 +24,14 @@ from llamasup.system.process.platform import loop_factory
 from llamasup.system.text import json_text
 
 if TYPE_CHECKING:
+    from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.run import Service
     from llamasup.service.serve import ServeService
     from llamasup.service.systemd.notify import Systemd
     from llamasup.service.systemd.reporter import SystemdReporter
     from llamasup.supervision.events import Bus
 
-    AnyService = Service | ServeService
+    AnyService = Service | ServeService | RpcWorker
 
 __all__ = ["OutputOptions", "serve_until_stopped"]
 

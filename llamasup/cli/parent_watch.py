@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from llamasup.cli.stop_signals import STOP_SIGNALS
+from llamasup.cli.stop_signals import CONSOLE_CLOSED, STOP_SIGNALS
 from llamasup.errors import UsageInvalid
 
 __all__ = ["PARENT_STOP_REASONS", "PARENT_STOP_TIMEOUT_S", "tie_to_parent"]
 
 PARENT_ENDED = "The parent ended"
 STDIN_ENDED = "Standard input ended"
-PARENT_STOP_REASONS = frozenset({PARENT_ENDED, STDIN_ENDED})
+PARENT_STOP_REASONS = frozenset({PARENT_ENDED, STDIN_ENDED, CONSOLE_CLOSED})
 PARENT_STOP_TIMEOUT_S = 1.0
 """Time for requests in flight: their client has probably gone, and llamasup must exit within 2 s (S14)."""
 
@@ -47,20 +46,20 @@ def tie_to_parent(*, stdin: bool, parent_pid: int | None) -> None:
 
 def _exit_waiter(pid: int) -> Callable[[], None]:
     """A function that blocks until ``pid`` has exited."""
-    from llamasup.system.process.exit_watch import end_of
+    from llamasup.system.native import native
     from llamasup.system.process.identity import began_after
 
     if pid <= 0 or pid == os.getpid():
         raise UsageInvalid(f"Invalid --parent-pid {pid}: it cannot be the process that started llamasup.")
     try:
-        end = end_of(pid)
+        wait = native.wait_for_exit(pid)
     except (OSError, OverflowError):
         raise _no_parent(pid, "no such process") from None
     if began_after(pid, os.getpid()):
         raise _no_parent(
             pid, "that process started after llamasup: it reuses the ID of a process that has exited"
         )
-    return end.wait
+    return wait
 
 
 def _no_parent(pid: int, problem: str) -> UsageInvalid:
@@ -73,25 +72,17 @@ def _no_parent(pid: int, problem: str) -> UsageInvalid:
 
 def _unusable_stdin() -> str:
     """Describes a standard input that no other program can hold open; empty for a usable one."""
+    from llamasup.system.native import native
+
     mode = os.fstat(0).st_mode
     if stat.S_ISREG(mode):
         return "a file"
     if stat.S_ISCHR(mode) and not os.isatty(0):
         return os.devnull
-    if stat.S_ISCHR(mode) and _is_background_job():
+    if stat.S_ISCHR(mode) and native.is_background_job():
         # The first read would suspend llamasup (SIGTTIN), and its parent would wait for it forever.
         return "a terminal, which a background job cannot read"
     return ""
-
-
-def _is_background_job() -> bool:
-    """Whether a shell started it with ``&`` on the terminal at standard input."""
-    if sys.platform == "win32":
-        return False
-    try:
-        return os.tcgetpgrp(0) != os.getpgrp()
-    except OSError:  # not our controlling terminal: reading is allowed
-        return False
 
 
 def _read_to_the_end() -> None:

@@ -5,16 +5,20 @@ Imported first: a signal may come while the other modules are being imported.
 
 from __future__ import annotations
 
-import _thread
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
 
-__all__ = ["STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
+__all__ = ["CONSOLE_CLOSED", "STOP_SIGNALS", "Interrupted", "StopSignals", "ensure_standard_streams"]
+
+CONSOLE_CLOSED = "The console closed"
+# Windows ends the process after 5 s. The main thread ends it as soon as everything is stopped.
+_CONSOLE_CLOSES_S = 4.5
 
 
 class Interrupted(BaseException):
@@ -27,7 +31,8 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end.
+    """SIGINT, SIGTERM and SIGHUP, from the start of the process to its end; on Windows Ctrl-C, Ctrl-Break and
+    the close of the console.
 
     Plain handlers: those of an event loop work only while it runs, and not on Windows.
     """
@@ -38,12 +43,15 @@ class StopSignals:
         self._pending = ""  # the reason for a stop that no listener has received
 
     def install(self) -> None:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"):
             number = getattr(signal, name, None)
             # A signal that the parent ignores (nohup) stays ignored.
             if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._handle)
         sys.unraisablehook = partial(_report_unraisable, sys.unraisablehook)
+        from llamasup.system.native import native  # only now: a signal may come during this import, too
+
+        native.on_console_close(self._console_closed)
 
     def deliver_to(self, listener: Callable[[str], None]) -> None:
         """Pass the name of each signal to ``listener``, which is called between any two instructions."""
@@ -63,14 +71,18 @@ class StopSignals:
             return
         # There is no listener yet. A signal also interrupts a blocking call of the main thread.
         self._pending = reason
-        if sys.platform == "win32":
-            _thread.interrupt_main(signal.SIGTERM)  # there os.kill would end the process
-        else:
-            os.kill(os.getpid(), signal.SIGTERM)
+        from llamasup.system.native import native
+
+        native.stop_main_thread()
 
     def end(self) -> None:
         """Everything is stopped: ignore further signals."""
         self._over = True
+
+    def _console_closed(self) -> None:
+        """In a thread of the system, which ends the process when this returns."""
+        self.stop(CONSOLE_CLOSED)
+        time.sleep(_CONSOLE_CLOSES_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._over:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,9 +18,13 @@ from llamasup.pool.state import AWAY
 if TYPE_CHECKING:
     from llamasup.control.client import ControlAddress, ControlClient
 
-__all__ = ["TargetOptions", "find_target", "models_to_show", "with_client"]
+__all__ = ["URL_VARIABLE", "TargetOptions", "find_target", "full_url", "models_to_show", "with_client"]
 
 URL_VARIABLE = "LLAMASUP_URL"
+MAX_PORT = 65_535
+_URL = re.compile(
+    r"https?://(?:\[[0-9A-Fa-f:.%]+\]|[^\s/?#@:\[\]]+)(?::([0-9]{1,5}))?(?:/[^\s?#]*)?"
+).fullmatch
 
 # The arguments of ``find_target``.
 _TARGET = Group(
@@ -61,13 +66,23 @@ def find_target(*, pid: int | None, url: str | None, api_key_file: Path | None) 
                 remedy=f"Leave --api-key-file out, or give --url or ${URL_VARIABLE}.",
             )
         return ControlAddress(socket=select_running(discover(), pid).socket)
+    return ControlAddress(url=full_url(url), api_key=client_key(api_key_file, os.environ))
+
+
+def full_url(url: str) -> str:
+    """The URL of a llamasup, with its scheme. Raises UsageInvalid."""
     full = url if "://" in url else f"http://{url}"
     if "@" in full.split("/")[2]:  # errors and the list of processes would show the password
         raise UsageInvalid(
             "The URL contains a user name or a password.",
             remedy="Leave them out, and pass a key with --api-key-file or $LLAMASUP_API_KEY.",
         )
-    return ControlAddress(url=full, api_key=client_key(api_key_file, os.environ))
+    match = _URL(full)
+    if match is None or int(match[1] or 0) > MAX_PORT:
+        raise UsageInvalid(
+            f"{full!r} is not a valid URL of a llamasup.", remedy="Write it like http://localhost:8080."
+        )
+    return full
 
 
 def with_client(target: Target, act: Callable[[View, ControlClient], int | None]) -> int:

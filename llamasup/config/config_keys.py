@@ -27,7 +27,19 @@ from llamasup.settings.kinds import (
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Fleet, Http, Memory, PeerEntry, Slots, Usage
+from llamasup.settings.sections import (
+    Auth,
+    Batches,
+    Downloads,
+    Fleet,
+    Http,
+    Memory,
+    Ollama,
+    PeerEntry,
+    Slots,
+    Usage,
+    VirtualEntry,
+)
 
 __all__ = ["Cache", "Config"]
 
@@ -91,6 +103,14 @@ class Config(SettingGroup, frozen=True, kw_only=True):
             "the models that llamasup finds",
         ),
     ] = {}
+    virtual_models: Annotated[
+        Mapping[str, VirtualEntry],
+        Setting(
+            Named(Section(VirtualEntry)),
+            "Further names for models, with parameters of their own, or for one of several models.",
+            "none",
+        ),
+    ] = {}
     groups: Annotated[
         Mapping[str, tuple[str, ...]],
         Setting(
@@ -101,9 +121,11 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     ] = {}
     auth: Annotated[Auth, Setting(Section(Auth), "API keys.")] = Auth()
     http: Annotated[Http, Setting(Section(Http), "Connections of clients, and logs of requests.")] = Http()
+    ollama: Annotated[Ollama, Setting(Section(Ollama), "Ollama's API.")] = Ollama()
     downloads: Annotated[Downloads, Setting(Section(Downloads), "Downloads of models.")] = Downloads()
     slots: Annotated[Slots, Setting(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
     usage: Annotated[Usage, Setting(Section(Usage), "Sums of requests and tokens.")] = Usage()
+    batches: Annotated[Batches, Setting(Section(Batches), "The API for batches.")] = Batches()
     peers: Annotated[
         Mapping[str, PeerEntry],
         Setting(

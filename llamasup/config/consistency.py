@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
-from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
-from llamasup.models.names import pattern
+from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private, listen_text
+from llamasup.models.name_bindings import can_share
+from llamasup.models.names import NameIndex, folded, pattern
 from llamasup.models.rules import wrong_rules
-from llamasup.settings.model import ModelSettings
+from llamasup.models.virtual import candidates_of, spellings_of, virtual_mistakes
+from llamasup.settings.address_kinds import worker_identity
+from llamasup.settings.model import ModelEntry, ModelSettings
 from llamasup.settings.names import is_pattern
+from llamasup.settings.parameters import names_of
+from llamasup.settings.sections import VirtualEntry
 
 __all__ = ["inconsistencies"]
 
@@ -27,6 +32,8 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_listen_issues(config),
         *_model_issues(config, lines),
         *_group_issues(config, models_are_known=models_are_known),
+        *_virtual_issues(config, models_are_known=models_are_known),
+        *_worker_issues(config),
         *_download_issues(config),
         *_peer_issues(config),
     ]
@@ -49,7 +56,7 @@ def _listen_issues(config: Config) -> _Found:
     seen: set[TcpAddress | UnixAddress] = set()
     for number, address in enumerate(config.listen):
         key: Place = ("listen", number)
-        text = address.path if isinstance(address, UnixAddress) else address.authority
+        text = listen_text(address)
         if address in seen:
             yield key, f"duplicate address {shown(text)}; keep one of them"
         elif isinstance(address, TcpAddress):
@@ -61,6 +68,8 @@ def _listen_issues(config: Config) -> _Found:
         seen.add(address)
     if not config.listen:
         yield ("listen",), "the list is empty; add an address, or remove the key for 127.0.0.1:8080"
+    if config.ollama.listen in config.listen:
+        yield ("ollama", "listen"), "is also in listen; give Ollama's API an address of its own"
     http = config.http
     if (http.tls_cert is None) != (http.tls_key is None):
         present, missing = ("tls_key", "tls_cert") if http.tls_cert is None else ("tls_cert", "tls_key")
@@ -112,9 +121,20 @@ def _unserved_issues(config: Config, lines: Mapping[Place, int]) -> _Found:
         key: Place = ("models", name)
         if not any((*key, source) in lines for source in _SOURCES):
             yield key, "no model file; add path, repo or url, or add models_dir or caches to find the model"
-    known = {*named, *(alias for entry in named.values() for alias in entry.aliases)}
-    if config.default_model is not None and config.default_model not in known:
-        yield ("default_model",), _unknown_model(config.default_model)
+    default = config.default_model
+    if default is None or folded(default) in spellings_of(config.virtual_models):
+        return
+    if len(NameIndex(_owners(config)).resolve(default)) != 1:
+        yield ("default_model",), _unknown_model(default)
+
+
+def _owners(config: Config) -> Mapping[str, str]:
+    """The model of each name and alias in the config."""
+    named = [name for name in config.models if not is_pattern(name)]
+    return {
+        **{alias: name for name in named for alias in config.models[name].aliases},
+        **{name: name for name in named},
+    }
 
 
 def _unknown_model(name: str) -> str:
@@ -127,8 +147,7 @@ def _unknown_model(name: str) -> str:
 def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
     """A model in two groups would evict members of both; that is one group."""
     named = [name for name in config.models if not is_pattern(name)]
-    owner = {alias: name for name in named for alias in config.models[name].aliases}
-    owner |= {name: name for name in named}
+    owner = _owners(config)
     first: dict[str, Place] = {}
     patterns = 0
     for group, members in config.groups.items():
@@ -150,6 +169,117 @@ def _group_issues(config: Config, *, models_are_known: bool) -> _Found:
                 if before != key:
                     what = f"model {shown(name)} is already in {place_text(before)}"
                     yield key, f"{what}; keep a model in one group, once"
+
+
+# --- virtual models ----------------------------------------------------------------------------------
+
+
+def _virtual_issues(config: Config, *, models_are_known: bool) -> _Found:
+    entries = config.virtual_models
+    owners = _owners(config)
+    index, spellings = NameIndex(owners), spellings_of(entries)
+    taken = set(map(folded, owners))
+    for name, entry in entries.items():
+        key: Place = ("virtual_models", name)
+        if folded(name) in taken:  # a client may write it in any spelling
+            yield key, "is the name or an alias of a model too; choose another name"
+        if entry.model is not None and entry.any:
+            yield key, "model and any exclude each other; keep one of them"
+        elif not (entry.model or entry.any or {(*key, "model"), (*key, "any", 0)} & config.lines.keys()):
+            yield key, "model is missing; add the model that it stands for, or a list of models as any"
+        if models_are_known:
+            for place, member in _members(entry, key):
+                if folded(member) not in spellings and len(index.resolve(member)) != 1:
+                    yield place, _unknown_model(member)
+        yield from _parameter_issues(entry, key)
+    default = spellings.get(folded(config.default_model or ""))
+    if default is not None:
+        yield ("default_model",), f"{shown(default)} is a virtual model; name a model"
+    mistakes = [(("virtual_models", name), what) for name, what in virtual_mistakes(entries)]
+    yield from mistakes or _unused_issues(entries, spellings, index)
+
+
+def _members(entry: VirtualEntry, key: Place) -> Iterator[tuple[Place, str]]:
+    if entry.model is not None:
+        yield (*key, "model"), entry.model
+    for number, member in enumerate(entry.any):
+        yield (*key, "any", number), member
+
+
+def _unused_issues(
+    entries: Mapping[str, VirtualEntry], spellings: Mapping[str, str], index: NameIndex
+) -> _Found:
+    """Members of ``any`` that no request takes: of two with the same model, it takes the first."""
+    candidates = candidates_of(entries)
+    for name, entry in entries.items():
+        seen: set[str] = set()
+        for place, member in _members(entry, ("virtual_models", name)):
+            virtual = spellings.get(folded(member))
+            names = [member] if virtual is None else [one.model for one in candidates[virtual]]
+            models = {next(iter(index.resolve(model)), folded(model)) for model in names}
+            if models and models <= seen:
+                what = f"no request takes {shown(member)}, because a name before it stands for the same model"
+                yield place, f"{what}; remove one of them"
+            seen |= models
+
+
+def _parameter_issues(entry: VirtualEntry, key: Place) -> _Found:
+    """Parameters that are there twice. Some have a name of their own in each API."""
+    first: dict[str, tuple[str, str]] = {}
+    for section, parameters in (("set", entry.set), ("default", entry.default)):
+        for parameter in parameters:
+            before, same = first.setdefault(names_of(parameter)[0], (section, parameter))
+            if same != parameter:
+                what = f"is the same parameter as {before}.{same}; remove one of them"
+                yield (*key, section, parameter), what
+            elif before != section:
+                yield (*key, section, parameter), "has no effect, because set has it too; remove one of them"
+    removed: dict[str, str] = {}
+    for number, parameter in enumerate(entry.remove):
+        place, own = (*key, "remove", number), names_of(parameter)[0]
+        if own in first:
+            what = f"{shown(parameter)} is in {first[own][0]} too"
+            yield place, f"{what}; use set to replace what the client sends"
+        elif own in removed:
+            same = "occurs twice" if removed[own] == parameter else f"is the same as {shown(removed[own])}"
+            yield place, f"{shown(parameter)} {same}; remove it"
+        removed.setdefault(own, parameter)
+
+
+def _worker_issues(config: Config) -> _Found:
+    """An RPC worker serves one process at a time."""
+    users: dict[object, str] = {}
+    for name, entry in config.models.items():
+        if is_pattern(name):
+            continue
+        for number, worker in enumerate(entry.over(config.defaults).rpc or ()):
+            other = users.setdefault(worker_identity(worker), name)
+            if other != name and not _take_turns(config, name, other):
+                key: Place = ("models", name)
+                what = (
+                    f"the RPC worker {worker} is also that of {shown(other)}, and serves one model at a time"
+                )
+                remedy = "give each model its own workers, put both into a group, or set max_loaded to 1"
+                yield (key if entry.rpc is None else (*key, "rpc", number)), f"{what}; {remedy}"
+
+
+def _take_turns(config: Config, name: str, other: str) -> bool:
+    """Whether at most one of two models is loaded, or one process serves both."""
+    mine, theirs = config.models[name], config.models[other]
+    is_one_file = mine.source is not None and mine.source == theirs.source
+    if config.max_loaded == 1 or (is_one_file and can_share(mine.options, theirs.options)):
+        return True
+    return any(
+        _is_member(members, name, mine) and _is_member(members, other, theirs)
+        for members in config.groups.values()
+    )
+
+
+def _is_member(members: Sequence[str], name: str, entry: ModelEntry) -> bool:
+    return any(
+        pattern(member).fullmatch(name) if is_pattern(member) else member in (name, *entry.aliases)
+        for member in members
+    )
 
 
 def _peer_issues(config: Config) -> _Found:

@@ -10,7 +10,8 @@ from msgspec import Struct
 
 from llamasup.config.config_keys import Config
 from llamasup.settings.declaration import Setting, default_text, settings_of
-from llamasup.settings.kinds import FilePath, Kind, Many, Name, Named, Section
+from llamasup.settings.kinds import FilePath, Kind, Many, Name, Named, Parameters, Section
+from llamasup.settings.parameters import ParameterName
 
 __all__ = ["Row", "json_schema", "rows_of"]
 
@@ -117,6 +118,10 @@ def _of_kind(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
             one = _of_kind(of, definitions)
             array = {"type": ["array", "null"], "items": one}
             return {"anyOf": [one, array]} if or_one else array
+        case Parameters():
+            names = dict(ParameterName().schema())
+            del names["type"]
+            return {"type": ["object", "null"], "propertyNames": names}
         case FilePath():
             return {"type": "string", "minLength": 1}
         case _:

@@ -72,7 +72,10 @@ def _checked(value: Any, kind: Any) -> Any:
                 value = (value,)
             if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
                 raise InvalidValue
-            return tuple(_checked(item, one) for item in value)
+            values = tuple(_checked(item, one) for item in value)
+            if repeated := kind.duplicates(values):
+                raise InvalidValue(f"{values[repeated[0]]!r} occurs twice")
+            return values
         case FilePath(literal=literal):
             return value if value in literal else _path(value)
         case Time():

@@ -36,14 +36,16 @@ from llamasup.settings.kinds import (
     Many,
     Name,
     Named,
+    Parameters,
     RuntimeName,
     ScalarKind,
     Section,
 )
 from llamasup.settings.model import ModelEntry
 from llamasup.settings.names import is_pattern
+from llamasup.settings.parameters import ParameterName, check_parameter, plain_value
 from llamasup.system.storage.folders import read_bounded
-from llamasup.system.text import did_you_mean
+from llamasup.system.text import SEPARATORS, did_you_mean, is_path
 
 __all__ = ["Reading", "load", "read", "read_text"]
 
@@ -191,6 +193,8 @@ class _Reader:
                 return self._named(node, at, kind)
             case Many():
                 return self._many(node, at, kind)
+            case Parameters():
+                return self._parameters(node, at, kind)
             case _:
                 return self._scalar(node, at, kind)
 
@@ -231,7 +235,47 @@ class _Reader:
             place = (*at, number)
             self.lines[place] = item.line
             values.append(self._scalar(item, place, kind.kind))
-        return _INVALID if any(value is _INVALID for value in values) else tuple(values)
+        if any(value is _INVALID for value in values):
+            return _INVALID
+        repeated = kind.duplicates(values)
+        for number in repeated:
+            item = node.items[number]
+            assert isinstance(item, Scalar)
+            self._refuse(item.line, (*at, number), f"duplicate value {shown(item.text)}; keep one of them")
+        return _INVALID if repeated else tuple(values)
+
+    def _parameters(self, node: Node, at: Place, kind: Parameters) -> dict[str, Any]:
+        """Request parameters: their names are checked, and their values read as in JSON."""
+        values: dict[str, Any] = {}
+        for entry in self._entries(node, at, kind.allowed):
+            place = (*at, entry.key)
+            self.lines[place] = entry.line
+            try:
+                name = ParameterName().parse(entry.key)
+            except InvalidValue as invalid:
+                reason = invalid.why or f"expected {ParameterName().allowed}"
+                self._refuse(entry.line, place, f"invalid parameter: {reason}")
+                continue
+            try:
+                value = self._json(entry.node)
+                check_parameter(name, value)
+            except InvalidReference as error:
+                self._refuse(entry.line, place, str(error))
+            except InvalidValue as invalid:
+                self._refuse(entry.line, place, f"{_seen(entry.node)}; {invalid.why}")
+            else:
+                values[name] = value
+        return values
+
+    def _json(self, node: Node) -> Any:
+        match node:
+            case Table(entries=entries):
+                return {entry.key: self._json(entry.node) for entry in entries}
+            case Items(items=items):
+                return [self._json(item) for item in items]
+            case _:
+                text = expanded(node.text, self._environ)
+                return plain_value(text) if node.plain else text
 
     def _scalar(self, node: Node, at: Place, kind: ScalarKind | FilePath) -> Any:
         expected = f"expected {kind.allowed}"
@@ -270,7 +314,7 @@ class _Reader:
 
     def _note_path(self, value: Any, written: str) -> None:
         path = value.path if isinstance(value, UnixAddress) else str(value)
-        if path.startswith("/"):
+        if os.path.isabs(path):  # noqa: PTH117
             self._note(path, written)
             self.written.setdefault(str(Path(path).parent), f"{written}/..")
 
@@ -278,7 +322,7 @@ class _Reader:
         value = kind.parse(text)
         if isinstance(value, UnixAddress):
             return UnixAddress(str(self._absolute(value.path)))
-        if isinstance(kind, RuntimeName) and value is not None and ("/" in value or value.startswith("~")):
+        if isinstance(kind, RuntimeName) and value is not None and is_path(value):
             return str(self._absolute(value))
         return value
 
@@ -295,12 +339,12 @@ class _Reader:
         if _BARE_VARIABLE.match(text):
             raise InvalidValue("a variable needs braces, as in ${HOME}")
         home = self._environ.get("HOME")
-        if home and (text == "~" or text.startswith("~/")):
+        if home and (text == "~" or (text[:1] == "~" and text[1:2] in SEPARATORS)):
             text = home + text[1:]
         try:
             path = Path(text).expanduser()
         except RuntimeError:
-            raise InvalidValue(f"unknown user {text.split('/')[0].removeprefix('~')!r}") from None
+            raise InvalidValue(f"unknown user {Path(text).parts[0].removeprefix('~')!r}") from None
         return Path(os.path.normpath(self._folder / path))
 
 
@@ -315,4 +359,4 @@ def _seen(node: Node) -> str:
 
 
 def _looks_like_path(text: str) -> bool:
-    return "/" in text or text.startswith((".", "~"))
+    return is_path(text) or text.startswith(".")

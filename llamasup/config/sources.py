@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llamasup.errors import ConfigInvalid
+from llamasup.system.native import native
 
 __all__ = ["VARIABLE", "InvalidReference", "expanded", "find_config", "own_config", "system_config"]
 
@@ -21,12 +22,14 @@ def own_config(environ: Mapping[str, str]) -> Path:
     """The user's config: ``$XDG_CONFIG_HOME/llamasup/config.yaml``."""
     given = environ.get("XDG_CONFIG_HOME", "")
     # The XDG specification says to ignore a relative path.
-    base = Path(given) if given.startswith("/") else Path(environ.get("HOME") or Path.home()) / ".config"
+    base = Path(given) if Path(given).is_absolute() else Path(environ.get("HOME") or Path.home()) / ".config"
     return base / "llamasup" / "config.yaml"
 
 
-def system_config() -> Path:
-    return Path("/etc/llamasup/config.yaml")
+def system_config() -> Path | None:
+    """The machine's config; None where every user could write one (Windows)."""
+    folder = native.config_folder
+    return None if folder is None else Path(folder) / "llamasup" / "config.yaml"
 
 
 def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
@@ -44,7 +47,8 @@ def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
                 f"The path of the config {str(named)!r} names an unknown user.",
                 remedy="Correct the name after ~, or write the path without ~.",
             ) from None
-    paths = (own_config(environ), system_config())
+    of_machine = system_config()
+    paths = (own_config(environ), *([] if of_machine is None else [of_machine]))
     for path in paths:
         try:
             path.stat()
@@ -54,10 +58,16 @@ def find_config(given: Path | None, environ: Mapping[str, str]) -> Path:
             pass  # the file may exist: reading it reports the error
         return path
     raise ConfigInvalid(
-        f"No config was found: neither {' nor '.join(map(str, paths))} exists, and ${VARIABLE} is not set.",
+        f"No config was found: {_none_of(paths)}, and ${VARIABLE} is not set.",
         remedy="Write one with `llamasup config init`, name one with --config, or serve a folder without a "
         "config: `llamasup serve --models-dir FOLDER`.",
     )
+
+
+def _none_of(paths: Sequence[Path]) -> str:
+    if len(paths) == 1:
+        return f"{paths[0]} does not exist"
+    return f"neither {' nor '.join(map(str, paths))} exists"
 
 
 _REFERENCE = re.compile(r"\$(\$(?=\{))|\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^{}]*))?\}|\$\{")

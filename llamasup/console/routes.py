@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +34,7 @@ from llamasup.proxy.console_access import (
     ConsoleAccess,
     session_ids,
 )
+from llamasup.system.native import native
 from llamasup.system.text import json_text
 
 __all__ = ["Console", "page_address"]
@@ -61,12 +61,6 @@ def page_address(address: Address, names: Sequence[str]) -> str | None:
     return address.url + CONSOLE_PATH
 
 
-def _seconds_awake_and_asleep() -> float:
-    """A clock that no one sets, and that also counts while the machine sleeps."""
-    boot_clock = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boot_clock is None else time.clock_gettime(boot_clock)
-
-
 class Console:
     """``ConsolePages``. ``page_url``: the URL for a browser on this machine; None if it has no such URL.
 
@@ -81,7 +75,7 @@ class Console:
         page_url: str | None,
         *,
         describe: Callable[[], Mapping[str, Any]] = dict,
-        clock: Callable[[], float] = _seconds_awake_and_asleep,
+        clock: Callable[[], float] = native.awake_and_asleep_s,
     ) -> None:
         self._access = access
         self._keys = keys

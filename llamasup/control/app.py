@@ -1,4 +1,4 @@
-"""Serves the control application on a private Unix socket, with Starlette on uvicorn.
+"""Serves the control application on a private address, with Starlette on uvicorn.
 
 They take 0.2 s to import, so the application is loaded at the first connection.
 """
@@ -8,17 +8,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llamasup.http.address import UnixAddress
+from llamasup.control.private_socket import listen, with_key
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.queueing.unavailable import generation_ended
+from llamasup.system.incoming import Incoming
 
 if TYPE_CHECKING:
     import uvicorn
+    from starlette.routing import BaseRoute
 
     from llamasup.control.interface import ControlTarget, MakeConsole, UsageReport
     from llamasup.control.routes import Application
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ControlServer"]
 
-BACKLOG = 64
 CLOSE_TIMEOUT_S = 1.0
 SHUTDOWN_POLL_S = 0.005
 
@@ -48,36 +48,41 @@ class ControlServer:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
-        self.endpoint = Endpoint("", 0, UnixAddress(str(socket_path)))
+        listening = listen(socket_path)
+        self.endpoint = Endpoint("", 0, listening.address, listening.key)
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
         self._last_hour = last_hour
         self._make_console = make_console
         self._usage = usage
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(socket_path))
-        self._listener.listen(BACKLOG)
-        self._listener.setblocking(False)
+        self._more_routes = more_routes
+        self._listener = listening.sock
+        self._key = listening.key
+        self._first: Incoming | None = None
         self._server: uvicorn.Server | None = None
         self._application: Application | None = None
         self._end = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-
         def first_connection() -> None:
-            loop.remove_reader(self._listener)
+            self._stop_waiting()
             self._task = tasks.create_task(self._serve(tasks), name="control")
 
-        loop.add_reader(self._listener, first_connection)
+        self._first = Incoming(self._listener, first_connection)
+
+    def _stop_waiting(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first.close()
 
     async def aclose(self) -> None:
         """Accept no more connections, end the streams, and answer the pending requests."""
         if self._task is None:
-            asyncio.get_running_loop().remove_reader(self._listener)
+            self._stop_waiting()
         else:
             server = self._server
             if server is None or self._application is None:  # still being imported
@@ -139,9 +144,10 @@ class ControlServer:
             tasks,
             self._make_console,
             usage=self._usage,
+            more_routes=self._more_routes,
         )
         config = uvicorn.Config(
-            application.asgi,
+            application.asgi if self._key is None else with_key(application.asgi, self._key),
             lifespan="off",
             log_config=None,
             access_log=False,

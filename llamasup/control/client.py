@@ -7,7 +7,7 @@ that it has there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
+from llamasup.control.private_socket import Reached, reach
 from llamasup.errors import ControlFailed, LlamasupError, NotRunning, UsageInvalid
 from llamasup.http.errors import error_from
 from llamasup.http.httpx_import import httpx
@@ -68,12 +69,13 @@ class ControlClient:
     def __init__(self, address: ControlAddress) -> None:
         self.address = address
         with self._mapped_errors("the request"):
-            if not httpx.URL(address.url).host:
+            reached = self._reached()
+            if not httpx.URL(reached.url).host:
                 raise httpx.UnsupportedProtocol("the host is missing")
             self._http = httpx.Client(
-                transport=httpx.HTTPTransport(uds=address.socket, verify=self._verify()),
-                base_url=address.url.rstrip("/") + _PREFIX,
-                headers={} if address.api_key is None else {"authorization": f"Bearer {address.api_key}"},
+                transport=httpx.HTTPTransport(uds=reached.uds, verify=self._verify()),
+                base_url=reached.url.rstrip("/") + _PREFIX,
+                headers=reached.headers,
                 timeout=_timeout(_TIMEOUT_S),
                 trust_env=False,
             )
@@ -86,6 +88,22 @@ class ControlClient:
 
     def status(self) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", self._request("GET", "/status"))
+
+    def models(self) -> Sequence[Mapping[str, Any]]:
+        """The models of ``/v1/models``, which a key of a client may see. Not over the private socket."""
+        what = "GET /v1/models"
+        with self._mapped_errors(what):
+            response = self._http.get(
+                f"{self.address.url.rstrip('/')}/v1/models", timeout=_timeout(_TIMEOUT_S)
+            )
+        entries = self._answer(response, what).get("data")
+        try:
+            return msgspec.convert(entries, list[dict[str, Any]])
+        except msgspec.ValidationError:
+            raise ControlFailed(
+                f"The program at {self.address.shown} does not answer {what} with a list of models.",
+                remedy="Check that the address is that of a llamasup.",
+            ) from None
 
     def why(self, model: str) -> Mapping[str, Any]:
         """Why the model is in its state, in sentences (docs/control.md). Raises ModelUnknown."""
@@ -175,6 +193,15 @@ class ControlClient:
                 response.read()
                 self._answer(response, what)
             yield response
+
+    def _reached(self) -> Reached:
+        if self.address.socket is None:
+            key = self.address.api_key
+            return Reached(self.address.url, None, {} if key is None else {"authorization": f"Bearer {key}"})
+        try:
+            return reach(self.address.socket)
+        except OSError as error:
+            raise httpx.ConnectError(str(error)) from error
 
     def _verify(self) -> Any:
         """Trust the system's certificates, or ``$SSL_CERT_FILE``. Loading them takes 20 ms."""

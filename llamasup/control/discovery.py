@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
+from llamasup.control.private_socket import SOCKET_NAME, reach
 from llamasup.control.selection import Discovered, Running, RunningFact, Unresponsive
 from llamasup.http.httpx_import import httpx
 from llamasup.pool.state import AWAY
@@ -19,10 +19,7 @@ from llamasup.system.process.identity import start_of
 from llamasup.system.process.run_folder import NO_CONTROL, OWNER, run_folders
 from llamasup.system.text import INVALID_JSON
 
-__all__ = ["SOCKET_NAME", "discover", "running_at"]
-
-SOCKET_NAME = "control.sock"
-"""In a run folder."""
+__all__ = ["discover", "running_at"]
 
 # The first request loads the control application, which takes 0.2 s.
 _TIMEOUT_S = 5.0
@@ -48,8 +45,6 @@ class _Status(msgspec.Struct):
 
 def discover(services: Path = _SYSTEM_SERVICES) -> Discovered:
     """All llamasups that this user may access, with those of systemd below ``services``."""
-    if sys.platform == "win32":  # asyncio has no Unix sockets on Windows
-        return Discovered()
     running: list[Running] = []
     unresponsive: list[Unresponsive] = []
     closed: list[str] = []
@@ -100,16 +95,18 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
     """None for the folder of an ended run, and for other programs."""
     socket_path = folder / SOCKET_NAME
     try:
+        reached = reach(str(socket_path))
         with httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(socket_path), verify=False),  # no TLS there
+            transport=httpx.HTTPTransport(uds=reached.uds, verify=False),  # no TLS there
+            headers=reached.headers,
             timeout=_TIMEOUT_S,
             trust_env=False,
         ) as client:
-            answer = client.get("http://localhost/llamasup/v1/status")
+            answer = client.get(f"{reached.url}/llamasup/v1/status")
         status = msgspec.json.decode(answer.content, type=_Status)
     except httpx.TimeoutException:
         return Unresponsive(pid, "hangs")
-    except httpx.HTTPError:
+    except (httpx.HTTPError, OSError):
         if (folder / NO_CONTROL).exists() or not _owner_runs(folder, pid):
             return None
         return Unresponsive(pid, "stopping" if socket_path.exists() else "starting")
@@ -123,7 +120,7 @@ def _ask(folder: Path, pid: int) -> Running | Unresponsive | None:
 def _owner_runs(folder: Path, pid: int) -> bool:
     start = start_of(pid)
     try:
-        return start is not None and (folder / OWNER).read_text() in ("", start)
+        return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:  # it has exited and removed its folder
         return False
 

@@ -36,6 +36,7 @@ from llamasup.supervision.states import RestartRequested, StartRequested, State
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
+    from llamasup.virtual.backend import VirtualBackend
 
 __all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
 
@@ -68,6 +69,8 @@ class PoolTarget:
         self._started_s = monotonic()
         self.peers: Peers | None = None
         """The other nodes, if there are any."""
+        self.virtual: VirtualBackend | None = None
+        """The virtual models of the config."""
 
     @property
     def bus(self) -> Bus:
@@ -154,7 +157,7 @@ class PoolTarget:
 
     def _known_or_at(self, model: str) -> ManagedModel | None:
         """The model of this name, or with this file. None for a file that the pool could serve."""
-        if not model.startswith("/"):
+        if not Path(model).is_absolute():
             return self._models.known(model)
         shares_memory = True
         for managed in self._models.managed_models():
@@ -169,6 +172,11 @@ class PoolTarget:
         return managed.runners[0].log_path if managed.runners else self._log_path(managed.spec.id)
 
     def why(self, model: str) -> Mapping[str, Any]:
+        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
+            return self.virtual.why(name, self._why)
+        return self._why(model)
+
+    def _why(self, model: str) -> Mapping[str, Any]:
         if self.peers is None:
             return why_of(self._models.known(model), self._models.pool)
         remote = self.peers.find(model)
@@ -218,6 +226,11 @@ class PoolTarget:
             raise _unloaded(runner.model)
 
     def _accept(self, what: str, model: str) -> ManagedModel:
+        if self.virtual is not None and (name := self.virtual.named(model)) is not None:
+            raise Conflict(
+                f"{name!r} is a virtual model, which has no process of its own.",
+                remedy=f"Name a model that it stands for; `llamasup why {name}` lists them.",
+            )
         if self.peers is not None and (remote := self.peers.find(model)) and not remote.group.is_local:
             names = " and ".join(f"{name!r}" for name in remote.group.nodes)
             raise Conflict(

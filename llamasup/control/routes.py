@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from llamasup.control.interface import (
     ConfigAccess,
@@ -27,8 +27,9 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
-from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log, shown_requests
-from llamasup.errors import Conflict, LlamasupError, RequestUnknown, UsageInvalid
+from llamasup.control.request_updates import RequestUpdates
+from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
+from llamasup.errors import Conflict, LlamasupError, UsageInvalid
 from llamasup.http.errors import error_object, type_of
 from llamasup.observability.counters import Metrics
 from llamasup.observability.last_hour import STEP_S, LastHour
@@ -73,10 +74,12 @@ class Application:
         make_console: MakeConsole | None = None,
         *,
         usage: UsageReport,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self._control_target = control_target
         self._metrics = metrics
         self._requests = requests
+        self._updates = RequestUpdates(requests)
         self._last_hour = last_hour
         self._tasks = tasks
         self._usage = usage
@@ -108,6 +111,7 @@ class Application:
                 _post(f"{PREFIX}/reload", self._reload),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
                 *(() if self._console is None else self._console.routes),
+                *more_routes,
             ],
             exception_handlers={LlamasupError: _own_error, HTTPException: _http_error, Exception: _bug},
         )
@@ -136,14 +140,14 @@ class Application:
         return _json(status)
 
     async def _show_events(self, request: Request) -> Response:
-        requests = self._requests if _number(request, "requests", 0, 1) else None
+        requests = self._updates if _number(request, "requests", 0, 1) else None
         self._streams.enter()
         events = event_stream(self._control_target, self._streams, requests, is_open=self._is_open(request))
         return Stream(self._streams, events, "text/event-stream")
 
     async def _show_requests(self, request: Request) -> Response:
         ended = _number(request, "ended", 0, MAX_ENDED)
-        return _json(shown_requests(self._requests, await self._requests.in_flight(), ended))
+        return _json(await self._requests.shown(ended))
 
     async def _show_memory(self, request: Request) -> Response:
         return _json(await self._control_target.memory())
@@ -232,14 +236,7 @@ class Application:
         return _json(self._status_of(model), 200 if done else 202)
 
     async def _cancel_request(self, request: Request) -> Response:
-        request_id = request.path_params["id"]
-        cancelled = self._requests.cancel(request_id)
-        if not cancelled:
-            raise RequestUnknown(
-                f"No request in flight has the id {request_id[:100]!r}.",
-                remedy="It may have ended. `llamasup top` shows the requests in flight.",
-            )
-        return _json({"cancelled": msgspec.to_builtins(cancelled)})
+        return _json(self._requests.shown_cancel(request.path_params["id"]))
 
     async def _reload(self, request: Request) -> Response:
         changes: Mapping[str, Any] = {}

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from llamasup.control.interface import ControlTarget
+from llamasup.control.request_updates import REQUESTS_INTERVAL_S, RequestUpdates
 from llamasup.errors import Conflict, LogMissing
-from llamasup.proxy.live.requests import LiveRequests
-from llamasup.proxy.live.state import LiveRequest
 from llamasup.supervision.events import PROTOCOL, LoadProgressed, PublishedEvent, Stopped, as_json
 from llamasup.system.process.log_tail import LogTail
 from llamasup.system.text import json_text
@@ -33,7 +31,6 @@ __all__ = [
     "event_stream",
     "log_stream",
     "open_log",
-    "shown_requests",
 ]
 
 # A start has about six events: forty models that start at once, or one that crashed forty times.
@@ -42,8 +39,6 @@ MAX_WAITING = 256
 MAX_STREAMS = 64
 # Half of the usual idle limit of proxies and load balancers.
 KEEPALIVE_S = 15.0
-# Between two `requests` events of a stream.
-REQUESTS_INTERVAL_S = 1.0
 # For new lines of a followed log; one stat() each.
 POLL_S = 0.2
 
@@ -136,7 +131,7 @@ class Stream(StreamingResponse):
 async def event_stream(
     control_target: ControlTarget,
     streams: Streams,
-    requests: LiveRequests | None = None,
+    requests: RequestUpdates | None = None,
     *,
     keepalive_s: float = KEEPALIVE_S,
     is_open: Callable[[], bool] = lambda: True,
@@ -150,8 +145,10 @@ async def event_stream(
     missed = 0
     now_s = asyncio.get_running_loop().time
     sent_s = now_s()
-    feed = None if requests is None else RequestFeed(requests)
-    with streams.waking() as wake:
+    with (
+        streams.waking() as wake,
+        nullcontext() if requests is None else requests.watched(wake) as watcher,
+    ):
 
         def on_event(event: PublishedEvent) -> None:
             nonlocal missed
@@ -181,12 +178,12 @@ async def event_stream(
                     return
                 if not is_open():
                     return
-                if feed is not None and (seen := await feed.next(now_s())) is not None:
+                if watcher is not None and (frame := await watcher.next()) is not None:
                     sent_s = now_s()
-                    yield _event("requests", **seen)
+                    yield frame
                 try:
                     async with asyncio.timeout(
-                        keepalive_s if feed is None else min(keepalive_s, REQUESTS_INTERVAL_S)
+                        keepalive_s if watcher is None else min(keepalive_s, REQUESTS_INTERVAL_S)
                     ):
                         await wake.wait()
                 except TimeoutError:
@@ -203,31 +200,6 @@ def _drop_older(queue: deque[PublishedEvent], progress: LoadProgressed) -> None:
         if isinstance(event, LoadProgressed) and event.model == progress.model:
             queue.remove(event)
             return
-
-
-class RequestFeed:
-    """The `requests` events of one stream: one each second in which there are requests."""
-
-    def __init__(self, requests: LiveRequests) -> None:
-        self._requests = requests
-        self._mark = requests.ended_so_far
-        self._read_s = float("-inf")
-        self._was_busy = True  # the first event is sent in any case
-
-    async def next(self, now_s: float) -> Mapping[str, Any] | None:
-        """The requests in flight, and those that ended since the last event; None: nothing new."""
-        if now_s - self._read_s < REQUESTS_INTERVAL_S:
-            return None
-        self._read_s = now_s
-        live = await self._requests.in_flight()
-        new, self._mark = self._requests.ended_so_far - self._mark, self._requests.ended_so_far
-        was_busy, self._was_busy = self._was_busy, bool(live)
-        return shown_requests(self._requests, live, new) if was_busy or live or new else None
-
-
-def shown_requests(requests: LiveRequests, live: Sequence[LiveRequest], ended: int) -> Mapping[str, Any]:
-    """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
-    return {"live": msgspec.to_builtins(live), "ended": msgspec.to_builtins(requests.last_ended(ended))}
 
 
 def _event(event: str, **fields: Any) -> bytes:

@@ -101,7 +101,7 @@ def plan_with(
         if own not in of_one:
             planner = Planner(with_devices(launch, changed, number), _NOWHERE, budget=lambda: share)
             admission = planner.admission()
-            of_one[own] = needs_of(admission.plan.memory, launch.runtime.capabilities.devices)
+            of_one[own] = needs_of(admission.plan.memory, planner.devices)
             refused = refused or planner.refused(admission)
             shown = shown or planner.as_json(admission)
         needs.update(of_one[own])

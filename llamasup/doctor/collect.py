@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from llamasup.settings.model import Settings
 from llamasup.system.hardware.devices import Device, is_amd_card
 from llamasup.system.hardware.nvml import ask_nvml
 from llamasup.system.hardware.probe import hardware, system_text
+from llamasup.system.native import native
 from llamasup.system.process.run_folder import run_folder
 from llamasup.system.process.sweep import stale_runs
 from llamasup.system.storage.folders import cache_folder, read_bounded, state_folder
@@ -167,7 +167,7 @@ def _folder_facts(environ: Mapping[str, str]) -> Iterator[FolderFact]:
 def _other_folder_note(path: Path, environ: Mapping[str, str]) -> str:
     """The reason why the run folder is not in $XDG_RUNTIME_DIR."""
     home = environ.get("XDG_RUNTIME_DIR")
-    if sys.platform != "linux" or not home or environ.get("RUNTIME_DIRECTORY"):
+    if not home or environ.get("RUNTIME_DIRECTORY"):
         return ""
     return "" if path.is_relative_to(home) else f"{home} is not writable, or too long for sockets"
 
@@ -195,10 +195,11 @@ def _config_files(environ: Mapping[str, str]) -> Iterator[ConfigFile]:
 
     The child gets another XDG_CONFIG_HOME, so it ignores the user's file. It always reads the one in /etc.
     """
-    if sys.platform == "win32":
+    if native.config_folder is None:  # Windows
         return
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config"
-    for path, is_ignored in ((Path(home) / "llama.cpp", True), (Path("/etc/llama.cpp"), False)):
+    of_machine = Path(native.config_folder) / "llama.cpp"
+    for path, is_ignored in ((Path(home) / "llama.cpp", True), (of_machine, False)):
         try:
             settings = option_names((path / "config.ini").read_text(errors="replace"))
         except OSError:

@@ -17,7 +17,6 @@ import errno
 import hashlib
 import os
 import stat
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import msgspec
 
 from llamasup.downloads.remote_file import Ranges, RemoteFile, added, checked, prefix, total, why_not_resumed
 from llamasup.errors import DiskFull, DownloadFailed, FolderUnusable, LlamasupError
+from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write
 from llamasup.system.text import INVALID_JSON, printable
 
@@ -188,9 +188,9 @@ class PartFile:
                 self.target,
                 Origin(url, status.st_size, status.st_mtime_ns, remote.sha256, remote.etag),
             )
-            self.path.replace(self.target)
-            self._sidecar.unlink(missing_ok=True)
-            _sync_folder(self.target.parent)
+            native.replace(self.path, self.target)
+            _remove(self._sidecar)
+            native.sync_folder(self.target.parent)
         self.close()
 
     def discard(self) -> None:
@@ -198,7 +198,7 @@ class PartFile:
         with self._mutex:
             self._finished = True
         for path in (self.path, self._sidecar):
-            path.unlink(missing_ok=True)
+            _remove(path)
         self.close()
 
     def keep(self) -> None:
@@ -219,11 +219,9 @@ class PartFile:
     # --- opening -----------------------------------------------------------------------------------
 
     def _open_part(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT
-        for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY", "O_NONBLOCK"):
-            flags |= getattr(os, name, 0)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
         while True:
-            fd = os.open(self.path, flags, 0o666)
+            fd = native.open_shared(self.path, flags, 0o666)
             try:
                 self._lock(fd)
                 # The previous owner may have published or deleted it meanwhile.
@@ -231,23 +229,17 @@ class PartFile:
                     if os.fstat(fd).st_nlink <= 1:  # some file systems report 0 for every file
                         return fd
                     # Another name shares these bytes: start over with a new file.
-                    self.path.unlink()
+                    native.remove(self.path)
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
 
     def _lock(self, fd: int) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            native.lock(fd)
         except BlockingIOError:
             raise Busy(self._recorded().pid) from None
-        except OSError:  # a file system without locks
-            return
 
     def _read_sidecar(self) -> None:
         record = self._recorded()
@@ -266,6 +258,11 @@ class PartFile:
         return _record(self._sidecar, _Sidecar) or _Sidecar()
 
 
+def _remove(path: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        native.remove(path)
+
+
 def _is_file_at(fd: int, path: Path) -> bool:
     """Raises FolderUnusable if it is not a regular file."""
     opened = os.fstat(fd)
@@ -278,16 +275,6 @@ def _is_file_at(fd: int, path: Path) -> bool:
         return os.path.samestat(opened, path.stat(follow_symlinks=False))
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- records of finished files ---------------------------------------------------------------------

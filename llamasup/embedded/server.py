@@ -7,16 +7,14 @@ Its destructor stops the server and waits for it, and holds the interpreter too.
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-__all__ = ["serve"]
+from llamasup.system.native import native
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+__all__ = ["serve"]
 
 # The destructor tells the task loop to end. If the loop's thread has not begun the loop yet, it misses that
 # and runs for ever (seen when stopped 20 to 200 µs after ready; xllamacpp 2026.10). 50 ms is far beyond.
@@ -43,7 +41,7 @@ def serve(params: Any) -> int:
         return 1
     sockets = _SocketFiles(params.hostnames)
     ready_at = time.monotonic()
-    _wait_for_stop_signal()
+    native.wait_for_stop()
     sockets.remove()  # before the server closes them, so that no new file can get their inodes
     time.sleep(max(0.0, ready_at + _LOOP_BEGINS_S - time.monotonic()))
     del server
@@ -64,19 +62,6 @@ def _flush_log(library: str) -> None:
     log.restype = ctypes.c_void_p
     flush.argtypes, flush.restype = [ctypes.c_void_p], None
     flush(log())
-
-
-def _wait_for_stop_signal() -> None:
-    # Any of llama.cpp's threads may get the signal; the wake-up pipe always reaches this thread.
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    signal.set_wakeup_fd(wake)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, lambda *_: None)
-    os.read(woken, 1)
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
 
 
 class _SocketFiles:

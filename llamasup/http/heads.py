@@ -36,15 +36,17 @@ __all__ = [
     "split_target",
     "status_line",
     "trace_parent_of",
+    "with_query",
 ]
 
 
 class Priority(IntEnum):
-    """The priority classes, the first served first."""
+    """The priority classes, the first served first. ``BATCH`` runs only while the others are away."""
 
     HIGH = 0
     NORMAL = 1
     LOW = 2
+    BATCH = 3
 
 
 RawHeaders = list[tuple[bytes, bytes]]  # in order of arrival; a request's names in lower case
@@ -73,11 +75,13 @@ class HeadRules(msgspec.Struct, frozen=True):
 
     ``transparent``: all of them, as without a proxy, with Host, Origin, keys and forwarding headers.
     ``credentials``: the clients' keys are for llama-server. ``prefix``: of all paths (``--api-prefix``).
+    ``batches``: /v1/files and /v1/batches are for the API for batches.
     """
 
     transparent: bool = False
     credentials: bool = False
     prefix: bytes = b""
+    batches: bool = False
 
 
 DEFAULT_RULES = HeadRules()
@@ -215,7 +219,7 @@ def read_head(
         return HttpError(400, "the request target is neither a path nor an http URL", close=True)
     authority, path, query = split
     lines: list[bytes] = []
-    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix)))
+    head = Head(method, path, query, route_of(path.removeprefix(rules.prefix), batches=rules.batches))
     hosts = traces = 0
     nominated: set[bytes] = set()
     for name, value in headers:
@@ -264,7 +268,7 @@ def read_head(
                     400,
                     f"X-Llamasup-Priority: {value.decode('latin-1')[:40]!r} is not a priority",
                     cause="bad_priority",
-                    remedy="send high, normal or low, or leave the header out",
+                    remedy="send high, normal, low or batch, or leave the header out",
                 )
         elif kind is _UPGRADE:
             head.upgrades = True
@@ -306,6 +310,13 @@ _is_compressed = re.compile(
 
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE).fullmatch
+
+
+def with_query(head: Head, query: bytes) -> Head:
+    """The head with this query in place of its own, which is not empty."""
+    before = len(head.method) + 1 + len(head.path) + 1
+    opening = head.opening[:before] + query + head.opening[before + len(head.query) :]
+    return msgspec.structs.replace(head, query=query, opening=opening)
 
 
 def split_target(target: bytes, method: bytes) -> tuple[bytes, bytes, bytes] | None:

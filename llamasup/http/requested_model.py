@@ -16,13 +16,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import quote, unquote, unquote_plus
 
 import msgspec
 
 from llamasup.http.body_scan import MANY_JOBS, scanned, times
 
-__all__ = ["FORMS_ONLY", "LISTS", "PROMPTS", "BodyTooDeep", "lists_of", "named_in_path", "read_body"]
+__all__ = [
+    "FORMS_ONLY",
+    "LISTS",
+    "PROMPTS",
+    "BodyTooDeep",
+    "lists_of",
+    "named_in_path",
+    "plain_json",
+    "read_body",
+    "renamed_form",
+    "renamed_query",
+]
 
 MAX_DELIMITER: Final = 128  # bytes; RFC 2046 allows 72 and its line's end
 MAX_PART_HEAD: Final = 4096  # bytes: two lines, with a file's name in one of them
@@ -146,10 +157,9 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
         except RecursionError:
             raise BodyTooDeep from None
         except _UNREADABLE:
-            if body.startswith(_BYTE_ORDER_MARK):
-                name, jobs = _last_name(body[3:], shape)
-            elif body.endswith(b"\0"):  # llama-server stops reading there
-                name, jobs = _last_name(body.rstrip(b"\0"), shape)
+            plain = plain_json(body)
+            if len(plain) < len(body):
+                name, jobs = _last_name(plain, shape)
             else:
                 if body.startswith(b"--"):
                     name = _named_in_form(body)
@@ -158,6 +168,11 @@ def read_body(body: bytes, query: bytes, label: str) -> tuple[str | None, int]:
     if not name and query:
         name = _named_in_query(query)
     return name or None, jobs
+
+
+def plain_json(body: bytes) -> bytes:
+    """Without what llama-server skips: a byte order mark, and NULs at the end, where it stops reading."""
+    return body.removeprefix(_BYTE_ORDER_MARK).rstrip(b"\0")
 
 
 def _last_name(body: bytes, shape: _Shape) -> tuple[str | None, int]:
@@ -185,8 +200,19 @@ _NAME = re.compile(
 _FILE_NAME = re.compile(rb"^content-disposition:[^\r\n]*;[ \t]*filename\*?=", re.IGNORECASE | re.M)
 
 
+def renamed_form(body: bytes, name: str) -> bytes:
+    """The form with this model, if it names one."""
+    found = _model_in_form(body)
+    return body if found is None else body[: found.start] + name.encode() + body[found.stop :]
+
+
 def _named_in_form(body: bytes) -> str | None:
-    """The first field ``model`` of ``multipart/form-data`` (RFC 7578).
+    found = _model_in_form(body)
+    return None if found is None else body[found].decode("utf-8", "replace")
+
+
+def _model_in_form(body: bytes) -> slice | None:
+    """The place of the first field ``model`` of ``multipart/form-data`` (RFC 7578).
 
     The delimiter is the first line of the body. If the Content-Type has another one, llama-server finds no
     field and refuses the request. Parts are not copied: 2 to 13 ms for 32 MiB.
@@ -204,7 +230,7 @@ def _named_in_form(body: bytes) -> str | None:
         name = _NAME.search(head)
         if name is not None and b"model" in name.groups() and not _FILE_NAME.search(head):
             end = body.find(delimiter, begin, begin + MAX_NAME + len(delimiter))
-            return None if end < 0 else body[begin:end].decode("utf-8", "replace")
+            return None if end < 0 else slice(begin, end)
         end = body.find(delimiter, begin)
         if end < 0:
             return None
@@ -222,6 +248,13 @@ def _named_in_query(query: bytes) -> str | None:
         if pair.startswith(b"model="):
             name = unquote_plus(pair[6:].decode("latin-1"))
     return name or None
+
+
+def renamed_query(query: bytes, name: str) -> bytes:
+    """The raw query with this model, if it names one."""
+    pairs = query.split(b"&")
+    own = b"model=" + quote(name, safe="/:@").encode()
+    return b"&".join(own if pair.startswith(b"model=") else pair for pair in pairs)
 
 
 def named_in_path(path: bytes) -> str | None:

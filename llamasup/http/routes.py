@@ -7,11 +7,37 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-__all__ = ["CONTROL", "Route", "Work", "canonical_path", "closed_by_default", "misspelled", "route_of"]
+__all__ = [
+    "CHATS",
+    "CONTROL",
+    "OTHER_LABEL",
+    "RESPONSES",
+    "Route",
+    "Work",
+    "canonical_path",
+    "closed_by_default",
+    "misspelled",
+    "route_of",
+]
+
+
+OTHER_LABEL: Final = "other"
+"""The label of unknown and of closed paths."""
+
+_CHATS = """
+    /chat/completions /v1/chat/completions /apply-template
+    /chat/completions/input_tokens /v1/chat/completions/input_tokens
+"""
+_RESPONSES = "/responses /v1/responses /responses/input_tokens /v1/responses/input_tokens"
+CHATS: Final = frozenset(_CHATS.split())
+"""The labels of the routes whose body has ``messages`` as a chat."""
+RESPONSES: Final = frozenset(_RESPONSES.split())
+"""The labels of the routes whose body has ``input`` as ``/v1/responses``."""
 
 
 class Work(StrEnum):
@@ -33,6 +59,7 @@ class Route(msgspec.Struct, frozen=True):
     work: Work | None = None  # that the model must support; None: any model answers
     lists: bool = False  # lists the models, or describes one
     has_paths: bool = False  # its answer contains paths of this machine
+    of_batches: bool = False  # of the API for batches
 
 
 _GENERATION = """
@@ -73,16 +100,18 @@ _ROUTES |= {path.encode(): Route(path, has_paths=True) for path in _SETTINGS.spl
 _MODELS, _V1_MODELS = Route("/models", lists=True), Route("/v1/models", lists=True)
 _ROUTES |= {b"/models": _MODELS, b"/v1/models": _V1_MODELS}
 CONTROL = Route("/llamasup")
+# Those of the API for batches, if there is one.
+_FILES, _BATCHES = Route("/v1/files", of_batches=True), Route("/v1/batches", of_batches=True)
 # A POST to an unknown path counts as inference, because some builds have their own inference routes
 # (/v1/systemone of b11434), and keys would have no limits there. It is never sent a second time, because it
 # may change something.
-_OTHER = Route("other", infers=True, waits=True)
-_CLOSED_ROUTE = Route("other")
+_OTHER = Route(OTHER_LABEL, infers=True, waits=True)
+_CLOSED_ROUTE = Route(OTHER_LABEL)
 _ROUTES |= {path.encode(): _CLOSED_ROUTE for path in _TOOLS.split()}
 
 
-def route_of(path: bytes) -> Route:
-    """The route of a raw path; every unknown path is ``other``."""
+def route_of(path: bytes, *, batches: bool = False) -> Route:
+    """The route of a raw path; every unknown path is ``other``. ``batches``: there is an API for batches."""
     route = _ROUTES.get(path)
     if route is not None:
         return route
@@ -92,6 +121,10 @@ def route_of(path: bytes) -> Route:
         return _V1_MODELS
     if path.startswith(b"/slots/"):
         return _CLOSED_ROUTE
+    if batches and (path == b"/v1/files" or path.startswith(b"/v1/files/")):
+        return _FILES
+    if batches and (path == b"/v1/batches" or path.startswith(b"/v1/batches/")):
+        return _BATCHES
     return _MODELS if path.startswith(b"/models/") else _OTHER
 
 
@@ -136,7 +169,7 @@ def misspelled(path: bytes, prefix: bytes = b"") -> Route | None:
     if prefix:
         canonical = canonical.removeprefix(canonical_path(prefix))
     route = route_of(canonical)
-    return None if route.label in ("other", route_of(path.removeprefix(prefix)).label) else route
+    return None if route.label in (OTHER_LABEL, route_of(path.removeprefix(prefix)).label) else route
 
 
 # /llamasup is here for its other spellings; another function handles the plain one.

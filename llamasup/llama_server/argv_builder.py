@@ -132,7 +132,9 @@ def unknown_flag(capabilities: Capabilities, flag: str, asked: str) -> UsageInva
     option = capabilities.find(flag)
     is_removed = option is not None and option.removed
     nearest = capabilities.nearest(flag)
-    what = f"this llama-server ({capabilities.version}) {'no longer has' if is_removed else 'has no'} {flag}"
+    version = f" ({capabilities.version})" if capabilities.version else ""
+    lacks = "no longer has" if is_removed else "has no"
+    what = f"this {capabilities.program}{version} {lacks} {flag}"
     if flag != asked:
         what = f"{asked} is not supported: {what}"
     if nearest is not None:

@@ -21,9 +21,12 @@ from llamasup.llama_server.plan_limits import Adjustment
 from llamasup.llama_server.trusted_lines import STAMP, trusted_head, trusted_tail
 from llamasup.system.process.exit import Exit
 
-__all__ = ["Diagnosis", "Phase", "diagnose", "weights_were_read"]
+__all__ = ["WORKER_LOST", "Diagnosis", "Phase", "diagnose", "weights_were_read"]
 
 Phase = Literal["starting", "ready", "stopping"]
+
+WORKER_LOST = "rpc_worker_lost"
+"""The cause if llama-server ended because it lost an RPC worker (``rpc/workers.py`` names it)."""
 
 _MAX_LINES = 8
 # Exit codes of docs/design.md §3.
@@ -82,6 +85,7 @@ _DEVICE_MEMORY = f"Free the device's memory, set fewer --gpu-layers, or {_SMALLE
 _OTHER_BUILD = "Use a llama-server that was built for this machine (--runtime), or the embedded one."
 _DOWNLOAD = "Download it again, and compare its size and checksum with the publisher's."
 _CHECK_FLAG = "Remove or correct it. If llamasup chose it, `llamasup plan` shows why."
+_WORKER = "Check the worker's log on its machine, its version, and the network between the machines."
 _REPORT = "Report it to llama.cpp with these lines, and try another build."
 _REPORT_FLAGS = "Report it to llama.cpp with these lines; try another build, or fewer arguments after --."
 
@@ -133,7 +137,8 @@ _RULES: tuple[_Rule, ...] = (
           r"(?P<why>ErrorOutOfDeviceMemory|Device memory allocation of size \d+ failed|"
           r"kIOGPUCommandBufferCallbackErrorOutOfMemory)",
           "The device ran out of memory: {why}.", _DEVICE_MEMORY, _MACHINE, when_ready=True),
-    _rule("out_of_memory_device", r"(?:unable|failed) to allocate (?P<device>(?!CPU)[A-Z]\w*\d) buffer",
+    _rule("out_of_memory_device",
+          r"(?:unable|failed) to allocate (?P<device>(?!CPU)[A-Z]\w*\d(?:\[\S+\])?) buffer",
           "{device} ran out of memory.", _DEVICE_MEMORY, _MACHINE, when_ready=True),
     _rule("out_of_memory_host", r"insufficient memory \(attempted to allocate +(?P<size>[\d.]+) MB\)",
           "The machine ran out of memory: llama-server could not allocate another {size} MB.",
@@ -198,6 +203,13 @@ _RULES: tuple[_Rule, ...] = (
           "The device failed: {why}.",
           "If this happens again, check for hardware errors (dmesg, nvidia-smi), or try another build.",
           _GAVE_UP, recurs=False, when_ready=True),
+    # --- the workers of one model over several machines; llama-server does not say which one it lost ---
+    _rule(WORKER_LOST, r"ggml-rpc\.cpp:\d+: Remote RPC server crashed",
+          "llama-server lost one of its RPC workers.", _WORKER, _GAVE_UP, recurs=False, when_ready=True),
+    _rule(WORKER_LOST,
+          r"ggml-rpc\.cpp:\d+: (?:Failed to connect to|RPC handshake failed for) (?P<worker>\S+)",
+          "llama-server could not use the RPC worker {worker}.", _WORKER, _GAVE_UP, recurs=False,
+          when_ready=True),
     # --- llama.cpp's own checks ---
     _rule("assertion", r"(?P<where>[\w.+-]+:\d+): GGML_ASSERT\((?P<what>.+)\) failed",
           "llama.cpp aborted: the assertion `{what}` failed at {where}.", _REPORT_FLAGS, _GAVE_UP,

@@ -70,6 +70,7 @@ class Capabilities(Struct, frozen=True, dict=True):
     devices: tuple[Device, ...]  # those with memory
     device_problem: str = ""  # the build's message, if it found none
     build: str = ""  # distinguishes builds that report the same version ("build 0, commit unknown")
+    program: str = "llama-server"
 
     @cached_property
     def _by_spelling(self) -> Mapping[str, Option]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -27,11 +27,20 @@ from llamasup.llama_server.help_text import (
 )
 from llamasup.llama_server.search import Candidate, candidates, choose
 from llamasup.system.hardware.devices import Device, parse_devices, problem_in
+from llamasup.system.native import native
 from llamasup.system.process.environment import RuntimeKind, child_environment
 from llamasup.system.process.run_once import CommandResult, run_commands
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 
-__all__ = ["FoundRuntime", "Runtime", "find_runtime", "library_folder", "list_devices", "survey_runtimes"]
+__all__ = [
+    "FoundRuntime",
+    "Runtime",
+    "find_runtime",
+    "library_folder",
+    "list_devices",
+    "run_runtime",
+    "survey_runtimes",
+]
 
 # A cold llama-server answers in 6 ms; one on a cold network disk that initialises CUDA may take seconds.
 _TIMEOUT_S = 20.0
@@ -116,6 +125,17 @@ def list_devices(
     return _devices(candidate, environ, timeout_s)[0]
 
 
+def run_runtime(
+    runtime: Runtime, environ: Mapping[str, str], commands: Sequence[Sequence[str]], timeout_s: float
+) -> tuple[CommandResult, ...]:
+    """The output of the runtime for each list of arguments, all at the same time, in the child's environment.
+
+    Raises BrokenRuntime if it cannot be started.
+    """
+    candidate = Candidate(runtime.kind, runtime.path, runtime.command, runtime.origin)
+    return _run(candidate, environ, timeout_s, *commands)
+
+
 def _runtime(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float, cache_folder: Path | None
 ) -> Runtime:
@@ -194,11 +214,7 @@ def _build_digest(candidate: Candidate) -> str:
 
 def _library_stamps(candidate: Candidate) -> list[tuple[str, int]]:
     """The program's libraries. Other programs of the folder, such as llamasup, do not change it."""
-    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, _is_library)
-
-
-def _is_library(name: str) -> bool:
-    return name.endswith(".dll") if sys.platform == "win32" else name.startswith("lib")
+    return _file_stamps(Path(os.path.realpath(candidate.path)).parent, native.is_library)
 
 
 def _driver_files() -> list[tuple[str, int]]:
@@ -231,7 +247,7 @@ def _file_stamps(
 
 def _query(candidate: Candidate, environ: Mapping[str, str], timeout_s: float) -> Capabilities:
     """Run ``--help`` and ``--version`` together, then ``--list-devices`` where the help has it."""
-    help_, version = _run(candidate, environ, timeout_s, "--help", "--version")
+    help_, version = _run(candidate, environ, timeout_s, ["--help"], ["--version"])
     options = parse_help(help_.stdout) or parse_help(help_.stderr)
     if help_.too_slow or help_.too_long or not looks_like_llama_server(options):
         broken = runtime_errors.unusable(_name(candidate), help_, options, timeout_s)
@@ -255,7 +271,7 @@ def _devices(
     candidate: Candidate, environ: Mapping[str, str], timeout_s: float
 ) -> tuple[tuple[Device, ...], str]:
     """The devices; if there are none, the build's message about it."""
-    (answer,) = _run(candidate, environ, timeout_s, "--list-devices")
+    (answer,) = _run(candidate, environ, timeout_s, ["--list-devices"])
     if answer.too_slow:
         raise BrokenRuntime(
             f"{_name(candidate)} answers --help, but did not answer --list-devices within {timeout_s:g} s.",
@@ -269,9 +285,9 @@ def _devices(
 
 
 def _run(
-    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *flags: str
+    candidate: Candidate, environ: Mapping[str, str], timeout_s: float, *arguments: Sequence[str]
 ) -> tuple[CommandResult, ...]:
-    """The runtime's output for each flag, in the same environment as a child.
+    """The runtime's output for each of ``arguments``, in the same environment as a child.
 
     Other variables could change the answers: that of a removed option makes even ``--help`` fail (b11434:
     LLAMA_ARG_DRAFT_MAX), and the user's ``llama.cpp/config.ini`` is read below XDG_CONFIG_HOME (#26118).
@@ -284,7 +300,7 @@ def _run(
             config_home=empty,
             library_path=library_folder(candidate.kind, candidate.path),
         )
-        commands = [(*candidate.command, flag) for flag in flags]
+        commands = [(*candidate.command, *words) for words in arguments]
         try:
             return run_commands(commands, env=env, cwd=empty, timeout_s=timeout_s)
         except OSError as error:

@@ -11,14 +11,54 @@ import signal
 import stat
 from pathlib import Path
 
+from msgspec import Struct
+
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server.help_text import Option
 from llamasup.system.process.run_once import CommandResult
+from llamasup.system.text import sentence
 
-__all__ = ["cannot_start", "check_file", "devices_failed", "unusable"]
+__all__ = [
+    "LLAMA_SERVER",
+    "RPC_SERVER",
+    "Program",
+    "cannot_start",
+    "check_file",
+    "devices_failed",
+    "unusable",
+]
+
+
+class Program(Struct, frozen=True):
+    """The program that an error is about, and the parts of remedies that depend on it."""
+
+    name: str
+    use_another: str
+    in_folder: tuple[str, ...]  # where it usually is in a folder of llama.cpp
+    with_model: str  # if a model was given in its place
+    how_to_give: str
+
 
 _USE_ANOTHER = "give another llama-server with --runtime, or use --runtime embedded"
-_NAMES_IN_FOLDER = ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe")
+
+LLAMA_SERVER = Program(
+    "llama-server",
+    _USE_ANOTHER,
+    ("llama-server", "bin/llama-server", "build/bin/llama-server", "llama-server.exe"),
+    "Give the model as MODEL, and a llama-server with --runtime.",
+    "Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
+)
+RPC_SERVER = Program(
+    "rpc-server",
+    "give another rpc-server with --runtime",
+    tuple(
+        f"{folder}{name}"
+        for folder in ("", "bin/", "build/bin/")
+        for name in ("ggml-rpc-server", "rpc-server", "ggml-rpc-server.exe", "rpc-server.exe")
+    ),
+    "A worker gets its layers from llama-server. Give an rpc-server with --runtime.",
+    "Give the path of an rpc-server, or of the llama-server next to it.",
+)
 
 _MISSING_LIBRARY = re.compile(
     r"error while loading shared libraries: (?P<glibc>[^\s:]+): "
@@ -34,54 +74,55 @@ _ELF_MACHINES |= {243: "riscv", 258: "loongarch"}
 _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xce\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 
 
-def check_file(path: Path, origin: str) -> None:
+def check_file(path: Path, origin: str, program: Program = LLAMA_SERVER) -> None:
     """Raise RuntimeMissing or BrokenRuntime unless ``path`` is an executable file."""
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise _missing(path, origin, error) from error
+        raise _missing(path, origin, error, program) from error
     if stat.S_ISDIR(mode):
-        inside = [path / name for name in _NAMES_IN_FOLDER if (path / name).is_file()]
+        inside = [path / name for name in program.in_folder if (path / name).is_file()]
         raise BrokenRuntime(
             f"{path} ({origin}) is a folder, not a program.",
             remedy=f"Give the program in it: {inside[0]}"
             if inside
-            else "Give the path of llama-server itself.",
+            else f"Give the path of {program.name} itself.",
         )
     if not stat.S_ISREG(mode):
-        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=_sentence(_USE_ANOTHER))
+        raise BrokenRuntime(f"{path} ({origin}) is not a regular file.", remedy=sentence(program.use_another))
     if not os.access(path, os.X_OK):
         if _first_bytes(path).startswith(b"GGUF"):
             raise BrokenRuntime(
                 f"{path} ({origin}) is a GGUF model, not a program.",
-                remedy="Give the model as MODEL, and a llama-server with --runtime.",
+                remedy=program.with_model,
             )
         raise BrokenRuntime(
             f"{path} ({origin}) is not executable (mode {stat.S_IMODE(mode):o}).",
-            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {_USE_ANOTHER}.",
+            remedy=f"Make it executable: chmod +x {shlex.quote(str(path))}; or {program.use_another}.",
         )
 
 
-def cannot_start(path: Path, error: OSError) -> BrokenRuntime:
+def cannot_start(path: Path, error: OSError, program: Program = LLAMA_SERVER) -> BrokenRuntime:
     """The error if the system refuses to start the program."""
+    use_another = program.use_another
     reason = os.strerror(error.errno) if error.errno else str(error)
     if error.errno == errno.ENOEXEC:
         return BrokenRuntime(
             f"{path} cannot be run on this machine ({reason}): {_file_type(path)}.",
-            remedy=f"Get a llama-server for {platform.system()} on {platform.machine()}, or {_USE_ANOTHER}.",
+            remedy=f"Get {program.name} for {platform.system()} on {platform.machine()}, or {use_another}.",
         )
     if error.errno == errno.ENOENT:
         # The file itself exists; the interpreter of a script, or the loader of an ELF file, is missing.
         return BrokenRuntime(
             f"{path} cannot be run: its loader or interpreter is missing{_loader(path)}.",
-            remedy=f"It was built for another distribution. Install the loader, or {_USE_ANOTHER}.",
+            remedy=f"It was built for another distribution. Install the loader, or {use_another}.",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return BrokenRuntime(
             f"This user may not run {path} ({reason}).",
-            remedy=f"Check whether findmnt -T {shlex.quote(str(path))} shows noexec, or {_USE_ANOTHER}.",
+            remedy=f"Check whether findmnt -T {shlex.quote(str(path))} shows noexec, or {use_another}.",
         )
-    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=_sentence(_USE_ANOTHER))
+    return BrokenRuntime(f"{path} cannot be run ({reason}).", remedy=sentence(use_another))
 
 
 def unusable(
@@ -91,7 +132,7 @@ def unusable(
     output = answer.stderr or answer.stdout
     if answer.too_long:
         return BrokenRuntime(
-            f"{name} is not llama-server: its answer to --help is too long.", remedy=_sentence(_USE_ANOTHER)
+            f"{name} is not llama-server: its answer to --help is too long.", remedy=sentence(_USE_ANOTHER)
         )
     if answer.too_slow:
         message = f"{name} did not answer --help within {timeout_s:g} s."
@@ -134,7 +175,7 @@ def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, .
     remedy = (
         f"Give the llama-server next to it: {sibling}"
         if _is_other_file(sibling, name)
-        else _sentence(_USE_ANOTHER)
+        else sentence(_USE_ANOTHER)
     )
     lines = _last_lines(answer.stderr or answer.stdout)
     if not lines:
@@ -158,21 +199,18 @@ def _not_llama_server(name: str, answer: CommandResult, options: tuple[Option, .
 # --- details -------------------------------------------------------------------------------------
 
 
-def _missing(path: Path, origin: str, error: OSError) -> RuntimeMissing:
+def _missing(path: Path, origin: str, error: OSError, program: Program) -> RuntimeMissing:
     if path.is_symlink():
         return BrokenRuntime(
             f"{path} ({origin}) is a symbolic link to {path.readlink()}, which does not exist.",
-            remedy=_sentence(_USE_ANOTHER),
+            remedy=sentence(program.use_another),
         )
     if isinstance(error, PermissionError):
         return BrokenRuntime(
             f"{path} ({origin}) cannot be accessed: permission denied.",
-            remedy=f"Give this user access to its folders (chmod +x), or {_USE_ANOTHER}.",
+            remedy=f"Give this user access to its folders (chmod +x), or {program.use_another}.",
         )
-    return RuntimeMissing(
-        f"{path} ({origin}) does not exist.",
-        remedy="Give the path of a llama-server, its name on PATH, 'embedded' or 'auto'.",
-    )
+    return RuntimeMissing(f"{path} ({origin}) does not exist.", remedy=program.how_to_give)
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -240,7 +278,3 @@ def _cut(line: str) -> str:
         character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line
     )
     return shown.strip()[:200]
-
-
-def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}."

@@ -56,6 +56,8 @@ _ERRORS = "|".join(
         r"failed to compute graph, compute status: -?\d{1,9}",
         r"Device memory allocation of size \d{1,20} failed\.?",
         r"command buffer \d{1,9} failed with status \d{1,9}",
+        # Of RPC: another thread may write it after the message of the abort.
+        r"(?:send|recv) failed \(bytes_(?:sent|recv)=-?\d{1,20}, size_to_(?:send|recv)=\d{1,20}\)",
         r"error: Insufficient Memory \(\w{1,20}:kIOGPU\w{1,60}\)",
         r"error: (?:std::bad_alloc|Cannot allocate memory)",
         r"got exception: std::bad_alloc",

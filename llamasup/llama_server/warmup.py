@@ -19,7 +19,9 @@ from llamasup.system.text import INVALID_JSON
 
 __all__ = [
     "WarmUpRequest",
+    "begun_message_requests",
     "no_response",
+    "repeats_begun_message",
     "response_problem",
     "slot_request",
     "warm_up_request",
@@ -40,6 +42,7 @@ _TOKEN = WarmUpRequest(
     {"prompt": "Hello", "n_predict": 1, "temperature": 0.0, "cache_prompt": False},
     "one token",
 )
+_BEGUN = "One, two, three,"
 _VECTOR = WarmUpRequest("/embedding", {"content": "Hello"}, "one embedding")
 _SCORE = WarmUpRequest("/v1/rerank", {"query": "Hello", "documents": ["Hello"]}, "one score")
 
@@ -53,6 +56,35 @@ def warm_up_request(model_class: ModelClass) -> WarmUpRequest:
             return _SCORE
         case _:
             return _TOKEN
+
+
+def begun_message_requests() -> tuple[WarmUpRequest, WarmUpRequest]:
+    """How the chat template renders a begun message, and a stream that continues it.
+
+    A stream may repeat less than an answer that is not one (xllamacpp 2026.10).
+    """
+    conversation = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": _BEGUN}]
+    limits = {"stream": True, "max_tokens": 1, "temperature": 0.0, "cache_prompt": False}
+    return (
+        WarmUpRequest("/apply-template", {"messages": conversation}, "a prompt"),
+        WarmUpRequest("/v1/chat/completions", {"messages": conversation, **limits}, "one token"),
+    )
+
+
+def repeats_begun_message(rendered: bytes, answer: bytes) -> bool | None:
+    """Whether llama-server repeats the begun message that it continues; None: it does not continue it.
+
+    ``rendered`` and ``answer`` are the bodies of the answers to ``begun_message_requests``.
+    """
+    try:
+        prompt = json.loads(rendered)["prompt"]
+        events = [json.loads(event[6:]) for event in answer.split(b"\n\n") if event.startswith(b"data: {")]
+        choices = [choice for event in events for choice in event["choices"]]
+        text = "".join(choice["delta"].get("content") or "" for choice in choices)
+        # Without continuation, the template closes the message and opens the next one.
+        return text.startswith(_BEGUN) if choices and prompt.endswith(_BEGUN) else None
+    except (*INVALID_JSON, LookupError, TypeError, AttributeError):
+        return None
 
 
 def slot_request(number: int) -> WarmUpRequest:

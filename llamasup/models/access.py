@@ -35,11 +35,12 @@ _GIVES_PURPOSE = ("--embedding", "--rerank", "--pooling")
 
 class ResolvedModel(Struct, frozen=True):
     """``names``: its id, then its aliases. ``works``: the work that it can do (not a set: the hash of an enum
-    member costs a Python call per request).
+    member costs a Python call per request). ``is_virtual``: the config makes it a name for another model.
     """
 
     names: tuple[str, ...]
     works: tuple[Work, ...] = _ALL
+    is_virtual: bool = False
 
     @property
     def id(self) -> str:

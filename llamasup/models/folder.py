@@ -19,6 +19,7 @@ from llamasup.errors import LlamasupError
 from llamasup.gguf.files import REVISION, CachedFacts, os_errors_of, read_uncached, split_name
 from llamasup.models.found import FileState, FoundModel
 from llamasup.system.hardware.probe import system_text
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity, default_cache_folder
 
 __all__ = ["ModelFolder", "list_models", "look_at", "pseudo_devices"]
@@ -115,11 +116,11 @@ class _RealFolders:
     def file(self, path: str) -> str:
         if os.path.islink(path):  # noqa: PTH114 - as below
             return os.path.realpath(path)
-        folder, _, name = path.rpartition("/")
+        folder, name = os.path.split(path)
         real = self._of.get(folder)
         if real is None:
-            real = self._of[folder] = os.path.realpath(folder or "/")
-        return f"{real.rstrip('/')}/{name}"
+            real = self._of[folder] = os.path.realpath(folder)
+        return os.path.join(real, name)  # noqa: PTH118 - as below
 
 
 def _read_entry(
@@ -225,7 +226,7 @@ class _Walk(Struct):
             status = os.stat(folder)  # noqa: PTH116 - as above
             if (status.st_dev, status.st_ino) in self._seen_folders:
                 return
-            if self.pseudo and (os.major(status.st_dev), os.minor(status.st_dev)) in self.pseudo:
+            if self.pseudo and native.device_numbers(status.st_dev) in self.pseudo:
                 return
             self._seen_folders.add((status.st_dev, status.st_ino))
             with os.scandir(folder) as entries:
@@ -248,4 +249,4 @@ def _whole_models(folder: str, names: set[str]) -> Iterator[str]:
     """A split set counts as its first part, even if only that one is missing."""
     parts = {name: split_name(name) for name in names}
     for name in {name if part is None else part.first for name, part in parts.items()}:
-        yield f"{folder.rstrip('/')}/{name}"
+        yield os.path.join(folder, name)  # noqa: PTH118 - as above

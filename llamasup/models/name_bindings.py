@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from functools import reduce
+from pathlib import Path
 
 from msgspec import Struct, field, structs
 
@@ -111,7 +112,7 @@ class FoundIndex:
         names = tuple(own for own in file.ids[:1] if own not in sound)
         self.problems.append(_broken(file.outcome, names, file.path))
         # The name of an unreadable file decides.
-        return "mmproj" not in file.path.rpartition("/")[2].lower()
+        return "mmproj" not in Path(file.path).name.lower()
 
 
 class NameBinder(Struct):
@@ -173,7 +174,7 @@ class NameBinder(Struct):
         return NameBinding(rule.names, "", ("missing", rule.name), None, rule.options, problem.message)
 
     def _bind_source(self, rule: ModelRule, source: str, patterns: Sequence[ModelRule]) -> NameBinding:
-        is_repo = not source.startswith("/") and "://" not in source
+        is_repo = not Path(source).is_absolute() and "://" not in source
         model = self.index.sources.get(source)
         if model is None and is_repo:
             model = self.index.find(source)

@@ -8,19 +8,72 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
 
 __all__ = ["redact_paths", "whole_and_plain", "without_folders"]
 
 
 # Not the slashes of https:// and org/repo, and not the endpoint /health of our own messages.
 _ROOT = r"(?:~\w*|\.{1,2})?/(?![/\s]|health(?:,|\.?(?:\s|$)))"
+# Of Windows: a drive, or the name of another machine. In a quoted path the backslashes are doubled.
+_DRIVE = r"(?:[A-Za-z]:[\\/](?![/\s])|\\{2,4}[\w.$?-]+\\)"
 _BEFORE = r"(?:^|(?<=[\s('\"`\[<=:,;]))"
-_AFTER = r"(?![\w-]|\.\w|\S*/|\s[^:;,'\"`]*/)"  # `/srv/my models/x` is not in `/srv/my`
-_PLACE = re.compile(rf"(?<![\w/]){_ROOT}")
 # Other names may be folders.
 _FILE = r"(?:\.\w+|llama-server)"
-_QUOTED = re.compile(rf"(?<!\w)(['\"`]){_ROOT}(?:[^'\"`\n/]*/)*([^'\"`\n/]*{_FILE})\1(?!\w)")
-_BARE = re.compile(rf"{_BEFORE}{_ROOT}(?:[^\s/]+/)*(?=[^\s/]*{_FILE})")
+
+
+class _Paths(NamedTuple):
+    """The paths of POSIX or of Windows in texts. ``separator`` is the pattern between two names."""
+
+    separator: str
+    root: str
+    """What ``place`` recognises, as text."""
+    after: str
+    """What may follow a known path: `/srv/my models/x` is not in `/srv/my`."""
+    place: re.Pattern[str]
+    quoted: re.Pattern[str]
+    bare: re.Pattern[str]
+    flags: re.RegexFlag
+
+    def split(self, path: str) -> tuple[str, str]:
+        """The folder and the name."""
+        name = re.split(self.separator, path)[-1]
+        return re.sub(rf"{self.separator}$", "", path.removesuffix(name)), name
+
+    def known(self, path: str) -> str:
+        """The pattern of a known path."""
+        return _BEFORE + self.separator.join(map(re.escape, re.split(self.separator, path)))
+
+
+def _paths(separator: str, sign: str, begin: str, root: str, flags: re.RegexFlag) -> _Paths:
+    """``sign``: the separators, for a set in a pattern; ``begin`` is the pattern of a path's begin."""
+    return _Paths(
+        separator,
+        root,
+        rf"(?![\w-]|\.\w|\S*[{sign}]|\s[^:;,'\"`]*[{sign}])",
+        re.compile(rf"(?<![\w{sign}]){begin}"),
+        re.compile(
+            rf"(?<!\w)(['\"`]){begin}(?:[^'\"`\n{sign}]*{separator})*([^'\"`\n{sign}]*{_FILE})\1(?!\w)"
+        ),
+        re.compile(rf"{_BEFORE}{begin}(?:[^\s{sign}]+{separator})*(?=[^\s{sign}]*{_FILE})"),
+        flags,
+    )
+
+
+# Each takes 2 ms to make, and few runs need them.
+@cache
+def _of_posix() -> _Paths:
+    return _paths("/", "/", _ROOT, "/", re.NOFLAG)
+
+
+@cache
+def _of_windows() -> _Paths:
+    return _paths(r"[\\/]+", r"\\/", _DRIVE, "C:\\", re.IGNORECASE)
+
+
+def _paths_like(path: str) -> _Paths:
+    return _of_windows() if re.match(r"[A-Za-z]:(?:[\\/]|$)|\\\\", path) else _of_posix()
 
 
 def redact_paths(text: str, paths: Iterable[str]) -> str:
@@ -32,15 +85,21 @@ def redact_paths(text: str, paths: Iterable[str]) -> str:
     """
     folders: dict[str, None] = {}
     for path in sorted(set(paths), key=len, reverse=True):
-        folder, _, name = path.rpartition("/")
-        text = re.sub(rf"{_BEFORE}{re.escape(path)}{_AFTER}", _literally(name), text)
+        kind = _paths_like(path)
+        folder, name = kind.split(path)
+        text = re.sub(f"{kind.known(path)}{kind.after}", _literally(name), text, flags=kind.flags)
         folders[folder] = None
     for folder in filter(None, folders):
-        text = re.sub(rf"{_BEFORE}{re.escape(folder)}/(?!/)", "/", text)
-        text = re.sub(rf"{_BEFORE}{re.escape(folder)}{_AFTER}", "its folder", text)
-    named = _BARE.sub("", _QUOTED.sub(r"\1\2\1", text))
-    is_unclear = _PLACE.search(named) or (named != text and "/" in named)
-    return "" if is_unclear else named
+        kind = _paths_like(folder)
+        inside = rf"{kind.known(folder)}{kind.separator}(?!{kind.separator})"
+        text = re.sub(inside, _literally(kind.root), text, flags=kind.flags)
+        text = re.sub(f"{kind.known(folder)}{kind.after}", "its folder", text, flags=kind.flags)
+    posix, windows = _of_posix(), _of_windows()
+    named = windows.bare.sub("", windows.quoted.sub(r"\1\2\1", text))
+    if windows.place.search(named) or (named != text and re.search(r"[\\/]", named)):
+        return ""
+    text, named = named, posix.bare.sub("", posix.quoted.sub(r"\1\2\1", named))
+    return "" if posix.place.search(named) or (named != text and "/" in named) else named
 
 
 def _literally(name: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ from llamasup.errors import ConfigInvalid, LlamasupError, ModelInvalid, ModelMis
 from llamasup.gguf.facts import is_served
 from llamasup.models.folder import list_models, look_at
 from llamasup.models.found import FoundModel, current_files, ids_of, manifest_repo, parse_hub_path
+from llamasup.system.native import native
 from llamasup.system.storage.paths import PathKind, expanded, path_kind
 
 __all__ = ["Search", "cache_folders", "known_caches", "search_models"]
@@ -58,7 +58,7 @@ def search_models(
     notes: list[str] = []
     # Before the folders: if one disappears during the search, it is missing rather than its files.
     sources = {path: look_at(Path(path), cache_folder=cache_folder) for path in dict.fromkeys(paths)}
-    inside = tuple(f"{os.path.realpath(folder).rstrip('/')}/" for folder in folders)
+    inside = tuple(os.path.join(os.path.realpath(folder), "") for folder in folders)  # noqa: PTH118 - with a separator at the end
     for folder in dict.fromkeys(folders):
         try:
             listed = list_models(folder, cache_folder=cache_folder)
@@ -70,7 +70,7 @@ def search_models(
         closed += listed.closed
         found += (_kept_inside(model, inside) for model in _named(folder, listed.models))
     once = {model.path: model for model in found}  # one folder may lie in another
-    looked_into = {path.rpartition("/")[0] for path in once}
+    looked_into = {str(Path(path).parent) for path in once}
     for model in _beside(sources, looked_into, cache_folder):
         sources.setdefault(model.path, _kept_inside(model, inside) if _is_inside(model, inside) else model)
     return Search(
@@ -91,10 +91,10 @@ def _beside(
         for model in sources.values()
         if isinstance(model.outcome, LlamasupError) or is_served(model.outcome)
     )
-    for folder in dict.fromkeys(path.rpartition("/")[0] for path in of_models):
+    for folder in dict.fromkeys(str(Path(path).parent) for path in of_models):
         if folder not in looked_into:
             with contextlib.suppress(LlamasupError):  # the model itself reports it
-                yield from list_models(Path(folder or "/"), deepest=0, cache_folder=cache_folder).models
+                yield from list_models(Path(folder), deepest=0, cache_folder=cache_folder).models
 
 
 def _no_folder(folder: Path) -> ModelMissing:
@@ -161,7 +161,8 @@ def _repositories(folder: Path) -> list[str]:
 
 def _is_inside(model: FoundModel, inside: tuple[str, ...]) -> bool:
     """Whether its path, not its target, is in one of the folders."""
-    return f"{os.path.realpath(os.path.dirname(model.path))}/".startswith(inside)  # noqa: PTH120 - as paths
+    folder = os.path.realpath(Path(model.path).parent)
+    return os.path.join(folder, "").startswith(inside)  # noqa: PTH118 - as above
 
 
 def _kept_inside(model: FoundModel, inside: tuple[str, ...]) -> FoundModel:
@@ -212,14 +213,13 @@ def _llama_cpp(environ: Mapping[str, str]) -> list[Path]:
     """Builds of 2024 and 2025 have their own flat folder; later ones use the hub's layout."""
     if given := environ.get("LLAMA_CACHE"):
         return [expanded(given, ConfigInvalid, of="$LLAMA_CACHE")]
-    if sys.platform == "darwin":
-        own = [home / "Library/Caches/llama.cpp" for home in _home(environ)]
-    elif given := environ.get("XDG_CACHE_HOME"):
-        own = [expanded(given, ConfigInvalid, of="$XDG_CACHE_HOME") / "llama.cpp"]
+    if given := environ.get(native.cache_variable):
+        own = [expanded(given, ConfigInvalid, of=f"${native.cache_variable}") / "llama.cpp"]
     else:
-        own = [home / ".cache/llama.cpp" for home in _home(environ)]
+        own = [home / native.cache_in_home / "llama.cpp" for home in _home(environ)]
     return [*own, *_hub(environ)]
 
 
 def _home(environ: Mapping[str, str]) -> list[Path]:
-    return [Path(home)] if (home := environ.get("HOME")) else []
+    home = environ.get("HOME") or environ.get("USERPROFILE")
+    return [Path(home)] if home else []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Literal
+
 from msgspec import Struct, field, structs
 
 from llamasup.gguf.facts import ModelFacts
@@ -9,7 +12,7 @@ from llamasup.models.redaction import redact_paths
 from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings, Settings
 
-__all__ = ["ModelSpec", "Stay"]
+__all__ = ["KeepResult", "ModelSpec", "Stay"]
 
 
 class Stay(Struct, frozen=True):
@@ -24,6 +27,12 @@ class Stay(Struct, frozen=True):
     preload: bool = False
     groups: frozenset[str] = frozenset()
     by_command: bool = False
+
+
+KeepResult = Literal["kept", "in_use", "fixed"]
+"""Whether a model stays loaded for the time that a request asks for; ``in_use``: other requests use it, so it
+is not unloaded; ``fixed``: no request decides, because it is pinned, or the only model.
+"""
 
 
 class ModelSpec(Struct, frozen=True):
@@ -50,7 +59,7 @@ class ModelSpec(Struct, frozen=True):
     @property
     def is_remote(self) -> bool:
         """Whether it has to be downloaded first."""
-        return bool(self.source) and not self.source.startswith("/")
+        return bool(self.source) and not os.path.isabs(self.source)  # noqa: PTH117 - read often
 
     @property
     def projector(self) -> str | None:
@@ -73,7 +82,7 @@ class ModelSpec(Struct, frozen=True):
 
     def redacted(self, text: str) -> str:
         """``text`` for clients, with file names instead of paths. Empty if other paths could remain."""
-        source = (self.source,) if self.source.startswith("/") else ()
+        source = (self.source,) if os.path.isabs(self.source) else ()  # noqa: PTH117
         return redact_paths(text, (*source, *(path for path, _, _ in self.identity), *self.options.files))
 
     def public_problem(self, problem: str) -> str:

@@ -7,7 +7,6 @@ never wait for it. ``access_record.py`` formats the line.
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final, Generic, TypeVar
 
 from llamasup.errors import ConfigInvalid
 from llamasup.system.batch_writer import BatchWriter
+from llamasup.system.native import native
 from llamasup.system.process.output_pump import RotatedFile
 
 __all__ = ["AccessLog", "check_log_file"]
@@ -110,7 +110,7 @@ def _write_to_stderr(lines: list[bytes]) -> int:
             try:
                 piece = piece[os.write(_STDERR, piece) :]
             except BlockingIOError:  # the parent made the shared descriptor non-blocking
-                select.select([], [_STDERR], [])
+                native.wait_writable(_STDERR)
             except OSError:
                 return unwritten
         unwritten -= count

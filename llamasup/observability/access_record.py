@@ -57,6 +57,7 @@ class AccessRecord(msgspec.Struct):
     n_prompt_tokens: int | None
     n_ctx: int | None
     replayed: bool
+    continued: bool
 
 
 _encode = msgspec.json.Encoder().encode
@@ -95,6 +96,7 @@ def access_record(record: RequestRecord, ended: datetime) -> AccessRecord:
         record.n_prompt_tokens,
         record.n_ctx,
         record.replayed,
+        record.continued,
     )
 
 

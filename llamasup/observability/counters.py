@@ -45,12 +45,14 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ``outcome``: ``ok``; ``local`` (answered by llamasup); ``refused`` (a 4xx of llamasup); ``unavailable``
     (no generation or no permit); ``client_gone``; ``upstream_failed``; ``revoked`` (the generation ended);
     ``timed_out``; ``cancelled`` (by an administrator); ``error_event`` (llama-server's error as an SSE event
-    after a 200 and comments). ``model`` is the id of the model, empty if there was none; ``generation`` is 0
-    if no child was involved. Times are in seconds; ``first_byte_s`` is None if there was no response.
-    ``queue_s`` lasts until the request was forwarded; ``waited_s`` is the part of it spent waiting for a
-    generation. ``replayed``: it was sent again after its first generation ended. ``client`` is the name of
-    its key, or the client's address; ``trace_id`` that of its ``traceparent``; ``parent_id`` the client's
-    span, and ``parent_sampled``: the client exports it. ``bytes_in`` and ``bytes_out`` count bodies.
+    after a 200 and comments); ``translation_failed`` (its answer has no form in Ollama's API). ``model`` is
+    the id of the model, empty if there was none; ``generation`` is 0 if no child was involved. Times are in
+    seconds; ``first_byte_s`` is None if there was no response. ``queue_s`` lasts until the request was
+    forwarded; ``waited_s`` is the part of it spent waiting for a
+    generation. ``replayed``: it was sent again after its first generation ended; ``continued``: to continue
+    its stream. ``client`` is the name of its key, or the client's address; ``trace_id`` that of its
+    ``traceparent``; ``parent_id`` the client's span, and ``parent_sampled``: the client exports it.
+    ``bytes_in`` and ``bytes_out`` count bodies.
     ``context``: how the size of the context affected the answer (http/context_end.py), with
     ``n_prompt_tokens`` and ``n_ctx`` if known. ``ended_s`` is its end on the monotonic clock; ``slot_s``: how
     long it held permits, times their number; ``tokens_estimated``: the estimate of the tokens that its answer
@@ -86,6 +88,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ended_s: float = 0.0
     slot_s: float = 0.0
     tokens_estimated: int = 0
+    continued: bool = False
 
 
 class HeldSlots(msgspec.Struct, frozen=True):
@@ -133,10 +136,12 @@ class Metrics:
     """llamasup's own metrics. Owned by the event loop's thread."""
 
     __slots__ = (
+        "continued",
         "evictions",
         "lines_dropped",
         "loads",
         "models",
+        "repaired",
         "replays",
         "requests",
         "restarts",
@@ -149,6 +154,8 @@ class Metrics:
         self.loads: dict[str, int] = {}  # by model
         self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
+        self.continued: dict[tuple[str, str], int] = {}  # (model, result)
+        self.repaired: dict[tuple[str, str], int] = {}  # (model, what)
         self.models: dict[str, ModelMetrics] = {}
         self.lines_dropped: Callable[[], int] | None = None  # of the access log, if there is one
         self.traces_dropped: Callable[[], int] | None = None  # of the exporter of spans, if there is one
@@ -191,6 +198,14 @@ class Metrics:
     def count_replay(self, model: str) -> None:
         """Count a request that was queued again because its generation ended."""
         self.replays[model] = self.replays.get(model, 0) + 1
+
+    def count_continued(self, model: str, result: str) -> None:
+        """Count a streamed answer whose generation ended. ``result``: ``continued`` or ``refused``."""
+        self.continued[model, result] = self.continued.get((model, result), 0) + 1
+
+    def count_repaired(self, model: str, what: str) -> None:
+        """Count a request that was repaired before it was sent. ``what``: ``arguments``."""
+        self.repaired[model, what] = self.repaired.get((model, what), 0) + 1
 
     def observe_load(self, model: str, seconds: float) -> None:
         self._model(model).load_s.observe(seconds)

@@ -133,6 +133,20 @@ class _OwnMetrics(Collector):
             ("model",),
             {(model,): count for model, count in metrics.replays.items()},
         )
+        yield _counter(
+            "llamasup_continued_streams",
+            "Streamed answers whose llama-server ended, of models that continue them. `continued`: the next "
+            "one was asked for the rest. `refused`: that was not possible; the client got an error event.",
+            ("model", "result"),
+            metrics.continued,
+        )
+        yield _counter(
+            "llamasup_repaired_requests",
+            "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
+            "had malformed arguments.",
+            ("model", "what"),
+            metrics.repaired,
+        )
         yield from self._gauges()
         if self._nodes is not None:
             yield from _node_gauges(self._nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from llamasup.models.access import ResolvedModel
+from llamasup.models.access import ResolvedModel, unnamed_model
 from llamasup.peers.groups import ModelGroup
 from llamasup.peers.peers import NodeRoute, Peers
 from llamasup.pool.catalog.catalog import Catalog
@@ -27,16 +27,23 @@ class NodesBackend:
         self, model: str | None, *, create: bool = False, local: bool = False
     ) -> ModelRoute | NodeRoute | Unavailable:
         if local or model is None:
-            return self._catalog.resolve(model, create=create)
+            found = self._catalog.resolve(model, create=create)
+            if model is None and not local and isinstance(found, Unavailable):
+                return Unavailable.because(unnamed_model(self._ids()))
+            return found
         route = self._peers.routes.get(model)
         if route is not None:
             return route
         if self._catalog.is_exact(model):
             return self._catalog.resolve(model)
-        found = self._peers.index.resolve(model)
-        if len(found) == 1:
-            return self._peers.routes[found[0]]
+        ids = self._peers.index.resolve(model)
+        if len(ids) == 1:
+            return self._peers.routes[ids[0]]
         return self._catalog.resolve(model, create=create)
+
+    def _ids(self) -> tuple[str, ...]:
+        here = (entry["id"] for entry in self._catalog.listing().entries())
+        return tuple(dict.fromkeys((*here, *(group.model.id for group in self._peers.groups))))
 
     def readiness(self) -> Unavailable | None:
         return self._catalog.readiness()
@@ -56,15 +63,18 @@ class NodesListing:
         self._groups = {group.model.id: group for group in groups}
 
     def all(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
-        return encode_list(self._entries(allowed))
+        return encode_list(self.entries(allowed))
 
     def one(self, model: str) -> bytes:
+        return encode_one(self.entry(model))
+
+    def entry(self, model: str) -> dict[str, Any]:
         group = self._groups.get(model)
         if group is None:
-            return self._here.one(model)
-        return encode_one(_with_nodes(self._here.entry(model), group) if group.is_local else _entry(group))
+            return self._here.entry(model)
+        return _with_nodes(self._here.entry(model), group) if group.is_local else _entry(group)
 
-    def _entries(self, allowed: Callable[[ResolvedModel], bool] | None) -> Iterator[dict[str, Any]]:
+    def entries(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> Iterator[dict[str, Any]]:
         for entry in self._here.entries(allowed):
             group = self._groups.get(entry["id"])
             yield entry if group is None else _with_nodes(entry, group)

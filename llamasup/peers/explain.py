@@ -9,6 +9,7 @@ from llamasup.peers.known import KnownNode
 from llamasup.pool.catalog.node_listing import NodeModel
 from llamasup.pool.why.explain import Explanation
 from llamasup.queueing.wait_estimate import progress_text
+from llamasup.system.text import sentence
 
 __all__ = ["explain_nodes"]
 
@@ -22,7 +23,7 @@ def explain_nodes(group: ModelGroup, nodes: Mapping[str, KnownNode], queued: int
             reason = "" if known is None or not known.reason else f": {known.reason}"
             sentences.append(f"The node {name!r} has it, but gets no requests{reason}.")
             if known is not None and known.remedy:
-                change.append(f"{known.remedy[0].upper()}{known.remedy[1:]}.")
+                change.append(sentence(known.remedy))
         else:
             sentences.append(_of_node(name, model))
     if not group.nodes and group.expected is not None:

@@ -26,7 +26,7 @@ _RETRY_S: Final = 2.0  # the time in which a node that is back is noticed
 
 
 class ModelGroup(Struct, frozen=True):
-    """One model of other nodes. ``nodes``: those that list it, by name. ``is_local``: this one has it."""
+    """One model of other nodes. ``nodes`` list it, by their names. ``is_local``: this one has it."""
 
     model: ResolvedModel
     nodes: Mapping[str, NodeModel]
@@ -122,7 +122,7 @@ def _gets_requests(known: KnownNode | None) -> bool:
 
 
 def why_not_served(group: ModelGroup, nodes: Mapping[str, KnownNode]) -> Unavailable:
-    """What requests are told while no node can take them."""
+    """The answer to requests while no node can take them."""
     id_ = group.model.id
     present = [(name, model) for name, model in group.nodes.items() if _gets_requests(nodes.get(name))]
     for name, model in present:

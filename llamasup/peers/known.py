@@ -61,7 +61,7 @@ class Trouble(Struct, frozen=True):
 
 class KnownNode(Struct, frozen=True):
     """``listing``: the last that it gave; kept while it does not answer, so that requests for its models
-    wait and are not told that there are no such models.
+    wait, and do not fail because of an unknown name.
     """
 
     peer: Peer

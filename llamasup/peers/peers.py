@@ -39,6 +39,7 @@ from llamasup.pool.catalog.node_listing import NodeListing
 from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
+from llamasup.system.text import sentence
 
 __all__ = ["FIRST_ANSWERS_S", "NodeRoute", "Peers"]
 
@@ -55,8 +56,8 @@ class NodeRoute(Struct, frozen=True):
 
 
 class Peers:
-    """``timeout_s`` and ``max_waiting`` limit the queue of each model. Call all methods in the thread of the
-    event loop.
+    """``timeout_s`` and ``max_waiting`` limit the queue of each model; ``continues_streams``: as there. Call
+    all methods in the thread of the event loop.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Peers:
         *,
         timeout_s: float,
         max_waiting: int,
+        continues_streams: bool = False,
         policy: ProbePolicy | None = None,
     ) -> None:
         self.membership = membership
         self._catalog = catalog
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
+        self._continues_streams = continues_streams
         self._policy = ProbePolicy() if policy is None else policy
         self._nodes: dict[str, KnownNode] = {}  # by name, in the order of the membership
         self._watches: dict[str, NodeWatch] = {}
@@ -83,8 +86,8 @@ class Peers:
         self._waiting: dict[str, int] = {}  # as the membership knows it
         self._idle = asyncio.Event()
         self._stopping = False
-        self._heard: set[str] = set()  # nodes that were asked at least once
-        self._all_heard = asyncio.Event()
+        self._asked: set[str] = set()  # nodes that were asked at least once
+        self._all_asked = asyncio.Event()
 
     # --- life
     async def run(self) -> None:
@@ -103,7 +106,7 @@ class Peers:
         """Wait until each node was asked once, for a limited time."""
         try:
             async with asyncio.timeout(FIRST_ANSWERS_S):
-                await self._all_heard.wait()
+                await self._all_asked.wait()
         except TimeoutError:
             pass
 
@@ -202,7 +205,7 @@ class Peers:
 
     # --- changes
     def ask_stop(self, *, now: bool) -> None:
-        """Send no more requests; ``now``: also end those that other nodes work on."""
+        """Send no more requests; ``now``: also end the ones that other nodes work on."""
         self._stopping = True
         for model in self._models.values():
             model.pause(STOPPING)
@@ -236,6 +239,7 @@ class Peers:
                     group,
                     timeout_s=self._timeout_s,
                     max_waiting=self._max_waiting,
+                    continues_streams=self._continues_streams,
                     on_wanted=partial(self._wanted, id_),
                     on_idle=self._idle.set,
                 )
@@ -317,13 +321,13 @@ class Peers:
             else:
                 self._tasks.pop(name).cancel()
                 del self._watches[name], self._nodes[name]
-                self._heard.discard(name)
+                self._asked.discard(name)
         self.refresh()
         for peer in peers.values():
             if peer.name not in self._nodes:
                 self._watch(peer, tasks)
         self._nodes = {name: self._nodes[name] for name in peers}
-        self._hear("")
+        self._note_asked("")
 
     def _watch(self, peer: Peer, tasks: asyncio.TaskGroup) -> None:
         name = peer.name
@@ -353,13 +357,13 @@ class Peers:
             self.refresh()
         elif before != after:
             self._refresh_loads(name)
-        self._hear(name)
+        self._note_asked(name)
 
-    def _hear(self, name: str) -> None:
+    def _note_asked(self, name: str) -> None:
         if name:
-            self._heard.add(name)
-        if self._heard >= self._nodes.keys():
-            self._all_heard.set()
+            self._asked.add(name)
+        if self._asked >= self._nodes.keys():
+            self._all_asked.set()
 
 
 def _report(known: KnownNode) -> None:
@@ -367,5 +371,5 @@ def _report(known: KnownNode) -> None:
     if known.state is NodeState.READY:
         _log.info("The node %r (%s) answers.", name, known.peer.url)
     elif known.reason:
-        remedy = f"\n  → {known.remedy[0].upper()}{known.remedy[1:]}." if known.remedy else ""
+        remedy = f"\n  → {sentence(known.remedy)}" if known.remedy else ""
         _log.warning("The node %r (%s) gets no requests: %s.%s", name, known.peer.url, known.reason, remedy)

@@ -18,8 +18,9 @@ from llamasup.http.context_end import ContextWindow
 from llamasup.peers.groups import ModelGroup, cold_choice, warm, why_not_served
 from llamasup.peers.known import KnownNode
 from llamasup.pool.replicas.load_balancer import LoadBalancer
-from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, NodeLink, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable, generation_ended
 
 __all__ = ["NodeAddress", "RemoteModel"]
@@ -40,12 +41,16 @@ class RemoteModel:
     ``on_idle`` is called each time the last request of a node ends.
     """
 
+    repairs_tool_calls: Final = False
+    """Its nodes decide that."""
+
     def __init__(
         self,
         group: ModelGroup,
         *,
         timeout_s: float,
         max_waiting: int,
+        continues_streams: bool = False,
         on_wanted: Callable[[], None],
         on_idle: Callable[[], None],
         clock: Callable[[], float] = monotonic,
@@ -56,6 +61,7 @@ class RemoteModel:
             self.serving,
             timeout_s=timeout_s,
             max_waiting=max_waiting,
+            continues_streams=continues_streams,
             choose=self._choose,
             on_wanted=on_wanted,
             on_unserved=lambda _: on_wanted(),
@@ -97,6 +103,17 @@ class RemoteModel:
         cold = self._cold
         return self._why if cold is None or cold.busy >= COLD_PERMITS else (cold,)
 
+    def load(self) -> ServedLoad:
+        waiting, has_room = len(self.queue), not self.queue.is_full
+        if self.is_warm:
+            slots, free = permits_of(self.warm)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        state = self.serving()
+        if isinstance(state, Unavailable):
+            loads = state.cause == "loading"
+            return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
+        return ServedLoad(0, 0, waiting)
+
     # --- for its owner
     @property
     def is_warm(self) -> bool:
@@ -111,7 +128,7 @@ class RemoteModel:
 
     @property
     def warm(self) -> tuple[Endpoint, ...]:
-        """Of the nodes that serve, those that did not just break a request."""
+        """Of the serving nodes, without any that just broke a request."""
         return tuple(endpoint for endpoint in self._warm if endpoint.ejected_until_s <= self._clock())
 
     def free(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
@@ -155,7 +172,7 @@ class RemoteModel:
         self.queue.changed()
 
     def close(self, why: Unavailable) -> None:
-        """No node has the model any more: end its requests, and reject those that wait."""
+        """No node has the model any more: end its requests, and reject the waiting ones."""
         self._why, self._warm, self._cold, self._only = why, (), None, None
         for name in tuple(self.endpoints):
             self._close(name, None)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from llamasup.peers.choice import Choice, Side, Where, choose_side
+from llamasup.peers.choice import Choice, Where, choose_side
 from llamasup.peers.remote_model import RemoteModel
 from llamasup.pool.replicas.replica_set import ReplicaSet
-from llamasup.queueing.endpoint import Endpoint, Lease
+from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import Unavailable
 
 __all__ = ["SharedModel"]
@@ -27,6 +26,11 @@ class SharedModel:
     def queue(self) -> RequestQueue:
         """That of the side where a request would wait now."""
         return self._of(self._choice()).queue
+
+    @property
+    def repairs_tool_calls(self) -> bool:
+        """Also for requests that go to another node first, which may come back."""
+        return self.here.repairs_tool_calls
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         choice = self.last = self._choice()
@@ -52,31 +56,10 @@ class SharedModel:
     def _of(self, choice: Choice) -> ReplicaSet | RemoteModel:
         return self.here if choice.where is Where.HERE else self.elsewhere
 
+    def load(self) -> ServedLoad:
+        """That of the side where a request would go now."""
+        here, elsewhere = self.here.load(), self.elsewhere.load()
+        return here if choose_side(here, elsewhere).where is Where.HERE else elsewhere
+
     def _choice(self) -> Choice:
-        return choose_side(self._here(), self._elsewhere())
-
-    def _here(self) -> Side:
-        state = self.here.serving()
-        waiting = len(self.here.queue)
-        if not isinstance(state, Unavailable):
-            return Side(*_permits(state), waiting)
-        loads = state.queueable and bool(self.here.runners)
-        return Side(0, 0, waiting, loads, state.eta_s, state.queueable)
-
-    def _elsewhere(self) -> Side:
-        elsewhere = self.elsewhere
-        waiting = len(elsewhere.queue)
-        if elsewhere.is_warm:
-            if healthy := elsewhere.warm:
-                return Side(*_permits(healthy), waiting)
-            return Side(0, 0, waiting)
-        state = elsewhere.serving()
-        if isinstance(state, Unavailable):
-            return Side(0, 0, waiting, state.cause == "loading", state.eta_s, state.queueable)
-        return Side(0, 0, waiting)
-
-
-def _permits(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
-    """The permits, and those that are free."""
-    slots = sum(endpoint.slots for endpoint in endpoints)
-    return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)
+        return choose_side(self.here.load(), self.elsewhere.load())

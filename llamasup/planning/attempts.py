@@ -16,14 +16,34 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, FolderUnusable, LlamasupError
+from llamasup.errors import (
+    BrokenRuntime,
+    DoesNotFit,
+    FolderUnusable,
+    LlamasupError,
+    UsageInvalid,
+    WorkerMissing,
+)
 from llamasup.http.address import Address, TcpAddress, UnixAddress
+from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.draft_log import Drafted
 from llamasup.llama_server.inspect import library_folder
 from llamasup.llama_server.memory_log import read_sizes
 from llamasup.llama_server.plan_limits import Adjustment, PlanLimits
+from llamasup.llama_server.rpc.workers import (
+    NO_WORKERS,
+    TunnelFiles,
+    WorkerAnswer,
+    Workers,
+    choose_workers,
+    may_be_lost_worker,
+    missing_error,
+    name_lost,
+    need_every_worker,
+    why_excluded,
+)
 from llamasup.llama_server.slots.policy import SlotHome
 from llamasup.planning.child_address import child_address_kind, needs_key_file
 from llamasup.planning.draft_acceptance import DraftCounts, add_counts
@@ -48,8 +68,8 @@ from llamasup.planning.load_history import (
     limits_from,
     runtime_id,
 )
-from llamasup.planning.load_history_store import load, save
-from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for
+from llamasup.planning.load_history_store import add_times_of_runtime, load, save, times_of_runtime
+from llamasup.planning.load_times import LoadFacts, LoadTimes, add_times, times_for, times_of_others
 from llamasup.planning.memory.shares import MemoryBudget
 from llamasup.planning.plan import LaunchPlan, plan
 from llamasup.planning.plan_json import plan_as_json
@@ -70,6 +90,7 @@ from llamasup.planning.tuned import (
 )
 from llamasup.planning.tuned_store import cpu_name, load_results, save_results
 from llamasup.settings.model import Settings
+from llamasup.system.hardware.devices import Device
 from llamasup.system.hardware.facts import Hardware
 from llamasup.system.hardware.probe import hardware
 from llamasup.system.process.platform import free_loopback_port
@@ -127,6 +148,7 @@ class Planner:
         self._measured: Measured | None = None if trial is None else Measured(trial, "to be measured")
         self._runtime = runtime_id(launch.runtime.command, launch.runtime.capabilities)
         self._devices = launch.runtime.capabilities.devices
+        self._workers = NO_WORKERS  # of the latest plan
         self._preferred_key = ""  # the key of the plan without limits
         self._failures: tuple[_Failed, ...] = ()  # since the last plan that served; at most MAX_STEPS
         self._slot_home: SlotHome | None = None
@@ -144,7 +166,7 @@ class Planner:
         its successor. The facts of the machine are read again, because memory and limits change. The only
         file that is written is the key file, for a build that reads its key only from a file.
 
-        Raises UsageInvalid, ModelInvalid, RuntimeMissing or DoesNotFit.
+        Raises UsageInvalid, ModelInvalid, RuntimeMissing, DoesNotFit or WorkerMissing.
         """
         admission = self.admission(generation)
         if (refused := self.refused(admission)) is not None:
@@ -161,6 +183,7 @@ class Planner:
         endpoint = self._placeholder_endpoint() if generation is None else self._endpoint(generation)
         self._slot_home = self._find_slot_home(is_start=generation is not None)
         machine = self._machine()
+        self._workers = self._find_workers(is_start=generation is not None)
         if generation is not None and generation > 1:
             # For the first generation, the runtime has just listed its devices.
             with contextlib.suppress(BrokenRuntime):
@@ -198,6 +221,7 @@ class Planner:
 
     def conditions(self) -> Conditions:
         """The present conditions of a result of ``llamasup tune``. Raises what ``plan`` raises."""
+        self._workers = self._find_workers(is_start=False)
         return self._conditions(self._machine())
 
     def _conditions(self, machine: Hardware) -> Conditions:
@@ -218,10 +242,12 @@ class Planner:
         except LlamasupError:  # a damaged file can name any flag
             return False
 
-    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | None:
+    def refused(self, admission: Admission[LaunchPlan]) -> DoesNotFit | WorkerMissing | None:
         """The error that ``plan`` raises, with the settings that do fit; None if the plan is accepted."""
         if admission.plan.memory.fits or not self._checks_memory:
             return None
+        if self._workers.missing:
+            return missing_error(self._launch.model_id, self._workers)
         machine, endpoint = self._machine(), self._placeholder_endpoint()
         fitting = largest_that_fits(
             admission.considered[-1],
@@ -256,7 +282,12 @@ class Planner:
         )
         earlier = times_for(self._history.times, self._runtime, made.key)
         copied = sum(part.device_bytes for part in made.memory.parts if part.kind == "weights")
-        return LoadFacts(made.memory.weights_bytes, of_cpu, copied, filled, earlier)
+        facts = LoadFacts(made.memory.weights_bytes, of_cpu, copied, filled, earlier)
+        if earlier is not None:
+            return facts
+        records = times_of_runtime(Path(self._launch.runtime.path))
+        earlier = times_of_others(records, self._runtime, facts)
+        return replace(facts, earlier=earlier, of_this_file=False)
 
     # --- after a start ----------------------------------------------------------------------------
 
@@ -292,6 +323,16 @@ class Planner:
             self._failures = (*self._failures, _Failed(made, diagnosis, adjustment, available_bytes))
         return adjustment
 
+    def name_lost(self, made: LaunchPlan, diagnosis: Diagnosis) -> Diagnosis:
+        """``diagnosis`` of an unexpected end, with the RPC workers that do not answer. Blocks."""
+        if not may_be_lost_worker(diagnosis):
+            return diagnosis
+        try:
+            answers = self._ask(made.workers, is_start=True, again=True)
+        except (LlamasupError, OSError):  # llama-server was removed: the diagnosis without their answers
+            return diagnosis
+        return name_lost(diagnosis, answers)
+
     def served(
         self,
         made: LaunchPlan,
@@ -315,6 +356,7 @@ class Planner:
         if times is not None:
             times = replace(times, runtime=self._runtime, key=made.key)
             self._history = replace(self._history, times=add_times(self._history.times, times))
+            add_times_of_runtime(Path(self._launch.runtime.path), times)
         if self._launch.settings.profile == "plain":
             save(self._launch.model_path, self._history)
             return  # llama-server got none of the planned sizes
@@ -406,6 +448,7 @@ class Planner:
     ) -> LaunchPlan:
         launch, runtime = self._launch, self._launch.runtime
         devices = self._devices if self._budget is None else self._budget().of_devices(self._devices)
+        devices = (*devices, *self._workers.devices)
         return plan(
             command=runtime.command,
             kind=runtime.kind,
@@ -428,6 +471,55 @@ class Planner:
             shared=self._budget is not None,
             slot_home=self._slot_home,
             measured=measured,
+            workers=self._workers,
+        )
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Those of the latest plan, with the RPC workers' devices."""
+        return (*self._devices, *self._workers.devices)
+
+    def _find_workers(self, *, is_start: bool) -> Workers:
+        """Raises UsageInvalid if the settings or the build do not allow workers, and WorkerMissing."""
+        settings, capabilities = self._launch.settings, self._launch.runtime.capabilities
+        if not settings.rpc:
+            return NO_WORKERS
+        if not capabilities.knows("--rpc"):
+            raise UsageInvalid(
+                f"rpc is not supported: this llama-server ({capabilities.version}) was built without RPC.",
+                remedy="Use a llama-server with --rpc (a build with GGML_RPC=ON), or leave rpc out.",
+            )
+        if (settings.replicas or 1) > 1:
+            raise UsageInvalid(
+                f"rpc and replicas: {settings.replicas} exclude each other: a worker has one client.",
+                remedy="Leave replicas out, or give each of several names its own workers.",
+            )
+        extra_args = read_extra(capabilities, settings.extra)
+        if excluded := why_excluded(extra_args, settings.gpu_layers):
+            return Workers(excluded=excluded)
+        workers = choose_workers(self._ask(settings.rpc, is_start=is_start), is_start=is_start)
+        if workers.missing and need_every_worker(extra_args):
+            raise missing_error(self._launch.model_id, workers, fits=True)
+        return workers
+
+    def _ask(
+        self, workers: Sequence[str], *, is_start: bool, again: bool = False
+    ) -> tuple[WorkerAnswer, ...]:
+        """``is_start``: with the patience of a start, and a second attempt for a worker that is not ready."""
+        from llamasup.llama_server.rpc import ask  # here, to keep the start short
+
+        settings = self._launch.settings
+        files = None
+        if settings.rpc_ca and settings.rpc_cert and settings.rpc_key:
+            files = TunnelFiles(settings.rpc_ca, settings.rpc_cert, settings.rpc_key)
+        return ask.ask_workers(
+            self._launch.runtime,
+            self._launch.environ,
+            workers,
+            files,
+            again=again,
+            timeout_s=ask.START_TIMEOUT_S if is_start else ask.ESTIMATE_TIMEOUT_S,
+            attempts=2 if is_start and not again else 1,
         )
 
     def _find_slot_home(self, *, is_start: bool) -> SlotHome | None:

@@ -21,17 +21,20 @@ from llamasup.planning.memory.kv_cache import CACHE_TYPES, ContextShape
 from llamasup.settings.model import Settings
 
 __all__ = [
+    "DRAFT_MODEL",
     "Drafter",
     "decide_drafter",
     "draft_gpu_layers",
     "draft_shape",
+    "drafting_off",
     "extra_draft_path",
     "give_drafter",
+    "no_drafts",
     "shape_with_drafts",
 ]
 
 _ASKED = "--draft-model"
-_MODEL = ("--spec-draft-model", "--model-draft")
+DRAFT_MODEL = ("--spec-draft-model", "--model-draft")
 _LAYERS = ("--spec-draft-ngl", "--gpu-layers-draft")
 _TYPE_K = ("--spec-draft-type-k", "--cache-type-k-draft")
 _TYPE_V = ("--spec-draft-type-v", "--cache-type-v-draft")
@@ -81,8 +84,8 @@ def decide_drafter(
     extra_args: ExtraArgs,
     draft: ModelFacts | None,
 ) -> Drafter | None:
-    """The draft of the model, if any. ``draft`` are the facts of the file that the user set. With
-    ``--spec-type none``, llamasup's own ``--draft-model`` is left out, because it would only take memory.
+    """The draft of the model, if any. ``draft`` are the facts of the file that the user set. If
+    a flag switches drafting off, llamasup's own ``--draft-model`` is left out: it would only take memory.
 
     Raises UsageInvalid for a file that cannot draft, DraftMismatch for a draft of another model.
     """
@@ -92,7 +95,7 @@ def decide_drafter(
         if draft is not None:
             raise ValueError("draft holds the facts of settings.draft_model, which is not set")
         return None if settings.profile == "plain" else _mtp_layers(capabilities, model, serves, extra_args)
-    if passed is None and extra_args.value("--spec-type") == "none":
+    if passed is None and drafting_off(capabilities, extra_args) is not None:
         return None
     if draft is None:
         return Drafter(path, None, _available(capabilities, "draft-simple"), extra_args=passed is not None)
@@ -114,6 +117,21 @@ def decide_drafter(
         extra_args=passed is not None,
         note=_size_note(model.vocabulary.size, draft.vocabulary.size),
     )
+
+
+def no_drafts(capabilities: Capabilities) -> tuple[str, str] | None:
+    """The flag and value that switch drafting off; None for a build that has none."""
+    types = capabilities.find("--spec-type")
+    if types is None:
+        return ("--draft-max", "0") if capabilities.knows("--draft-max") else None
+    listed = (types.argument or "") + " ".join(types.allowed)
+    return ("--spec-type", "none") if "none" in listed else None
+
+
+def drafting_off(capabilities: Capabilities, extra_args: ExtraArgs) -> str | None:
+    """The flag that switches drafting off, with its value; None if none does."""
+    off = no_drafts(capabilities)
+    return " ".join(off) if off is not None and extra_args.value(off[0]) == off[1] else None
 
 
 def draft_shape(draft: ModelFacts, shape: ContextShape) -> ContextShape:
@@ -331,7 +349,7 @@ def _give_path(line: CommandLine, capabilities: Capabilities, drafter: Drafter) 
     if not drafter.extra_args:
         if drafter.path is not None and not PurePath(drafter.path).is_absolute():
             raise ValueError(f"the path of draft_model must be absolute here: {drafter.path!r}")
-        line.give(_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
+        line.give(DRAFT_MODEL, drafter.path, f"set with {_ASKED}{drafter.note}", asked=_ASKED)
 
 
 def _give_type(line: CommandLine, drafter: Drafter, seen: str) -> None:

@@ -127,6 +127,9 @@ def prepare(
         settings,
         draft_model=_absolute("--draft-model", settings.draft_model),
         mmproj=_absolute("--mmproj", None if settings.mmproj == NO_PROJECTOR else settings.mmproj),
+        rpc_ca=_absolute("--rpc-ca", settings.rpc_ca),
+        rpc_cert=_absolute("--rpc-cert", settings.rpc_cert),
+        rpc_key=_absolute("--rpc-key", settings.rpc_key),
     )
     found = find_runtime(runtime, environ)
     # The child runs in another folder, where a relative path would not work.

@@ -1,16 +1,19 @@
-"""Loads and saves the history of a model file, in the state folder."""
+"""Loads and saves, in the state folder, the history of a model file, and how long loads by a runtime took."""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from llamasup.errors import FolderUnusable
 from llamasup.planning.load_history import LoadHistory, validate
+from llamasup.planning.load_times import LoadTimes, add_times, is_possible
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 
-__all__ = ["load", "save"]
+__all__ = ["add_times_of_runtime", "load", "save", "times_of_runtime"]
 
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
@@ -27,6 +30,26 @@ def save(model_path: Path, history: LoadHistory) -> None:
     """Save the history for the next start. The model is served even if the state folder is unusable."""
     with contextlib.suppress(OSError, FolderUnusable):
         _store().put(FileIdentity.of(model_path), history)
+
+
+def times_of_runtime(program: Path) -> tuple[LoadTimes, ...]:
+    """The times of the last loads of all files by this program; empty if they cannot be read."""
+    with contextlib.suppress(OSError, FolderUnusable):
+        times = _times_store().get(FileIdentity.of(program)) or ()
+        return tuple(record for record in times if is_possible(record))
+    return ()
+
+
+def add_times_of_runtime(program: Path, times: LoadTimes) -> None:
+    """Add the times of one load. Its size takes the place of the plan, of which another file has its own."""
+    with contextlib.suppress(OSError, FolderUnusable):
+        records = add_times(times_of_runtime(program), replace(times, key=str(times.weights_bytes)))
+        _times_store().put(FileIdentity.of(program), records)
+
+
+def _times_store() -> FactCache[tuple[LoadTimes, ...]]:
+    folder = private_folder(state_folder() / "experience")
+    return FactCache("loads", tuple[LoadTimes, ...], revision=_REVISION, folder=folder)
 
 
 def _store() -> FactCache[LoadHistory]:

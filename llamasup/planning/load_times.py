@@ -12,17 +12,21 @@ from statistics import median
 
 from msgspec import Struct
 
-__all__ = ["LoadFacts", "LoadTimes", "add_times", "is_possible", "times_for"]
+__all__ = ["LoadFacts", "LoadTimes", "add_times", "is_possible", "times_for", "times_of_others"]
 
 # A load after another differs by what is in the page cache, and by what else the machine does.
 _MAX_OF_PLAN = 5
 _MAX_RECORDS = 20
 _LONGEST_S = 86_400.0
+# The load of another file says something about this one if neither is more than so many times as large.
+_SIMILAR = 8.0
+_SHORTEST_S = 0.01
 
 
 class LoadTimes(Struct, frozen=True):
     """The stages of one load. ``key``: of the plan. ``memory_bytes``: by how much the anonymous memory of the
-    process grew while the context was allocated. ``warm_up_cpu_s``: 0.0: not known.
+    process grew while the context was allocated. ``warm_up_cpu_s``: 0.0: not known. ``cpu_bytes``: the
+    weights with which the CPU computed; older records have 0.
     """
 
     runtime: str
@@ -34,6 +38,11 @@ class LoadTimes(Struct, frozen=True):
     weights_bytes: int = 0
     memory_bytes: int = 0
     warm_up_cpu_s: float = 0.0
+    cpu_bytes: int = 0
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.cpu_bytes > self.weights_bytes / 2
 
     @property
     def total_s(self) -> float:
@@ -45,7 +54,8 @@ class LoadFacts(Struct, frozen=True):
 
     ``cpu_bytes``: the weights with which the CPU computes. ``device_bytes``: the weights that are copied to
     the memory of devices. ``memory_bytes``: the estimated host memory of the context, which llama-server
-    fills with zeros. ``earlier``: the expected times, from earlier loads.
+    fills with zeros. ``earlier``: the expected times, from earlier loads. ``of_this_file``: whether they are
+    from loads of this file.
     """
 
     weights_bytes: int = 0
@@ -53,6 +63,11 @@ class LoadFacts(Struct, frozen=True):
     device_bytes: int = 0
     memory_bytes: int = 0
     earlier: LoadTimes | None = None
+    of_this_file: bool = True
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.cpu_bytes > self.weights_bytes / 2
 
 
 def add_times(records: Sequence[LoadTimes], times: LoadTimes) -> tuple[LoadTimes, ...]:
@@ -88,6 +103,46 @@ def times_for(records: Sequence[LoadTimes], runtime: str, key: str) -> LoadTimes
         warm_up_cpu_s=fastest.warm_up_cpu_s,
         weights_bytes=last.weights_bytes,
         memory_bytes=last.memory_bytes if is_same else 0,  # another context has another size
+        cpu_bytes=last.cpu_bytes,
+    )
+
+
+def times_of_others(records: Sequence[LoadTimes], runtime: str, facts: LoadFacts) -> LoadTimes | None:
+    """The expected times of a file that was never loaded, from loads of other files on this machine; None
+    without a load by this ``runtime`` of a file of similar size.
+
+    The stages take as long for each byte; the median counts, and of the weights the slowest load, because
+    nothing is known about the page cache: the remaining time shall rather fall than grow.
+    """
+    size = facts.weights_bytes
+    found = [
+        record
+        for record in records
+        if record.runtime == runtime
+        and record.on_cpu is facts.on_cpu
+        and record.weights_bytes <= _SIMILAR * size
+        and size <= _SIMILAR * record.weights_bytes
+        and record.weights_bytes
+    ]
+    if not found:
+        return None
+    scales = [size / record.weights_bytes for record in found]
+
+    def scaled(stage: str) -> list[float]:
+        return [getattr(record, stage) * scale for record, scale in zip(found, scales, strict=True)]
+
+    fills = [record.memory_bytes / record.memory_s for record in found if record.memory_s >= _SHORTEST_S]
+    fill_bytes_s = median(fills) if fills and facts.on_cpu else 0.0  # weights are copied to a device
+    return LoadTimes(
+        runtime,
+        "",
+        begin_s=median(record.begin_s for record in found),
+        weights_s=max(scaled("weights_s")),
+        memory_s=facts.memory_bytes / fill_bytes_s if fill_bytes_s else median(scaled("memory_s")),
+        warm_up_s=median(scaled("warm_up_s")),
+        weights_bytes=size,
+        warm_up_cpu_s=median(scaled("warm_up_cpu_s")),
+        cpu_bytes=facts.cpu_bytes,
     )
 
 
@@ -95,7 +150,7 @@ def is_possible(times: LoadTimes) -> bool:
     """False for a record from a damaged file."""
     stages = (times.begin_s, times.weights_s, times.memory_s, times.warm_up_s, times.warm_up_cpu_s)
     are_times = all(math.isfinite(stage_s) and 0.0 <= stage_s <= _LONGEST_S for stage_s in stages)
-    return are_times and times.weights_bytes >= 0 and times.memory_bytes >= 0
+    return are_times and min(times.weights_bytes, times.memory_bytes, times.cpu_bytes) >= 0
 
 
 def _plan_of(times: LoadTimes) -> tuple[str, str]:

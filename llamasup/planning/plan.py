@@ -19,12 +19,13 @@ from llamasup.llama_server.argv_builder import CommandLine, ExtraArgs, Reason, r
 from llamasup.llama_server.help_text import Capabilities, names_commit
 from llamasup.llama_server.memory_log import give_size_log
 from llamasup.llama_server.plan_limits import PlanLimits, Reduction
+from llamasup.llama_server.rpc.workers import NO_WORKERS, Workers, give_workers, warnings_of
 from llamasup.llama_server.slots.policy import KeptSlots, SlotHome, give_slot_folder, kept_slots
 from llamasup.planning.adapters import give_adapters
 from llamasup.planning.child_address import give_address
 from llamasup.planning.context import give_context
 from llamasup.planning.draft_acceptance import DraftCounts, counts_for
-from llamasup.planning.drafting import give_drafter
+from llamasup.planning.drafting import DRAFT_MODEL, drafting_off, give_drafter
 from llamasup.planning.kv_type import give_kv_cache
 from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.machine_flags import (
@@ -88,6 +89,9 @@ class LaunchPlan(Struct, frozen=True):
     reduced: tuple[Reduction, ...] = ()  # what is smaller than in the plan without limits
     draft: str | None = None  # as in ``DraftCounts``; None: without drafts
     draft_counts: DraftCounts | None = None  # of earlier processes with this draft
+    ignores_sigpipe: bool = False
+    workers: tuple[str, ...] = ()  # the RPC workers that it uses, as in the settings
+    warnings: tuple[tuple[str, str], ...] = ()  # message and remedy, for the user at the start
     measured: Measured | None = None  # the changes by ``llamasup tune`` that the plan contains
 
     @property
@@ -134,6 +138,7 @@ def plan(
     shared: bool = False,
     slot_home: SlotHome | None = None,
     measured: Measured | None = None,
+    workers: Workers = NO_WORKERS,
 ) -> LaunchPlan:
     """The command line and environment that suit this model, machine and build, with a reason for each flag.
 
@@ -142,7 +147,8 @@ def plan(
     the model's folder if none is set. ``api_key`` is for a child on TCP; ``api_key_file`` holds it if
     ``needs_key_file``. ``bounds`` limit the sizes, and ``history`` holds the measurements of earlier loads.
     ``shared``: other models need the spare memory. ``slot_home``: the folder for saved slots, if any.
-    ``measured``: changes that replace the plan's own choices.
+    ``measured``: changes that replace the plan's own choices. ``workers``: the RPC workers, whose devices are
+    among those of ``capabilities``.
 
     Raises UsageInvalid (an invalid setting, or one that the build does not support), ModelInvalid (a file
     that cannot be served by itself) and RuntimeMissing (a build that does not support this class of model).
@@ -189,6 +195,7 @@ def plan(
     line.give("--model", _absolute("model", model_path), "the requested model", essential=True)
     _name(line, settings, model_path)
     key_variable = give_address(line, capabilities, address, api_key, api_key_file)
+    give_workers(line, workers)
     give_purpose(line, capabilities, model, serves)
     give_context(line, settings, sizes.context)
     give_kv_cache(line, capabilities, model, settings, sizes.kv)
@@ -214,7 +221,8 @@ def plan(
             counts=counts,
         )
     elif settings.draft_model is not None:
-        line.leave_out("--spec-draft-model", "--spec-type none uses no draft model")
+        off = drafting_off(capabilities, extra_args)
+        line.leave_out(capabilities.knows(*DRAFT_MODEL) or DRAFT_MODEL[0], f"{off} uses no draft model")
     give_projector(line, serves, settings, found)
     adapts = give_adapters(line, capabilities, settings, extra_args)
     if serves is ModelClass.DECODER and model.chat_template.present:
@@ -273,6 +281,8 @@ def plan(
         draft=draft_name,
         draft_counts=counts,
         measured=measured,
+        workers=workers.addresses,
+        warnings=warnings_of(workers),
         slots=kept_slots(line, slot_home, slot_runtime, sizes.parallel)
         if keeps_slots and slot_home is not None
         else None,

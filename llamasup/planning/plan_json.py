@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llamasup.errors import DoesNotFit
+from llamasup.errors import LlamasupError
 from llamasup.planning.draft_acceptance import DraftCounts
 from llamasup.planning.memory.estimate import MemoryEstimate
 from llamasup.planning.plan import LaunchPlan
@@ -25,7 +25,7 @@ def plan_as_json(
     version: str,
     profile: Profile | None,
     alternatives: Sequence[LaunchPlan],
-    refused: DoesNotFit | None,
+    refused: LlamasupError | None,
 ) -> dict[str, Any]:
     """``alternatives``: the plans considered, the preferred one first. ``refused``: the error of ``run``."""
     return {

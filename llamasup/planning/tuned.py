@@ -196,6 +196,8 @@ _OF_DEFAULT = frozenset(
 def asked_key(settings: Settings, environ: Mapping[str, str]) -> str:
     """The user's own settings that a measurement depends on."""
     asked = [getattr(settings, name) for name in _ASKED]
+    if settings.rpc:  # results of models without workers keep their key
+        asked.append(settings.rpc)
     return _digest(repr((asked, environment_of_threads(environ))))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
 from llamasup.planning.tuned import KeptResults
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FactCache, FileIdentity
 from llamasup.system.storage.folders import private_folder, state_folder
 
@@ -15,8 +15,6 @@ __all__ = ["cpu_name", "load_results", "save_results", "tuning_folder"]
 
 # Change it when the meaning of an entry changes.
 _REVISION = "2"
-# The first processor's lines of /proc/cpuinfo: a machine has hundreds of processors, which take long to list.
-_CPUINFO_BYTES = 4096
 
 
 def load_results(model: FileIdentity) -> KeptResults:
@@ -45,15 +43,7 @@ def tuning_folder() -> Path:
 
 def cpu_name() -> str:
     """The name of the processor; empty if the system does not say."""
-    import platform  # only a model with results needs it
-
-    if sys.platform != "linux":
-        return platform.processor()
-    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open("rb", buffering=0) as file:
-        for line in file.read(_CPUINFO_BYTES).decode("utf-8", "replace").splitlines():
-            if line.startswith(("model name", "Model", "cpu model")):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+    return native.cpu_name()
 
 
 def _store() -> FactCache[KeptResults]:

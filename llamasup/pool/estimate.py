@@ -75,7 +75,6 @@ def estimate_model(
     Raises the errors of ``prepare`` and ``Planner.check``, such as DoesNotFit.
     """
     launch = prepare_listed(spec, runtime=runtime, environ=environ)
-    devices = launch.runtime.capabilities.devices
     share = share_of(spec, budget, alone=True)
     of_one: dict[tuple[str, ...], Mapping[str, int]] = {}  # the needs of one replica by its devices
     needs: Counter[str] = Counter()
@@ -86,7 +85,7 @@ def estimate_model(
             admission = planner.admission()
             if (refused := planner.refused(admission)) is not None:
                 raise refused
-            of_one[own] = needs_of(admission.plan.memory, devices)
+            of_one[own] = needs_of(admission.plan.memory, planner.devices)
         needs.update(of_one[own])
     return SizedModel(spec, launch, dict(needs), _as_found(spec, launch), planned(launch, spec))
 

@@ -1,7 +1,7 @@
 """The steps of a swap: the processes of a new spec replace the old ones (pure).
 
-If both fit into memory, the new ones start beside the old ones, which then finish their requests. Otherwise
-the old ones stop first, and are started again if the new ones fail.
+If both fit into memory and need no RPC workers, the new ones start beside the old ones, which then finish
+their requests. Otherwise the old ones stop first, and are started again if the new ones fail.
 """
 
 from __future__ import annotations
@@ -76,12 +76,18 @@ def swap(model: Model, event: SwapGranted) -> Outcome:
         return model, ()  # the rollout ended, or its spec is sized again
     assert rollout.target is not None
     model = replace(model, state=ModelState.ROLLING_OUT, for_id="")
-    if event.fits and current.status is ProcessesStatus.SERVING:
+    if event.fits and current.status is ProcessesStatus.SERVING and not _has_workers(model, rollout.target):
         beside = replace(model, old=current, old_sized=model.sized)
         return _start(beside, rollout.target, replace(rollout, step=RolloutStep.BESIDE))
     stopping = replace(rollout, step=RolloutStep.STOPPING, before=model.sized)
     model, stops = stop_processes(replace(model, rollout=stopping))
     return model, (Announce(ModelUnloading(model.spec.id, "changed")), *stops)
+
+
+def _has_workers(model: Model, target: Estimate) -> bool:
+    """A worker serves one llama-server: the new processes would start without those of the old ones."""
+    old = model.sized
+    return bool(target.spec.settings.rpc or (old is not None and old.spec.settings.rpc))
 
 
 def still_starting(model: Model, event: ProcessesStarting) -> Outcome:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.pool.eviction_policy import Cordon, Evict, Phase, Reject, Snapshot, decide
+from llamasup.pool.eviction_policy import Cordon, Evict, ModelSnapshot, Phase, Reject, Snapshot, decide
 
 __all__ = ["Consequences", "consequences", "needed_and_free"]
 
@@ -23,17 +24,29 @@ class Consequences(Struct, frozen=True):
 def consequences(snapshot: Snapshot, id_: str, needs: Mapping[str, int]) -> Consequences:
     """Of a request for the model ``id_`` (a key of the snapshot), if it were absent and needed ``needs``.
 
-    Idle models are evicted first. If they are not enough, the request waits until busy ones may be evicted.
+    Idle models are evicted first. If they are not enough, the request waits until busy ones may be evicted,
+    and then until those may go that are loading or have just been loaded.
     """
     now_s = snapshot.now_s
-    asked = replace(snapshot.models[id_], needs=needs, phase=Phase.ABSENT, in_flight=0, waiting=1)
+    others = {key: model for key, model in snapshot.models.items() if key != id_}
+    after_loads = {key: _long_loaded(model) for key, model in others.items()}
+    asked = replace(
+        snapshot.models[id_], needs=needs, phase=Phase.ABSENT, in_flight=0, waiting=1, old_replicas={}
+    )
     found = Consequences()
-    for waiting_since_s in (now_s, float("-inf")):
-        models = {**snapshot.models, id_: replace(asked, waiting_since_s=waiting_since_s, old_replicas={})}
+    for waiting_since_s, held in ((now_s, others), (-math.inf, others), (-math.inf, after_loads)):
+        models = {**held, id_: replace(asked, waiting_since_s=waiting_since_s)}
         found = _read(decide(replace(snapshot, models=models)), id_)
         if found.evicts or found.rejected:
             break
     return found
+
+
+def _long_loaded(model: ModelSnapshot) -> ModelSnapshot:
+    """The model when its load and its time slice are over."""
+    if model.phase is Phase.LOADING or model.phase is Phase.RESIDENT:
+        return replace(model, phase=Phase.RESIDENT, resident_since_s=-math.inf)
+    return model
 
 
 def _read(actions: tuple[object, ...], id_: str) -> Consequences:

@@ -6,14 +6,16 @@ The proxy resolves the name of a model once for a request, to a ``ModelRoute``, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
+from llamasup.http.heads import HttpError
+from llamasup.http.routes import Route, Work
 from llamasup.models.access import ResolvedModel
 from llamasup.queueing.endpoint import Lease
 from llamasup.queueing.request_queue import RequestQueue
 from llamasup.queueing.unavailable import Unavailable
 
-__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel"]
+__all__ = ["Backend", "ModelList", "ModelRoute", "ServedModel", "VirtualRoute", "is_virtual"]
 
 
 class ModelList(Protocol):
@@ -34,6 +36,11 @@ class ServedModel(Protocol):
     @property
     def queue(self) -> RequestQueue:
         """The queue of the requests for the model."""
+        ...
+
+    @property
+    def repairs_tool_calls(self) -> bool:
+        """Whether malformed tool calls in a conversation are repaired before it is sent (``repair/``)."""
         ...
 
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
@@ -57,6 +64,28 @@ class ModelRoute(Protocol):
     def served(self) -> ServedModel:
         """Its processes."""
         ...
+
+
+class VirtualRoute(ModelRoute, Protocol):
+    """The route from a name that the config makes one for another model."""
+
+    @property
+    def target(self) -> str:
+        """The id of the model that gets the request."""
+        ...
+
+    def for_work(self, work: Work | None) -> ModelRoute:
+        """The route to a model that can do this work; the route to any of them if none can."""
+        ...
+
+    def rewrite(self, body: bytes, route: Route) -> bytes | HttpError:
+        """The body for the model, or why the request cannot go to it. ``route``: of the request."""
+        ...
+
+
+def is_virtual(route: ModelRoute) -> TypeGuard[VirtualRoute]:
+    """False for most requests, which are forwarded byte for byte."""
+    return route.model.is_virtual
 
 
 class Backend(Protocol):

@@ -30,7 +30,7 @@ FEW_STEPS: Final = 25_000
 def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError | None:
     """Decode a buffered body, and set the requested model and the jobs. Returns the refusal, if any."""
     head, body = request.head, request.body
-    if config.rules.transparent or head.route is CONTROL:
+    if config.rules.transparent or head.route is CONTROL or head.route.of_batches:
         return None
     if config.route_by_model or (body and head.route.infers):
         try:
@@ -59,7 +59,7 @@ def judge_body(request: Request, config: ProxyConfig, keys: Keys) -> HttpError |
 
 def scan_for(request: Request, rules: HeadRules) -> BodyScan | None:
     """The scan of a body that is forwarded while it arrives; None if the body is not checked."""
-    if rules.transparent:
+    if rules.transparent or request.head.route.of_batches:
         return None
     lists = (name.encode() for name in lists_of(request.head.route.label))
     return BodyScan(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
 from typing import Final
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from llamasup.auth.quota import context_left
+from llamasup.continuation.answer import NotContinued
 from llamasup.http.chunks import Dechunker, chunk
 from llamasup.http.context_end import context_end, context_refusal
 from llamasup.http.heads import HttpError, error_body, status_line
@@ -22,8 +25,9 @@ from llamasup.proxy.abandoned import Abandoned
 from llamasup.proxy.answer_tokens import TAIL_PIECES, MeteredTail, items_of, reported, unreported
 from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
-from llamasup.proxy.request import Request, overdue, record_of
+from llamasup.proxy.request import KeptStream, Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
+from llamasup.proxy.translation import ResponseForm, Translation
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
@@ -73,6 +77,7 @@ class Exchange(Struct, eq=False):
     _streams_events: bool = False  # the answer is a stream of events
     _redacted: RedactedBody | None = None
     _end_error: HttpError | None = None  # the server closed the connection; awaits the cause
+    _not_continued: str | None = None  # why the answer is not continued
     _request_sent_at: float = 0.0  # when the last byte of the request was sent
     upload: Upload | None = None  # while the body of the request is forwarded
     over: bool = False
@@ -114,6 +119,8 @@ class Exchange(Struct, eq=False):
                 opening = node.opening(opening, request.id, request.priority)
             if api_key:
                 opening += b"Authorization: Bearer " + api_key.encode("ascii") + b"\r\n"
+        if head.route.of_batches and request.key is not None:
+            opening += b"X-Llamasup-Client: " + quote(request.key.client).encode("ascii") + b"\r\n"
         if self.upload is not None:
             upstream.send(self, opening + self.upload.framing, b"")
             self._downstream.proxy.outbox.flush()  # the upload writes past it
@@ -141,8 +148,9 @@ class Exchange(Struct, eq=False):
         self.bytes_out = len(body)
         request, downstream = self._request, self._downstream
         self._streams_events = upstream.streams_events
+        kept = self._kept_stream(framing) if self._streams_events else None
         request.body = b""  # the request cannot be sent again from now on; a stream may last for minutes
-        if request.held_bytes:
+        if request.held_bytes and kept is None:
             downstream.proxy.bodies.drop(request)
         if self.upload is not None:  # answered before the body was complete: both connections must close
             self.upload.drop_copy()
@@ -151,9 +159,18 @@ class Exchange(Struct, eq=False):
         if request.keepalive_stream is not None:
             is_stream = self.status == 200 and upstream.streams_events
             self._write = request.keepalive_stream.join(is_stream=is_stream, framing=framing)
+            if kept is not None and kept is not request.keepalive_stream:
+                self._write = kept.first(self._write)
             self._write(body)
-        else:
+        elif request.translation is not None:
+            self._write = self._translated(request.translation, upstream, framing)
+            self._write(body)
+        elif kept is None:
             self._write_head(upstream, framing, body)
+        else:
+            self._write_head(upstream, framing, b"")
+            self._write = kept.first(self._write)
+            self._write(body)
         self._tail = (body,) if upstream.complete else deque((body,), TAIL_PIECES)
         if (request.jobs > 1 or request.quota is not None) and self._is_metered:
             self._meter = TokenMeter(request.head.route.label, streams=upstream.streams_events)
@@ -161,8 +178,39 @@ class Exchange(Struct, eq=False):
             self._tail.append(body)
         if not upstream.streams_events or request.head.route.label == "/v1/messages":
             self._opening = body[:OPENING_BYTES]
+            if kept is not None:
+                kept.opening = self._opening = kept.opening or self._opening
         if downstream.paused:
             upstream.pause()
+
+    def _kept_stream(self, framing: bytes | None) -> KeptStream | None:
+        """What keeps this stream so that it can be continued; None: it is not."""
+        request, route = self._request, self._request.model_route
+        stream = request.kept_stream
+        if stream is not None:
+            repeats = self._lease.endpoint.repeats_begun_message
+            stream.expect(repeats=repeats, fail=self._continues_wrongly)
+            return stream
+        if route is None or request.translation is not None or not route.served.queue.continues_streams:
+            return None
+        is_chunked = framing is not None and framing.startswith(b"Transfer")
+        if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
+            return None
+        from llamasup.proxy.continued_stream import ContinuedStream, is_continuable
+
+        if not is_continuable(request):
+            return None
+        stream = ContinuedStream(self._downstream, request, self.sent_at, self.first_byte_at)
+        request.kept_stream = stream
+        return stream
+
+    def _continues_wrongly(self, error: HttpError) -> None:
+        """The new answer is not a continuation. Called while its bytes are relayed."""
+        asyncio.get_running_loop().call_soon(self._fail_unless_over, error)
+
+    def _fail_unless_over(self, error: HttpError) -> None:
+        if not self.over:
+            self._fail(error, "upstream_failed")
 
     def _node_refused(self, upstream: Upstream) -> bool:
         """Whether this answer of another node is not for the client: another server takes the request, or
@@ -187,6 +235,24 @@ class Exchange(Struct, eq=False):
         counts = request.quota is not None and request.quota.counts_tokens
         return request.needs_permit and (request.jobs > 1 or counts)
 
+    def _translated(
+        self, translation: Translation, upstream: Upstream, framing: bytes | None
+    ) -> Callable[[bytes], None]:
+        request, downstream, waiting = self._request, self._downstream, self._waiting
+        form = ResponseForm(
+            request.response_lines,
+            http_1_0=request.http_1_0,
+            close=not downstream.keeps_alive(request),
+            load_s=0.0 if waiting is None else waiting.entry.waited_s,
+        )
+        return translation.begin(
+            downstream.send,
+            upstream.status,
+            form,
+            is_chunked=framing is not None and framing.startswith(b"Transfer"),
+            streams_events=upstream.streams_events,
+        )
+
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream
         self._write = write = downstream.send
@@ -206,13 +272,15 @@ class Exchange(Struct, eq=False):
         )
         if request.head.from_node:  # it knows the id, and recognizes a head that it has seen before
             timing = b"" if self._waiting is None else self._timing(self._waiting)
-            head = b"%b%b%b%b%b" % (status_line(self.status), upstream.lines, framing or b"", timing, end)
+            lines = (upstream.lines, framing or b"", timing, request.repaired, end)
+            head = status_line(self.status) + b"".join(lines)
         else:
-            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
+            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b%b" % (
                 status_line(self.status),
                 upstream.lines,
                 framing or b"",
                 request.id,
+                request.repaired,
                 request.cors,
                 b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
                 if self._waiting is None
@@ -267,6 +335,7 @@ class Exchange(Struct, eq=False):
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
+        answered = None if request.translation is None else request.translation.finish()
         stream = request.keepalive_stream
         error = None if stream is None else stream.finish(self.status)
         self.over = True
@@ -275,7 +344,12 @@ class Exchange(Struct, eq=False):
             self._end_upload(self.upload)
         lease.release(now)
         request.slot_s += lease.permit_s
-        self._record("ok" if error is None else "error_event", now=now)
+        if answered is not None:
+            self._record("ok" if answered.complete else "translation_failed", answered.status, now)
+            if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
+                request.keep_alive = False
+        else:
+            self._record("ok" if error is None else "error_event", now=now)
         if error is not None and stream is not None:
             stream.fail(error)
         self._downstream.exchange_over(request, now)
@@ -298,12 +372,14 @@ class Exchange(Struct, eq=False):
             status, reason = 503, f"{server} accepts no connections ({error.strerror or error})"
         else:
             status, reason = 502, f"{server} cannot be reached ({error.strerror or error})"
+        if self.sent_at and self._request.is_batch:
+            status = 502  # the server ended after it had got the request, on an earlier connection
         self._await_cause(
             HttpError(status, reason, "unavailable_error", "upstream_unreachable", "try again shortly", 1.0)
         )
 
     def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
-        if self.over or self._end_error is not None:
+        if self.over or self._end_error is not None or self._end_if_complete():
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
@@ -327,6 +403,17 @@ class Exchange(Struct, eq=False):
         else:
             self._fail(error, "upstream_failed")
 
+    def _end_if_complete(self) -> bool:
+        """End the answer as usual if llama-server ended between its last event and the end of the body."""
+        stream, upstream = self._request.kept_stream, self._upstream
+        if stream is None or not self.status or not stream.is_complete:
+            return False
+        stream.end()
+        self.finished()
+        if upstream is not None:
+            upstream.abort()
+        return True
+
     def _await_cause(self, error: HttpError) -> None:
         """The server does not answer any more, most likely because it ended: soon the cause is known.
 
@@ -347,7 +434,7 @@ class Exchange(Struct, eq=False):
 
     def _revoked(self, why: Unavailable) -> None:
         """The generation is being stopped (S13, S16) or has ended (S1)."""
-        if self.over:
+        if self.over or self._end_if_complete():
             return
         if self._end_error is not None:
             self._fail(_with_cause(self._end_error, why), "upstream_failed")
@@ -378,7 +465,12 @@ class Exchange(Struct, eq=False):
         request, lease = self._request, self._lease
         if self.over or not lease.since_s:
             return None
-        return HeldSlots(lease.endpoint.model, request.client, lease.since_s, lease.weight)
+        return HeldSlots(self._counted_as, request.client, lease.since_s, lease.weight)
+
+    @property
+    def _counted_as(self) -> str:
+        """The model that the request counts for."""
+        return self._request.counted_as or self._lease.endpoint.model
 
     def waits_since(self) -> float:
         return 0.0
@@ -390,7 +482,7 @@ class Exchange(Struct, eq=False):
             needs_permit=request.needs_permit, is_sent=is_sent, has_answer=self.first_byte_at > 0.0
         )
         since_s = self.first_byte_at or (self._request_sent_at if is_sent else 0.0)
-        shown = described(request, phase, now, model=lease.endpoint.model, since_s=since_s)
+        shown = described(request, phase, now, model=self._counted_as, since_s=since_s)
         waiting = self._waiting
         shown = replace(
             shown,
@@ -403,7 +495,7 @@ class Exchange(Struct, eq=False):
     def sweep(self, now: float) -> None:
         """Check the timeouts of the request and of its response. Called every ``Limits.sweep_s``."""
         proxy = self._downstream.proxy
-        if (error := overdue(self._request, proxy.config.request_timeout_s, now)) is not None:
+        if (error := overdue(self._request, proxy.config, now)) is not None:
             self._fail(error, "timed_out")
             return
         if not self.status:
@@ -434,17 +526,20 @@ class Exchange(Struct, eq=False):
     # --- the end
 
     def _requeue(self, *, refused: bool = False) -> bool:
-        """Queue the request for the next generation (S10), if its client has received nothing.
+        """Queue the request for the next generation (S10): as it is, if its client has received nothing, else
+        to continue its answer.
 
         ``refused``: its server has answered, so only another one may get it.
         """
         request, endpoint = self._request, self._lease.endpoint
-        if self.status or not request.replayable:
+        if not request.replayable or (self.status and (refused or request.kept_stream is None)):
             return False
         downstream = self._downstream
         route = downstream.proxy.backend.resolve(endpoint.model, local=request.head.from_node)
         if isinstance(route, Unavailable):
             return False  # the model was removed from the configuration in the meantime
+        if route.model.is_virtual:
+            return False  # a virtual model hides it since then: its requests go to another model
         queue = route.served.queue
         if refused and not queue.serves_besides(endpoint):
             return False
@@ -454,16 +549,44 @@ class Exchange(Struct, eq=False):
             self._release(abort=True)
             downstream.exchange_awaits_body(request)
             return True
-        if self.sent_at and not request.head.route.repeats:
+        # A batch decides itself when it sends a request again that may have ended the server. A server that
+        # refuses has not ended.
+        if self.sent_at and ((request.is_batch and not refused) or not request.head.route.repeats):
+            return False
+        if self.status and not self._continue(request):
             return False
         waiting = self._waiting
         if waiting is None:
-            waiting = self._waiting = Waiting(downstream, request, queue, endpoint.model)
+            waiting = self._waiting = Waiting(downstream, request, queue, self._counted_as)
         if not waiting.requeue(endpoint, queue, sent=self.sent_at > 0.0):
+            if self.status:
+                request.body = b""
+                self._refuse_to_continue("it was sent again before, or no llama-server can take it")
             return False
+        if self.status:
+            downstream.proxy.metrics.count_continued(self._counted_as, "continued")
         downstream.exchange_waits(waiting)
         self._release(abort=not refused)  # last: the free permit may serve the queued request at once
         return True
+
+    def _continue(self, request: Request) -> bool:
+        """Make the request that continues the answer. False: that is not possible."""
+        stream = request.kept_stream
+        assert stream is not None
+        if self._not_continued is None:
+            try:
+                request.body = stream.continued_body()
+            except NotContinued as reason:
+                self._refuse_to_continue(str(reason))
+        if self._not_continued is not None:
+            return False
+        request.keepalive_stream = stream
+        request.next_comment_at = 0.0
+        return True
+
+    def _refuse_to_continue(self, reason: str) -> None:
+        self._not_continued = reason
+        self._downstream.proxy.metrics.count_continued(self._counted_as, "refused")
 
     def _release(self, *, abort: bool = False) -> None:
         self.over = True
@@ -487,6 +610,8 @@ class Exchange(Struct, eq=False):
         request.slot_s += lease.permit_s
 
     def _fail(self, error: HttpError, outcome: str) -> None:
+        if self._not_continued is not None:
+            error = replace(error, message=f"{error.message} (not continued: {self._not_continued})")
         can_send_event = self._can_send_event
         self._release(abort=True)
         if self._can_answer:
@@ -494,7 +619,10 @@ class Exchange(Struct, eq=False):
             self._downstream.exchange_failed(self._request, error)
             return
         self._record(outcome)
-        if can_send_event:
+        if self._request.translation is not None:
+            self._request.translation.fail(error)
+            self._downstream.close()
+        elif can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that
             # reads HTTP, the stream is incomplete (S12).
             event = error_event(self._request.head.path, error_body(error))
@@ -508,12 +636,17 @@ class Exchange(Struct, eq=False):
     @property
     def _can_answer(self) -> bool:
         """Whether the client has received no byte of a response."""
-        keepalive_stream = self._request.keepalive_stream
+        keepalive_stream, translation = self._request.keepalive_stream, self._request.translation
+        if translation is not None:
+            return not translation.has_begun
         return not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed)
 
     @property
     def _can_send_event(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
+        request = self._request
+        if request.translation is not None or request.kept_stream is not None:
+            return True  # its client gets only whole lines or events
         if self._upstream is None or not self._upstream.streams_events:
             return False
         last = self.last_bytes()
@@ -523,12 +656,17 @@ class Exchange(Struct, eq=False):
         """``status``: the one that llamasup answered with. ``now``: the time, if it was read before; or 0."""
         request, endpoint, waiting = self._request, self._lease.endpoint, self._waiting
         now = now or monotonic()
-        received_at = request.received_at
+        received_at, sent_at, first_byte_at = request.received_at, self.sent_at, self.first_byte_at
+        stream, reads, bytes_out = request.kept_stream, self._tail, self.bytes_out
+        is_continued = stream is not None and stream.is_continued
+        if stream is not None and is_continued:
+            sent_at, first_byte_at, reads = stream.sent_at, stream.first_byte_at, stream.tail
+            bytes_out = stream.sent_bytes
         counts = context = None
         if request.head.needs_permit:
             if self.status == 200:
-                tail = tail_of(self._tail)
-                counts = reported(tail, self._tail, self._opening, self.bytes_out, self._meter)
+                tail = tail_of(reads)
+                counts = reported(tail, reads, self._opening, self.bytes_out, self._meter)
                 if self._meter is None or self._meter.items == 1:
                     context = context_end(tail, counts, endpoint.window)
             elif self.status >= 400:
@@ -545,15 +683,16 @@ class Exchange(Struct, eq=False):
                 status or self.status,
                 outcome,
                 now,
-                endpoint.model,
+                self._counted_as,
                 endpoint.generation,
-                (self.sent_at or now) - received_at,
-                self.first_byte_at - received_at if self.first_byte_at else None,
-                self.bytes_out,
+                (sent_at or now) - received_at,
+                first_byte_at - received_at if first_byte_at else None,
+                bytes_out,
                 counts,
                 0.0 if waiting is None else waiting.entry.waited_s,
                 waiting is not None and waiting.entry.replayed,
                 context,
+                is_continued,
             ),
         )
 

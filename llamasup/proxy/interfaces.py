@@ -14,6 +14,7 @@ from llamasup.auth.key_limits import Keys
 from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.backend import Backend
+from llamasup.proxy.batch_gate import BatchGate
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.outbox import Outbox
@@ -34,6 +35,7 @@ class ProxyContext(Protocol):
     """Those of ``config``."""
     keys: Keys
     bodies: Bodies
+    batches: BatchGate
     clients: Connections
     control: Endpoint | None
     """The endpoint for /metrics and /llamasup/*."""
@@ -41,7 +43,9 @@ class ProxyContext(Protocol):
     draining: bool
     """Whether each connection closes after its next response."""
     uploads: int
-    """The number of requests with an ``Upload``."""
+    """The number of requests with an ``Upload``, without those of ``file_uploads``."""
+    file_uploads: int
+    """The number of uploads to the API for batches."""
     outbox: Outbox
     """Takes what is written to clients and to llama-servers."""
 

@@ -18,9 +18,11 @@ from llamasup.http.heads import HttpError
 from llamasup.observability.counters import Metrics, RequestRecord
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend
+from llamasup.proxy.batch_gate import BatchGate
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.console_access import ConsoleAccess
+from llamasup.proxy.dialect import Dialect
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.listeners.bind import BACKLOG
 from llamasup.proxy.listeners.tls import SecureListener, TlsContext
@@ -59,10 +61,12 @@ class Proxy:
         self.keys = Keys(config.key_file, config.api_keys, monotonic)
         self.console = ConsoleAccess(is_on=config.console, is_front_page=config.route_by_model)
         self.bodies = Bodies(config.limits)
+        self.batches = BatchGate()
         self.control = control
         self.metrics = metrics if metrics is not None else Metrics()
         self.draining = False
         self.uploads = 0  # requests whose bodies are forwarded while they arrive
+        self.file_uploads = 0  # the same, to the API for batches
         self._closed = False
         self._on_finished = on_finished
         self._loop = asyncio.get_running_loop()
@@ -82,10 +86,17 @@ class Proxy:
     # --- life
 
     async def start(
-        self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
+        self,
+        sockets: Sequence[socket],
+        *,
+        trusted: bool = False,
+        tls: TlsContext | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
-        """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide."""
-        access = AccessPolicy(self.config, self.keys, trusted=trusted, console=self.console)
+        """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide.
+        ``dialect``: another API that they also speak.
+        """
+        access = AccessPolicy(self.config, self.keys, trusted=trusted, console=self.console, dialect=dialect)
 
         for sock in sockets:
             self._servers.append(
@@ -173,6 +184,14 @@ class Proxy:
             self.keys.leave(request, cost + request.unreported_tokens, refund=refund)
         if request.held_bytes:
             self.bodies.drop(request)
+        if request.in_lane:
+            batches = self.batches
+            if batches.is_used:
+                batches.leave(request, record.ended_s)
+            else:
+                request.in_lane = False
+                batches.others -= 1
+                batches.last_s = record.ended_s
         self.metrics.count_request(record)
         if self._on_finished is not None:
             try:

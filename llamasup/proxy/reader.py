@@ -299,7 +299,7 @@ class RequestReader:
             expects_continue=head.expects_continue,
         )
         if refusal is None and self.length is not None and self.length > self._small_body_bytes:
-            refusal = self._judge_body_size(self.length, api_key)
+            refusal = self._judge_body_size(self.length, request)
         request.refusal = refusal
 
     def _cors_of(self, head: Head) -> bytes:
@@ -312,7 +312,7 @@ class RequestReader:
         if request is not None:
             size = request.body_bytes + len(body)
             if size > self._small_body_bytes and request.refusal is None:
-                request.refusal = self._judge_body_size(size, request.key)
+                request.refusal = self._judge_body_size(size, request)
             request.add(body)
 
     def on_message_complete(self) -> None:
@@ -343,17 +343,18 @@ class RequestReader:
             return None
         return _head_too_large(limits.head_bytes)
 
-    def _judge_body_size(self, size: int, key: ApiKey | None) -> HttpError | None:
+    def _judge_body_size(self, size: int, request: Request) -> HttpError | None:
         """The refusal of a body of ``size`` bytes, announced or received; None if it is accepted."""
         if size == _TOO_LONG:
             return HttpError(400, "the Content-Length has too many digits", close=True)
-        limit = self._limits.body_bytes
-        if key is None and self._access.needs_key:
+        limit, remedy = self._limits.body_bytes, ""
+        if request.key is None and self._access.needs_key:
             # Public paths need no body. A large one would take memory from clients with a key.
-            limit = self._small_body_bytes
+            limit, remedy = self._small_body_bytes, "send an API key, or a smaller body"
+        elif request.head.route.of_batches and request.head.method == b"POST":
+            limit = max(limit, self._limits.file_bytes)
         if size <= limit:
             return None
-        remedy = "" if limit == self._limits.body_bytes else "send an API key, or a smaller body"
         return HttpError(
             413, f"the body is larger than {limit} bytes", cause="body_limit", remedy=remedy, close=True
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -15,9 +16,13 @@ from llamasup.http.routes import CONTROL, Route
 from llamasup.http.sse import TokenCounts
 from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
+from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
 
-__all__ = ["UNREAD", "BegunStream", "Request", "overdue", "record_of"]
+if TYPE_CHECKING:
+    from llamasup.proxy.translation import Translation
+
+__all__ = ["UNREAD", "BegunStream", "KeptStream", "Request", "overdue", "record_of"]
 
 UNREAD = Head(b"", b"", b"", Route("unread"))  # for a request whose head could not be read
 
@@ -54,6 +59,55 @@ class BegunStream(Protocol):
         ...
 
 
+class KeptStream(BegunStream, Protocol):
+    """A stream that is kept so that a later llama-server can continue it (``ContinuedStream``).
+
+    ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
+    ``is_continued``: a second one has been asked for the rest. ``is_complete``: only the end of the body is
+    missing. ``tail``: what was sent last.
+    """
+
+    sent_at: float
+    first_byte_at: float
+    opening: bytes
+
+    @property
+    def is_continued(self) -> bool: ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    @property
+    def tail(self) -> deque[bytes]: ...
+
+    def first(self, write: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """The function that takes the first part of the answer; ``write`` sends it to the client."""
+        ...
+
+    @property
+    def pieces(self) -> int:
+        """The tokens of the first part, once its rest has been asked for."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int: ...
+
+    def expect(self, *, repeats: bool | None, fail: Callable[[HttpError], None]) -> None:
+        """A next part begins. ``fail`` is called if it does not continue the answer.
+
+        ``repeats``: as in ``Endpoint.repeats_begun_message``.
+        """
+        ...
+
+    def continued_body(self) -> bytes:
+        """The body of the request for the rest. Raises NotContinued with the reason."""
+        ...
+
+    def end(self) -> None:
+        """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
+        ...
+
+
 class Request(msgspec.Struct, eq=False):
     """Filled by the reader. ``refusal`` is set as soon as it is known.
 
@@ -70,21 +124,26 @@ class Request(msgspec.Struct, eq=False):
     body_bytes: int = 0
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
+    repaired: bytes = b""  # the header line that says what llamasup repaired in it
     refusal: HttpError | None = None
     expects_continue: bool = False
     requested_model: str | None = None  # as the client wrote it
     model_route: ModelRoute | None = None  # to the model that this name resolves to
+    counted_as: str = ""  # the virtual model that it was sent to, for metrics and logs
     jobs: int = 1  # jobs of this request at llama-server, as far as its body is read
     counted: int = 1  # how many of them the quota of its key counts
     unreported_tokens: int = 0  # estimated tokens that the answer did not report
     slot_s: float = 0.0  # how long it held permits until now, times their number
     quota: Quota | None = None  # of its key, once the request counts; it must leave the quota
     keepalive_stream: BegunStream | None = None  # once we have sent the head of a stream
+    kept_stream: KeptStream | None = None  # keeps its stream, so that it can be continued
     next_comment_at: float = 0.0  # when the next SSE comment is due; 0: not set
     buffered: bool = False  # the body is buffered, whatever its size
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
     body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
+    translation: Translation | None = None  # of a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
+    in_lane: bool = False  # ``BatchGate`` counts it
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would
     # take many times the memory of its bytes.
     _received: bytearray | None = None
@@ -101,7 +160,7 @@ class Request(msgspec.Struct, eq=False):
     @property
     def response_lines(self) -> bytes:
         """The header lines that llamasup adds to the response."""
-        return b"X-Request-Id: " + self.id + b"\r\n" + self.cors
+        return b"X-Request-Id: " + self.id + b"\r\n" + self.repaired + self.cors
 
     @property
     def client(self) -> str:
@@ -146,6 +205,11 @@ class Request(msgspec.Struct, eq=False):
         return self.head.may_wait and not self.body_discarded
 
     @property
+    def is_batch(self) -> bool:
+        """Whether it runs only while no other client uses a model."""
+        return self.head.priority is Priority.BATCH
+
+    @property
     def hides_paths(self) -> bool:
         """Whether its answer must not show paths, because the key lacks the right ``control``."""
         return self.key is not None and not self.key.controls
@@ -166,19 +230,20 @@ class Request(msgspec.Struct, eq=False):
             return False
 
 
-def overdue(request: Request, timeout_s: float | None, now: float) -> HttpError | None:
-    """The error for a request whose time is over. ``timeout_s`` None: no limit.
+def overdue(request: Request, config: ProxyConfig, now: float) -> HttpError | None:
+    """The error for a request whose time is over.
 
-    The event stream of the control API has no limit.
+    The event stream of the control API, and a download of a file of batches, have no limit.
     """
-    if timeout_s is None or now - request.received_at < timeout_s or request.head.route is CONTROL:
+    route = request.head.route
+    timeout_s, remedy = config.request_timeout_s, "request less at once, or raise --request-timeout"
+    if route.of_batches:
+        timeout_s = config.limits.file_upload_s if request.head.method == b"POST" else None
+        remedy = "divide the file"
+    if timeout_s is None or now - request.received_at < timeout_s or route is CONTROL:
         return None
     return HttpError(
-        504,
-        f"request timed out after {timeout_s:g} s",
-        "timeout_error",
-        "request_timeout",
-        "request less at once, or raise --request-timeout",
+        504, f"request timed out after {timeout_s:g} s", "timeout_error", "request_timeout", remedy
     )
 
 
@@ -196,6 +261,7 @@ def record_of(
     waited_s: float = 0.0,
     replayed: bool = False,
     context: ContextEnd | None = None,
+    continued: bool = False,
 ) -> RequestRecord:
     """The record of a request that ends now."""
     head, key = request.head, request.key
@@ -231,6 +297,7 @@ def record_of(
         ended_s=now,
         slot_s=request.slot_s,
         tokens_estimated=request.unreported_tokens,
+        continued=continued,
     )
     if context is None:
         return record

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from enum import Enum
-from typing import Final
+from typing import Final, cast
 
-from llamasup.http.heads import Head, HttpError, error_response, response
-from llamasup.http.requested_model import named_in_path
-from llamasup.http.routes import CONTROL
+from llamasup.http.heads import Head, HttpError, error_response, response, with_query
+from llamasup.http.requested_model import named_in_path, renamed_query
+from llamasup.http.routes import CHATS, CONTROL, RESPONSES
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
-from llamasup.proxy.backend import Backend, ModelList
+from llamasup.proxy.backend import Backend, ModelList, VirtualRoute, is_virtual
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.queueing.endpoint import Lease
@@ -38,6 +38,8 @@ _ASKED_HEADERS = re.compile(
     rb"\r\naccess-control-request-headers:[ \t]*([A-Za-z0-9-]+(?:[ \t]*,[ \t]*[A-Za-z0-9-]+)*)[ \t]*\r\n"
 )
 _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
+
+_CONVERSATIONS: Final = CHATS | RESPONSES  # their bodies may have earlier tool calls
 
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 
@@ -78,7 +80,7 @@ def answerer_of(head: Head, access: AccessPolicy, backend: Backend) -> Answerer:
         return _HEALTH  # a transparent proxy answers these paths only while llama-server cannot
     if head.route.lists and (head.from_node or backend.listing() is not None):
         return _MODEL_LIST
-    if not transparent and (head.route is CONTROL or head.path in CONTROL_PATHS):
+    if not transparent and (head.route is CONTROL or head.route.of_batches or head.path in CONTROL_PATHS):
         return _CONTROL
     return _REDIRECT if head.path in _LEADING and access.console.redirects(head) else _MODEL
 
@@ -103,11 +105,43 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
         refusal = access_denied(request, None) if limited else None
         return route if refusal is None else Unavailable.because(refusal)
     if limited or (proxy.config.route_by_model and request.head.route.work not in route.model.works):
+        if is_virtual(route):
+            route = route.for_work(request.head.route.work)
         refusal = access_denied(request, route.model)
         if refusal is not None:
             return Unavailable.because(refusal)
     request.model_route = route
+    if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
+        return Unavailable.because(refusal)
+    if route.served.repairs_tool_calls and request.head.route.label in _CONVERSATIONS and request.body:
+        _repair(request, proxy)
     return route.served.lease(infers=infers, body=request.body)
+
+
+def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
+    """Change a request for a virtual model, which other nodes do not know; returns the refusal, if any."""
+    request.counted_as = route.model.id
+    head = request.head
+    if b"model=" in head.query:
+        request.head = with_query(head, renamed_query(head.query, route.target))
+    if request.body:
+        body = route.rewrite(request.body, head.route)
+        if isinstance(body, HttpError):
+            return body
+        request.body = body
+    return None
+
+
+def _repair(request: Request, proxy: ProxyContext) -> None:
+    """Make the tool calls of a conversation valid, which llama-server would refuse."""
+    from llamasup.repair.history import with_valid_arguments  # here, because few models ask for it
+
+    body = with_valid_arguments(request.body)
+    if body is not None:
+        request.body = body
+        request.repaired = b"X-Llamasup-Repaired: arguments\r\n"
+        assert request.model_route is not None
+        proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:
@@ -199,5 +233,5 @@ def cors_lines(origin: bytes) -> bytes:
     """The headers that let a page of a configured origin read an answer and some of its headers."""
     return (
         b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
-        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After\r\n"
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired\r\n"
     )

@@ -46,6 +46,10 @@ class Limits(Struct, frozen=True):
     # Forwarded bodies at one time; further bodies are buffered. Each holds a thread of llama-server, which
     # has four threads more than slots (b11434), so that one stays free for /health.
     uploads: int = 3
+    # Of the API for batches: its uploads are forwarded to the disk, and never buffered in memory.
+    file_bytes: int = 512 * MIB  # the largest, with the form around the file
+    file_uploads: int = 8  # at one time; further ones are refused
+    file_upload_s: float = 3600.0  # from the first byte to the answer
     # A response of the model whose body makes no progress for this time is aborted: ten pings of
     # llama-server. Before the first byte there is no such limit, because the server works on the prompt.
     upstream_idle_s: float = 300.0
@@ -68,7 +72,8 @@ class ProxyConfig(Struct, frozen=True):
     request, from its last byte (or the start of its forwarding) to its answer's last; None: no limit.
     ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: the interval of SSE comments to a waiting stream; None: no comments.
-    ``console``: serve the web console.
+    ``console``: serve the web console. ``holds_bodies``: forward no body while it arrives, because it may be
+    repaired.
     """
 
     hosts: tuple[str, ...] = ()
@@ -82,4 +87,5 @@ class ProxyConfig(Struct, frozen=True):
     stream_keepalive_s: float | None = None
     remote_media: tuple[str, ...] = ()
     console: bool = False
+    holds_bodies: bool = False
     limits: Limits = field(default_factory=Limits)

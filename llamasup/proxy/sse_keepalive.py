@@ -33,6 +33,8 @@ def send_keepalive_if_due(
     interval_s = downstream.proxy.config.stream_keepalive_s
     if interval_s is None or request.body_sink is not None or downstream.paused:
         return
+    if request.translation is not None:  # another API has no comments
+        return
     if now < (request.next_comment_at or request.received_at + interval_s):
         return
     if request.keepalive_stream is None:
@@ -47,16 +49,21 @@ def send_keepalive_if_due(
 
 
 class KeepaliveStream:
-    """An early stream of one request (``BegunStream``), through all its waits. The head is sent at once."""
+    """An early stream of one request (``BegunStream``), through all its waits.
+
+    The head is sent at once, unless the client ``has_head`` already.
+    """
 
     __slots__ = ("_body", "_body_bytes", "_downstream", "_rechunks", "_request")
 
-    def __init__(self, downstream: ClientConnection, request: Request) -> None:
+    def __init__(self, downstream: ClientConnection, request: Request, *, has_head: bool = False) -> None:
         self._downstream = downstream
         self._request = request
         self._body: list[bytes] | None = None  # of an answer that is not a stream
         self._body_bytes = 0
         self._rechunks = False
+        if has_head:
+            return
         framing = b"" if request.http_1_0 else b"Transfer-Encoding: chunked\r\n"
         close = b"" if downstream.keeps_alive(request) else b"Connection: close\r\n"
         downstream.send(b"".join((_HEAD, framing, request.response_lines, close, b"\r\n")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from llamasup.http.heads import HttpError
 from llamasup.proxy.body_rules import judge_scan, scan_for
@@ -17,15 +17,37 @@ from llamasup.proxy.interfaces import ClientConnection, ProxyContext
 from llamasup.proxy.request import Request
 from llamasup.proxy.upstream import Upstream
 
-__all__ = ["Upload", "UploadExchange", "may_upload"]
+__all__ = ["Upload", "UploadExchange", "may_upload", "refused_file"]
+
+RETRY_S: Final = 5.0  # the time until another upload ends is unknown
 
 
 def may_upload(request: Request, proxy: ProxyContext) -> bool:
     """Whether its body is large, and need not be decoded."""
+    limits = proxy.limits
+    if request.body_bytes <= limits.stream_above_bytes or request.buffered:
+        return False
+    if request.head.route.of_batches:
+        return True
+    config = proxy.config
     return (
-        request.body_bytes > proxy.limits.stream_above_bytes
-        and not (request.buffered or proxy.config.route_by_model)
-        and proxy.uploads < proxy.limits.uploads
+        not (config.route_by_model or config.holds_bodies or request.is_batch)
+        and proxy.uploads < limits.uploads
+    )
+
+
+def refused_file(request: Request, proxy: ProxyContext) -> HttpError | None:
+    """The refusal of an upload to the API for batches while there are as many as may be."""
+    if not request.head.route.of_batches or proxy.file_uploads < proxy.limits.file_uploads:
+        return None
+    return HttpError(
+        503,
+        f"{proxy.limits.file_uploads} files are being uploaded, as many as may be",
+        "unavailable_error",
+        "uploads_limit",
+        "try again shortly",
+        RETRY_S,
+        close=True,
     )
 
 
@@ -80,7 +102,7 @@ class Upload:
         self._reading = False  # whether the client is read
         self._paused_at = monotonic()  # when reading last stopped
         request.body_sink = self.add
-        downstream.proxy.uploads += 1
+        self._count(1)
 
     # --- from the client
 
@@ -157,8 +179,16 @@ class Upload:
         """End the upload, whatever happens to the request."""
         self._request.body_sink = None
         self._exchange.upload = None
-        self._downstream.proxy.uploads -= 1
+        self._count(-1)
         self._downstream.upload_over()
+
+    def _count(self, change: int) -> None:
+        """Files go to the disk of llamasup: they take no thread of llama-server."""
+        proxy = self._downstream.proxy
+        if self._request.head.route.of_batches:
+            proxy.file_uploads += change
+        else:
+            proxy.uploads += change
 
     # --- from the child
 

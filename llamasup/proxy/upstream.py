@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Protocol, cast
@@ -20,6 +18,7 @@ from llamasup.http.head_cache import KnownHead, compile_head
 from llamasup.http.heads import HeadRules, RawHeaders, read_response_headers
 from llamasup.proxy.framing import CHUNKED, EMPTY, LENGTH, UNTIL_CLOSE, WITHOUT_BODY, Framing, framing_of
 from llamasup.proxy.outbox import Outbox
+from llamasup.system.native import native
 
 __all__ = ["COPY_BYTES", "ConnectionPool", "ResponseReceiver", "Upstream"]
 
@@ -250,7 +249,7 @@ class Upstream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses
-        self.has_unread = _unread(transport)
+        self.has_unread = native.unread(transport.get_extra_info("socket"))
         self.pool.opened(self)
 
     def data_received(self, data: bytes) -> None:
@@ -541,11 +540,3 @@ class Upstream(asyncio.Protocol):
     def _broken(self, exchange: ResponseReceiver, reason: str) -> None:
         self.abort()
         exchange.upstream_broke(reason)
-
-
-def _unread(transport: asyncio.BaseTransport) -> Callable[[int], object]:
-    if sys.platform == "win32":  # there the loop reads ahead, so the kernel holds nothing
-        return bool
-    poll = select.poll()  # a microsecond per call, a third of an empty recv()
-    poll.register(transport.get_extra_info("socket"), select.POLLIN)
-    return poll.poll

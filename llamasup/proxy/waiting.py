@@ -26,7 +26,7 @@ class WaitingConnection(ClientConnection, Protocol):
     """The connection of a client whose request can wait."""
 
     def exchange_waits(self, waiting: Waiting) -> None:
-        """The exchange has ended before any byte of a response, and its request is queued again."""
+        """The exchange has ended, and its request is queued again."""
         ...
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
@@ -72,13 +72,13 @@ class Waiting:
         return self._queue.enter(self.entry)
 
     def requeue(self, broken: Endpoint, queue: RequestQueue, *, sent: bool) -> bool:
-        """Queue the request again, if allowed, after ``broken`` ended before any byte of a response."""
+        """Queue the request again, if allowed, after ``broken`` ended."""
         self._queue = queue
         if not queue.requeue(self.entry, broken, sent=sent):
             return False
         self._generation = broken.generation
         if sent:
-            self._downstream.proxy.metrics.count_replay(broken.model)
+            self._downstream.proxy.metrics.count_replay(self._request.counted_as or broken.model)
         return True
 
     def unqueueable_error(self) -> HttpError | None:
@@ -108,7 +108,7 @@ class Waiting:
 
     def sweep(self, now: float) -> None:
         """Check the request timeout, which also counts the wait."""
-        error = overdue(self._request, self._downstream.proxy.config.request_timeout_s, now)
+        error = overdue(self._request, self._downstream.proxy.config, now)
         if error is not None:
             self._queue.leave(self.entry)
             self._record(error.status, "timed_out")
@@ -120,6 +120,11 @@ class Waiting:
         """End the wait because an administrator cancelled the request."""
         self._queue.leave(self.entry)
         self._record(error.status, "cancelled")
+        self._downstream.exchange_failed(self._request, error)
+
+    def turned_down(self, error: HttpError) -> None:
+        """A generation serves, but not this request."""
+        self._record(error.status, "refused")
         self._downstream.exchange_failed(self._request, error)
 
     def held_slots(self) -> None:
@@ -162,6 +167,9 @@ class Waiting:
 
     def _record(self, status: int, outcome: str) -> None:
         request, now = self._request, monotonic()
+        kept = request.kept_stream  # the client has a part of the answer, which counts
+        if kept is not None:
+            request.unreported_tokens = kept.pieces
         self._downstream.proxy.record_request(
             request,
             record_of(
@@ -171,7 +179,9 @@ class Waiting:
                 now,
                 model=self._model,
                 generation=self._generation,
-                queue_s=now - request.received_at,
+                queue_s=(now if kept is None else kept.sent_at) - request.received_at,
+                first_byte_s=None if kept is None else kept.first_byte_at - request.received_at,
+                bytes_out=0 if kept is None else kept.sent_bytes,
                 waited_s=self.entry.waited_s,
                 replayed=self.entry.replayed,
             ),

@@ -6,7 +6,7 @@ a ``Lease`` for each request. Neither knows more of the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from llamasup.http.context_end import ContextWindow
 
-__all__ = ["UNLIMITED", "Endpoint", "Lease", "NodeLink", "Serving"]
+__all__ = ["UNLIMITED", "Endpoint", "Lease", "NodeLink", "Serving", "permits_of"]
 
 UNLIMITED: Final = 1 << 30  # permits; more than there can be connections
 _DEFAULT_SLOTS: Final = 4  # of a server that did not report its slots (llama-server's default)
@@ -85,6 +85,7 @@ class Endpoint:
         "on_idle",
         "on_permit_free",
         "produced",
+        "repeats_begun_message",
         "tokens_per_s",
         "window",
     )
@@ -122,6 +123,8 @@ class Endpoint:
         self.produced = 0  # completed responses with output of the model
         self.failures = 0  # consecutive 5xx responses to inference requests
         self.tokens_per_s: float | None = None  # measured in the last long response
+        # Whether a stream that continues a begun message repeats it; None: unknown, or it continues none.
+        self.repeats_begun_message: bool | None = None
         self.window: ContextWindow | None = None  # the context of a request, once the child has reported it
         self._leases: set[Lease] = set()
         self._lingering: set[Lease] = set()
@@ -322,3 +325,9 @@ class Lease(Struct, eq=False):
             now_s = now_s or monotonic()
             self.endpoint._take_back(self, now_s)
         self.endpoint._lease_ended(self, now_s)
+
+
+def permits_of(endpoints: Sequence[Endpoint]) -> tuple[int, int]:
+    """The permits, and how many are free."""
+    slots = sum(endpoint.slots for endpoint in endpoints)
+    return slots, sum(max(0, endpoint.max_concurrent - endpoint.busy) for endpoint in endpoints)

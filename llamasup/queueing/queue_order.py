@@ -14,8 +14,8 @@ from llamasup.http.heads import Priority
 __all__ = ["PASSES", "FairQueue", "Queued", "granted"]
 
 PASSES: Final = 8
-"""How often in a row a higher class may go first. With all three waiting, the lowest class gets at least one
-service in eleven: a batch job makes slow progress next to users who never pause."""
+"""How often in a row a higher class may go first. With all three waiting, the class ``low`` gets at least one
+service in eleven: it makes slow progress next to users who never pause. The class ``batch`` gets none."""
 
 
 def granted(asked: Priority | None, best: Priority) -> Priority:
@@ -104,7 +104,7 @@ class FairQueue(Generic[T]):
         self.remove(item)
         self._passed[priority] = 0
         for lower in Priority:
-            if lower > priority and self._lines[lower]:
+            if priority < lower < Priority.BATCH and self._lines[lower]:
                 self._passed[lower] += 1
         return item
 

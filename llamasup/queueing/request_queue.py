@@ -141,6 +141,7 @@ class RequestQueue:
         "_timer",
         "_unlimited",
         "_unserved_s",
+        "continues_streams",
     )
 
     def __init__(
@@ -149,6 +150,7 @@ class RequestQueue:
         *,
         timeout_s: float,
         max_waiting: int = MAX_WAITING,
+        continues_streams: bool = False,
         choose: Callable[[QueueEntry, Sequence[Endpoint]], Endpoint] = _least_busy,
         on_wanted: Callable[[], None] | None = None,
         on_unserved: Callable[[Unavailable | None], None] | None = None,
@@ -159,6 +161,8 @@ class RequestQueue:
         self._get_serving = get_serving
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
+        self.continues_streams = continues_streams
+        """Whether a request returns to the queue if its server ends while it streams the answer."""
         self._choose = choose
         self._on_wanted = on_wanted
         self._on_unserved = on_unserved
@@ -189,10 +193,16 @@ class RequestQueue:
         """The start of the longest wait (monotonic); inf if the queue is empty."""
         return min((entry.since_s for entry in self._entries()), default=float("inf"))
 
-    def set_limits(self, *, timeout_s: float, max_waiting: int) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether as many requests wait as may. A large one may also be refused before."""
+        return len(self) >= self._max_waiting
+
+    def set_limits(self, *, timeout_s: float, max_waiting: int, continues_streams: bool = False) -> None:
         """Limits for new entries; waiting ones stay."""
         self._timeout_s = timeout_s
         self._max_waiting = max_waiting
+        self.continues_streams = continues_streams
 
     # --- for the proxy
     def enter(self, entry: QueueEntry) -> Unavailable | None:
@@ -215,7 +225,8 @@ class RequestQueue:
         return None
 
     def requeue(self, entry: QueueEntry, broken: Endpoint, *, sent: bool) -> bool:
-        """Queue a request again that ``broken`` dropped before the first byte of a response.
+        """Queue a request again that ``broken`` dropped: before the first byte of a response, or to continue
+        its answer.
 
         ``sent``: that generation may have begun with it. This is allowed once for a request, and within the
         retry budget (S10). A request that never reached a server may come back until its deadline. A full

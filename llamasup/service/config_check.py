@@ -46,6 +46,7 @@ def environment_issues(
     found = (
         *_auth(reading, environ),
         *_tls(reading),
+        *_peers(reading),
         *_paths(reading),
         *_model_files(reading),
         *_runtime(reading),
@@ -69,7 +70,7 @@ def model_issues(
     from llamasup.service.config_source import ConfigSource, serve_options
     from llamasup.service.inventory import read_inventory
 
-    config = reading.config
+    config = replace(reading.config, peers={})  # ``environment_issues`` has checked their files
     found: list[Issue] = []
     unchecked = ""
     try:
@@ -153,6 +154,21 @@ def _tls(reading: Reading) -> _Found:
         tls_context(str(http.tls_key), str(http.tls_cert))
     except LlamasupError as error:
         yield ("http", "tls_cert"), error.message
+
+
+def _peers(reading: Reading) -> _Found:
+    from llamasup.peers.static import peers_of
+
+    for name, entry in reading.config.peers.items():
+        try:
+            peers_of({name: entry})
+        except LlamasupError as error:
+            key = "ca_file" if ".ca_file" in error.message else "key_file"
+            yield ("peers", name, key), f"{error.message.rstrip('.')}; {_lower(error.remedy)}"
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].rstrip(".")
 
 
 # --- files and folders -------------------------------------------------------------------------------

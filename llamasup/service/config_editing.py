@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import stat
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from llamasup.models.diff import Changes
 from llamasup.service.config_check import environment_issues, model_issues
 from llamasup.service.config_source import ConfigSource
 from llamasup.service.many_models import Configured
+from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write, read_bounded
 from llamasup.system.text import path_text
 
@@ -142,9 +142,7 @@ class ConfigEditor:
         try:
             before = target.stat()
             atomic_write(target, content, durable=True, mode=stat.S_IMODE(before.st_mode))
-            if sys.platform != "win32" and (before.st_uid, before.st_gid) != (os.getuid(), os.getgid()):
-                with suppress(PermissionError):  # only root can give a file away
-                    os.chown(target, before.st_uid, before.st_gid)
+            native.give_back(target, before)
         except OSError as error:
             raise FolderUnusable(
                 f"The config {str(target)!r} cannot be written: {error.strerror or error}.",

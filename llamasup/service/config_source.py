@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from llamasup.downloads.manager import DownloadSettings
 from llamasup.errors import ConfigInvalid
+from llamasup.http.address import listen_text
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
+from llamasup.models.virtual import check_virtual
 from llamasup.peers.membership import Membership, Peer
 from llamasup.planning.memory.shares import budget_of
 from llamasup.pool.eviction_policy import ResidencyPolicy
@@ -87,6 +89,8 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "no_usage": not initial.usage.enabled,
         "usage_keep_days": initial.usage.keep_days,
         "no_ui": not http.ui,
+        "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
+        "batches": initial.batches if initial.batches.enabled else None,
     }
     return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
 
@@ -113,6 +117,7 @@ class ConfigSource:
 
     def configured(self, config: Config, before: Search | None = None) -> Configured:
         """What is served with this config. Blocks; raises ConfigInvalid for invalid names."""
+        check_virtual(config.virtual_models)
         downloads = config.downloads
         folder = downloads.folder or next(iter(config.models_dir), None) or models_folder()
         return Configured(

@@ -24,9 +24,9 @@ from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
 from llamasup.proxy.connections import most_connections
-from llamasup.proxy.listeners.listen import ListenerSet
+from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.live.requests import LiveRequests
 from llamasup.proxy.proxy import Proxy
 from llamasup.proxy.settings import ProxyConfig
@@ -48,10 +48,18 @@ from llamasup.system.process.guardian import Guardian, guarded_run_folder
 from llamasup.system.process.platform import raise_limit
 from llamasup.system.process.ready_file import ReadyFile
 from llamasup.system.process.sweep import record_ready_file, sweep
+from llamasup.system.storage.folders import state_folder
 from llamasup.usage.recorder import UsageRecorder
 
 if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
+
+    from llamasup.auth.key_limits import Keys
+    from llamasup.batch.api.runner import BatchService
+    from llamasup.models.spec import KeepResult
     from llamasup.observability.tracing.exporter import SpanExporter
+    from llamasup.ollama.dialect import OllamaDialect
+    from llamasup.settings.sections import Batches
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
 
@@ -69,6 +77,14 @@ class Workload(Protocol):
 
     @property
     def control_target(self) -> ControlTarget: ...
+
+    def described(self) -> ModelList:
+        """The models, as ``serve`` lists them at /v1/models."""
+        ...
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        """As ``Pool.keep``, for the model of this id; ``fixed`` if it is not here."""
+        ...
 
     async def run(self) -> None:
         """Own all tasks and processes until cancelled, and end them then."""
@@ -110,6 +126,7 @@ class ServiceHost:
         listen: Callable[[], ListenerSet],
         proxy: ProxyConfig,
         environ: Mapping[str, str] | None = None,
+        listen_ollama: Callable[[], ListenerSet] | None = None,
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
@@ -121,9 +138,12 @@ class ServiceHost:
         self._options = options
         self._bus = bus
         self._listen = listen
+        self._listen_ollama = listen_ollama
+        self._ollama: ListenerSet | None = None
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
-        self._requests: LiveRequests | None = None
+        self.live_requests: LiveRequests | None = None
+        """Set while it serves."""
         self._workload: Workload | None = None
         self._stops_asked = 0
         self._loads_began_s: dict[str, float] = {}
@@ -135,6 +155,8 @@ class ServiceHost:
             None if options.no_usage else UsageRecorder(options.usage_keep_days, held_slots=self._held_slots)
         )
         self._last_hour = LastHour(time.monotonic())
+        self._batches: BatchService | None = None
+        self._batch_listener: ListenerSet | None = None
 
     @property
     def stops_asked(self) -> int:
@@ -143,6 +165,8 @@ class ServiceHost:
     def ask_stop(self) -> None:
         """Stop gracefully; on the second call at once. For the event loop's thread, at any time."""
         self._stops_asked += 1
+        if self._batches is not None:
+            self._batches.stop()
         if self._workload is not None:
             self._workload.ask_stop(now=self._stops_asked > 1)
 
@@ -156,7 +180,7 @@ class ServiceHost:
         return not_counted(by, since, today())
 
     def _held_slots(self) -> Sequence[HeldSlots]:
-        return () if self._requests is None else self._requests.held_slots()
+        return () if self.live_requests is None else self.live_requests.held_slots()
 
     def control_asks(self, what: str, model: str = "") -> None:
         if self.on_asked is not None:
@@ -169,6 +193,12 @@ class ServiceHost:
         """
         options = self._options
         listeners = self._listen()
+        if self._listen_ollama is not None:
+            try:
+                self._ollama = self._listen_ollama()
+            except BaseException:
+                listeners.close()
+                raise
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         if (path := options.access_log) is not None:
             self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
@@ -183,7 +213,8 @@ class ServiceHost:
                 self._workload = make(folder, listeners.address)
                 error = await self._serve(self._workload, listeners, folder, guardian, ready_file)
         finally:
-            listeners.close()
+            for opened in filter(None, (listeners, self._ollama)):
+                opened.close()
             if self._access_log is not None:
                 self._access_log.close()
             if self._spans is not None:
@@ -212,9 +243,18 @@ class ServiceHost:
             metrics=self.metrics,
             on_finished=self._on_finished,
         )
-        requests = self._requests = LiveRequests(
+        requests = self.live_requests = LiveRequests(
             proxy.clients, partial(_slots, self._proxy_config.rules.prefix)
         )
+        batch_socket = folder / "batches.sock"
+        batch_routes: Sequence[BaseRoute] = ()
+        if self._options.batches is not None:
+            # In a thread: the imports take some 0.1 s.
+            make = partial(_make_batches, self._options.batches, proxy.keys, batch_socket)
+            batches, batch_routes = await asyncio.to_thread(make)
+            self._batches = batches
+            if self._stops_asked:
+                batches.stop()
         control = ControlServer(
             folder / "control.sock",
             workload.control_target,
@@ -223,11 +263,13 @@ class ServiceHost:
             self._last_hour,
             partial(self._console, proxy, listeners.address, workload.control_target),
             usage=self.usage,
+            more_routes=batch_routes,
         )
         proxy.control = control.endpoint
         self._bus.listen(self._on_event)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(workload.run(), name="hosted")
+            serving: asyncio.Task[None] | None = None
             try:
                 control.start(tasks)
                 workload.start()
@@ -237,13 +279,21 @@ class ServiceHost:
                 if listeners.tls is not None:
                     listeners.tls.when_warned = self._on_tls_warning
                 # No earlier: a request must find a model to wait for.
+                if self._batches is not None:
+                    self._batch_listener = listen([str(batch_socket)], 0)
+                    await proxy.start(self._batch_listener.sockets, trusted=True)
+                    serving = tasks.create_task(self._batches.run(), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
+                if self._ollama is not None:
+                    dialect = _ollama_dialect(workload)
+                    await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=dialect)
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
                     if not workload.still_ready():
                         continue  # it crashed in the meantime
-                    ready = Ready(listeners.address, os.getpid(), names)
+                    ollama = None if self._ollama is None else self._ollama.address
+                    ready = Ready(listeners.address, os.getpid(), names, ollama)
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
@@ -251,12 +301,16 @@ class ServiceHost:
                 return await workload.ended()
             finally:
                 # The control API first: its answers and streams end through the proxy.
-                for close in (control.aclose, lambda: _close_listeners(listeners, proxy)):
+                for close in (control.aclose, lambda: _close_listeners(listeners, self._ollama, proxy)):
                     try:
                         async with asyncio.timeout(CLOSE_TIMEOUT_S):
                             await close()
                     except Exception:
                         _log.exception("closing failed")  # the children must be stopped in any case
+                if serving is not None:
+                    serving.cancel()
+                if self._batch_listener is not None:
+                    self._batch_listener.close()
                 running.cancel()
 
     def _console(
@@ -299,8 +353,8 @@ class ServiceHost:
 
     def _on_finished(self, record: RequestRecord) -> None:
         record = shortened(record)
-        if self._requests is not None:
-            self._requests.note_ended(record)
+        if self.live_requests is not None:
+            self.live_requests.note_ended(record)
         if self._access_log is not None:
             self._access_log.write(record)
         if record.model:
@@ -326,6 +380,15 @@ class ServiceHost:
                 self.on_slow_request(record, left_out)
 
 
+def _make_batches(settings: Batches, keys: Keys, socket: Path) -> tuple[BatchService, Sequence[BaseRoute]]:
+    """The batches, which send their requests to this socket of the proxy, and the routes of their API."""
+    from llamasup.batch.api.routes import routes_of  # here, because few configs have batches
+    from llamasup.batch.api.runner import BatchService
+
+    service = BatchService(settings, settings.folder or state_folder() / "batch-api", keys, socket)
+    return service, routes_of(service)
+
+
 def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
     if not any(name.startswith("OTEL_EXPORTER_OTLP_") for name in environ):
         return None
@@ -342,8 +405,15 @@ async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | 
         return await prober.slots()
 
 
-async def _close_listeners(listeners: ListenerSet, proxy: Proxy) -> None:
-    listeners.stop_listening()
+def _ollama_dialect(workload: Workload) -> OllamaDialect:
+    from llamasup.ollama.dialect import OllamaDialect  # here, because few services have one
+
+    return OllamaDialect(workload.described, workload.keep)
+
+
+async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, proxy: Proxy) -> None:
+    for opened in filter(None, (listeners, ollama)):
+        opened.stop_listening()
     await proxy.aclose()
 
 

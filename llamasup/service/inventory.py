@@ -79,7 +79,7 @@ def _settled(before: Search, now: Search) -> tuple[Search, float]:
 
 def search_paths(config: Config, environ: Mapping[str, str] = os.environ) -> SearchPaths:
     rules = tuple(map(_found_here, config.rules))
-    models = (rule.source for rule in rules if rule.source is not None and rule.source.startswith("/"))
+    models = (rule.source for rule in rules if rule.source is not None and Path(rule.source).is_absolute())
     all_options = (config.default_options, *(rule.options for rule in rules))
     attachments = (path for options in all_options for path in options.files)
     return SearchPaths(

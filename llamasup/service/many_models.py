@@ -24,7 +24,7 @@ from llamasup.models.diff import Changes
 from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.search import Search
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.models.watch import ModelWatch
 from llamasup.peers.membership import Membership, Peer
 from llamasup.pool.catalog.catalog import Catalog
@@ -32,7 +32,7 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
 from llamasup.service.inventory import (
     ModelInventory,
     SearchPaths,
@@ -43,6 +43,7 @@ from llamasup.service.inventory import (
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
+from llamasup.virtual.backend import Models, VirtualBackend
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
@@ -53,9 +54,10 @@ __all__ = ["Configured", "HostedModels", "Source"]
 _log = logging.getLogger(__name__)
 
 # A reload does not apply these: listeners and connections exist by then.
-_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "usage")
+_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "ollama", "usage", "batches")
 _KEYS_READ_AT_RELOAD = (
     *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
+    "virtual_models",
 )
 _CONFIG_POLL_S = 1.0  # of a watched config; a stat
 
@@ -123,10 +125,13 @@ class HostedModels:
         runners = Runners(bus, folder, log_path=self._logs.path_of, log_passed_on=log_passed_on)
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
-        self.backend: Backend = self.catalog
+        self._models: Models = self.catalog
         self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
+        self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
+        self.backend: Backend = self._virtual
+        self.control_target.virtual = self._virtual
         self._reload_lock = asyncio.Lock()
         self._applied = asyncio.Event()
         self._stop_asked = asyncio.Event()
@@ -149,9 +154,13 @@ class HostedModels:
             membership = self._configured_peers = StaticMembership(self._configured.peers)
         policy = self._configured.options.policy
         peers = Peers(
-            membership, self.catalog, timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued
+            membership,
+            self.catalog,
+            timeout_s=policy.wait_timeout_s,
+            max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
         )
-        self.backend = NodesBackend(self.catalog, peers)
+        self._models = NodesBackend(self.catalog, peers)
         self.control_target.peers = peers
         self._bus.listen(self._follow_models)
         return peers
@@ -232,6 +241,15 @@ class HostedModels:
             await self.peers.drained(self._configured.options.policy.drain_timeout_s)
         return self._error
 
+    def described(self) -> ModelList:
+        listing = self.backend.listing()
+        assert listing is not None  # of many models, llamasup makes the list
+        return listing
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        managed = self._pool.managed_models.get(model)
+        return "fixed" if managed is None else self._pool.keep(managed, ttl_s, own=own)
+
     def ask_stop(self, *, now: bool) -> None:
         self._pool.ask_stop(now=now)
         if self.peers is not None:
@@ -263,6 +281,7 @@ class HostedModels:
             if self._configured_peers is not None:
                 self._configured_peers.replace(configured.peers)
             settings = self._settings_changed(configured, before)
+            self._virtual.apply(configured.config.virtual_models)
             changes = self._apply(configured.inventory, settings, self._pending_restart(configured))
         if changes.next_start:
             _log.warning(

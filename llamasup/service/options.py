@@ -27,7 +27,8 @@ from llamasup.pool.starter import Starter
 from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.listeners.tls import TlsContext, tls_context
 from llamasup.proxy.settings import MIB, STREAM_KEEPALIVE_S, Limits, ProxyConfig
-from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS
+from llamasup.settings.model import Repair
+from llamasup.settings.sections import SLOTS_BYTES, USAGE_KEEP_DAYS, Batches
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import Policy
@@ -41,6 +42,7 @@ __all__ = [
     "check_address",
     "inherited_listeners",
     "load_tls",
+    "ollama_listener",
     "open_listeners",
     "proxy_config",
     "require_key_if_reachable",
@@ -51,6 +53,7 @@ __all__ = [
 # llama-server's defaults (b11434).
 _TIMEOUT_S = 3600.0
 _BODY_BYTES = 100 * MIB
+_FORM_BYTES = MIB  # around the file of an upload
 
 
 class ServiceSpec(Struct, frozen=True):
@@ -61,6 +64,8 @@ class ServiceSpec(Struct, frozen=True):
     starter: Starter
     listen: Callable[[], ListenerSet]
     proxy: ProxyConfig
+    listen_ollama: Callable[[], ListenerSet] | None = None
+    """Opens the listener for Ollama's API, if there is one."""
     launch: Launch | None = None
     """None for a given command line."""
     passes_exit_code: bool = False
@@ -93,8 +98,14 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
     """Do not count the usage (``usage/``)."""
     usage_keep_days: int = USAGE_KEEP_DAYS
     """How many days of it are kept, with today."""
+    batches: Batches | None = None
+    """Serve the API for batches (``batch/api/``)."""
     warm_up: bool = True
     wait_timeout_s: float = 120.0
+    continue_streams: bool = False
+    """Continue streamed answers after the end of their llama-server (``continuation/``)."""
+    repair: Repair | None = None
+    """Repair requests that llama-server would refuse (``repair/``); None: off."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     stall_timeout_s: float = 120.0
@@ -116,6 +127,7 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             origins=tuple(map(allowed_origin, self.origins)),
             remote_media=tuple(map(allowed_media_host, self.remote_media)),
             route_by_model=False,
+            holds_bodies=self.repair == "tools",
             request_timeout_s=self.request_timeout_s,
             stream_keepalive_s=STREAM_KEEPALIVE_S if self.stream_keepalive else None,
         )
@@ -126,6 +138,8 @@ class ServiceOptions(Struct, frozen=True, kw_only=True):
             wait_timeout_s=self.wait_timeout_s,
             max_concurrent=self.max_concurrent,
             max_queued=self.max_queued,
+            continue_streams=self.continue_streams,
+            repairs_tool_calls=self.repair == "tools",
             drain_timeout_s=self.drain_timeout_s,
             stop_timeout_s=self.stop_timeout_s,
             stall_timeout_s=self.stall_timeout_s,
@@ -233,6 +247,7 @@ def require_key_if_reachable(
     sockets: Sequence[socket.socket],
     *,
     set_key: str = "Set a key with --api-key-file or $LLAMASUP_API_KEY",
+    option: str = "--host",
 ) -> None:
     """X1: every client that can reach the port can use the model, so other machines need a key.
 
@@ -244,7 +259,7 @@ def require_key_if_reachable(
     outside = [host for host in hosts if not is_local(host)]
     if not outside:
         return
-    what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"
+    what = f"The socket on {outside[0]}" if sockets else f"{option} {outside[0]}"
     raise UnsafeBind(
         f"{what} can be reached from other machines, and no API key is set.",
         remedy=f"{set_key}, or accept requests without a key with --insecure-no-auth.",
@@ -267,6 +282,8 @@ class ListenOptions(ServiceOptions, frozen=True, kw_only=True):
     """The key of the config that names the file, if one does."""
     no_ui: bool = False
     """Do not serve the web console."""
+    ollama: str | None = None
+    """The address of Ollama's API: HOST:PORT, or a path that ends in ``.sock``; None: it is not served."""
 
 
 def check_address(options: ListenOptions) -> None:
@@ -280,9 +297,12 @@ def check_address(options: ListenOptions) -> None:
     for host in addresses(options.host):
         if remedy := invalid_host_remedy(host):
             raise UsageInvalid(f"--host {host!r} is not a valid address.", remedy=remedy)
+    ollama = None if options.ollama is None else _ollama_host(options.ollama)[0]
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
     require_key_if_reachable(addresses(options.host), options.sockets)
+    if ollama is not None:
+        require_key_if_reachable([ollama], (), option="--ollama")
 
 
 def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSet:
@@ -292,17 +312,46 @@ def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSe
     return listen(addresses(options.host), options.port, tls=tls)
 
 
+def ollama_listener(options: ListenOptions, tls: TlsContext | None) -> Callable[[], ListenerSet] | None:
+    """Opens the listener for Ollama's API; None if there is none."""
+    if options.ollama is None:
+        return None
+    host, port = _ollama_host(options.ollama)
+    return lambda: listen([host], port, tls=None if host.endswith(".sock") else tls)
+
+
+def _ollama_host(text: str) -> tuple[str, int]:
+    """The host or path, and the port. Raises UsageInvalid."""
+    from llamasup.settings.address_kinds import Listen  # here, because few services have one
+    from llamasup.settings.kinds import InvalidValue
+
+    try:
+        address = Listen().parse(text)
+    except InvalidValue as error:
+        raise UsageInvalid(
+            f"--ollama {text!r} is not a valid address{f': {error.why}' if error.why else ''}.",
+            remedy=f"Use {Listen().allowed}.",
+        ) from None
+    return (address.path, 0) if isinstance(address, UnixAddress) else (address.host, address.port)
+
+
 def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:
     """Raises UsageInvalid for invalid host names and origins, ConfigInvalid for an invalid key file."""
     key_file = None
     if options.api_key_file is not None:
         key_file = KeyFile(options.api_key_file, of=options.api_key_file_of)
+    shared, batches = options.shared_proxy(), options.batches
+    limits = shared.limits
+    if batches is not None:
+        limits = replace(limits, file_bytes=batches.max_file.of(1 << 62) + _FORM_BYTES)
     return replace(
-        options.shared_proxy(),
+        shared,
         api_keys=options.api_keys,
         key_file=key_file,
         route_by_model=route_by_model,
         console=not options.no_ui,
+        rules=replace(shared.rules, batches=batches is not None),
+        limits=limits,
     )
 
 

@@ -15,7 +15,7 @@ from llamasup.settings.kinds import InvalidValue, ValueKind
 if TYPE_CHECKING:
     from llamasup.http.address import Address
 
-__all__ = ["HostName", "Listen", "MediaHost", "Origin"]
+__all__ = ["HostName", "Listen", "MediaHost", "Origin", "RpcWorker", "worker_identity"]
 
 _HOST_PORT = r"(?P<host>\[[^\[\]]*\]|[^:\[\]]*):(?P<port>[0-9]{1,5})"
 
@@ -102,6 +102,32 @@ class MediaHost(ValueKind, frozen=True):
 
     def schema(self) -> Mapping[str, Any]:
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 1}]}
+
+
+class RpcWorker(ValueKind, frozen=True):
+    """The address of an RPC worker, as text. ``http.rpc_address`` checks that it is private."""
+
+    @property
+    def allowed(self) -> str:
+        return "HOST:PORT of a loopback or private address such as 10.0.0.2:50052, or tls://HOST:PORT"
+
+    def parse(self, text: str) -> str:
+        from llamasup.http.rpc_address import parse_worker
+
+        try:
+            return str(parse_worker(text))
+        except UsageInvalid as error:
+            raise InvalidValue(error.message.rstrip(".")) from None
+
+    def schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "pattern": r"^(?:tls://)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}$"}
+
+
+def worker_identity(text: str) -> object:
+    """Equal for two valid addresses of one RPC worker."""
+    from llamasup.http.rpc_address import parse_worker
+
+    return parse_worker(text).identity
 
 
 def _checked(check: Callable[[str], str], text: str) -> str:

@@ -7,7 +7,7 @@ A kind gets the raw text. The setting decides the type, not the look of the valu
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -28,6 +28,7 @@ __all__ = [
     "Named",
     "NodeUrl",
     "OneOf",
+    "Parameters",
     "Repo",
     "RuntimeName",
     "ScalarKind",
@@ -330,10 +331,26 @@ class FilePath(msgspec.Struct, frozen=True):
 
 
 class Many(msgspec.Struct, frozen=True):
-    """A list of one kind. ``or_one``: a single value is a list of one."""
+    """A list of one kind. ``or_one``: a single value is a list of one.
+
+    ``identity``: values for which it returns the same are duplicates, which are an error. None: duplicates
+    are allowed.
+    """
 
     kind: ScalarKind | FilePath
     or_one: bool = True
+    identity: Callable[[Any], object] | None = None
+
+    def duplicates(self, values: Sequence[Any]) -> list[int]:
+        """The positions of the values that repeat an earlier one."""
+        if self.identity is None:
+            return []
+        first: dict[object, int] = {}
+        return [
+            number
+            for number, value in enumerate(values)
+            if first.setdefault(self.identity(value), number) != number
+        ]
 
     @property
     def allowed(self) -> str:
@@ -354,4 +371,10 @@ class Named(msgspec.Struct, frozen=True):
     pattern: bool = False
 
 
-Kind = ScalarKind | FilePath | Many | Section | Named
+class Parameters(msgspec.Struct, frozen=True):
+    """A mapping of request parameters (``settings/parameters.py``) to values as in JSON."""
+
+    allowed: str = "parameters, such as temperature: 0.6"
+
+
+Kind = ScalarKind | FilePath | Many | Section | Named | Parameters

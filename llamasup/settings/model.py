@@ -5,10 +5,12 @@ Python, the JSON Schema and the table in docs/configuration.md. ``None`` means t
 """
 
 # The annotations are values, not strings: the command line reads them at each start.
+import os
 from typing import Annotated, Final, Literal, Self, get_args
 
 from msgspec import structs
 
+from llamasup.settings.address_kinds import RpcWorker, worker_identity
 from llamasup.settings.declaration import Flag, Setting, SettingGroup, settings_of
 from llamasup.settings.kinds import (
     Boolean,
@@ -31,17 +33,20 @@ __all__ = [
     "ModelEntry",
     "ModelSettings",
     "Profile",
+    "Repair",
     "Settings",
 ]
 
 FlashAttn = Literal["on", "off", "auto"]
 Profile = Literal["latency", "throughput", "memory", "plain"]
+Repair = Literal["off", "tools"]
 GpuLayers = int | Literal["auto", "all"]
 
 _GGUF: Final = FilePath("the path of a .gguf file", as_text=True)
 _GGUF_OR_NONE: Final = FilePath("the path of a .gguf file, or none", literal=("none",), as_text=True)
 _LORA: Final = FilePath("the path of a .gguf file, or auto", literal=("auto",), as_text=True)
 _MODEL_FILE: Final = FilePath("the path of a .gguf file, or demo", literal=("demo",), as_text=True)
+_PEM: Final = FilePath("the path of a PEM file", as_text=True)
 _KV_TYPE: Final = Text("a KV cache type such as f16, q8_0 or q4_0", "[a-z][a-z0-9_]{0,15}")
 _DEVICE: Final = Text(
     "a device of llama-server --list-devices, such as CUDA0", "[A-Za-z][A-Za-z0-9_.:-]{0,63}"
@@ -142,6 +147,42 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     ] = None
     devices: Annotated[
         tuple[str, ...] | None, Setting(Many(_DEVICE), "The GPUs that the model may use.", "all")
+    ] = None
+    rpc: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            Many(RpcWorker(), identity=worker_identity),
+            "RPC workers on other machines, which hold a part of the layers. tls://: through a tunnel.",
+            "none",
+            flag=Flag(metavar="HOST:PORT", help="Place layers on this RPC worker, too."),
+        ),
+    ] = None
+    rpc_ca: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The CA that signed the certificates of workers with tls://.",
+            "none",
+            flag=Flag(help="PEM file of the CA of workers with tls://."),
+        ),
+    ] = None
+    rpc_cert: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The certificate that llamasup shows to workers with tls://.",
+            "none",
+            flag=Flag(help="PEM file of the certificate for workers with tls://."),
+        ),
+    ] = None
+    rpc_key: Annotated[
+        str | None,
+        Setting(
+            _PEM,
+            "The private key of rpc_cert.",
+            "none",
+            flag=Flag(help="PEM file of the private key for workers with tls://."),
+        ),
     ] = None
     extra: Annotated[
         tuple[str, ...] | None,
@@ -255,6 +296,28 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
             of_name=True,
         ),
     ] = None
+    continue_streams: Annotated[
+        bool | None,
+        Setting(
+            Boolean(),
+            "Continue a streamed answer with the next llama-server if its llama-server ends.",
+            default=False,
+            flag=Flag(of_service=True, help="Continue a streamed answer after the end of its llama-server."),
+            of_name=True,
+        ),
+    ] = None
+    repair: Annotated[
+        Repair | None,
+        Setting(
+            OneOf(get_args(Repair)),
+            "Repair requests that llama-server would refuse: earlier tool calls with malformed arguments.",
+            default="off",
+            flag=Flag(
+                of_service=True, help="Repair earlier tool calls with malformed arguments in a conversation."
+            ),
+            of_name=True,
+        ),
+    ] = None
     drain_timeout_s: Annotated[
         float | None,
         Setting(
@@ -270,7 +333,7 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
     def files(self) -> tuple[str, ...]:
         """The absolute paths of other files in these settings."""
         named = (self.mmproj, self.draft_model, *(self.loras or ()))
-        return tuple(path for path in named if path is not None and path.startswith("/"))
+        return tuple(path for path in named if path is not None and os.path.isabs(path))  # noqa: PTH117
 
     def over(self, base: "ModelSettings") -> Self:
         """These settings, with those of ``base`` where they are not set."""

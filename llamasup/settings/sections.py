@@ -3,9 +3,10 @@
 # The annotations are values, not strings: the command line reads them at each start.
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
-from llamasup.settings.address_kinds import HostName, MediaHost, Origin
+from llamasup.http.address import Address
+from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin
 from llamasup.settings.declaration import Setting, SettingGroup
 from llamasup.settings.kinds import (
     Boolean,
@@ -13,27 +14,33 @@ from llamasup.settings.kinds import (
     FilePath,
     Integer,
     Many,
+    Name,
     Named,
     NodeUrl,
+    Parameters,
     Section,
     SizeText,
     Text,
     Time,
 )
+from llamasup.settings.parameters import ParameterName
 from llamasup.settings.units import Size
 
 __all__ = [
     "SLOTS_BYTES",
     "USAGE_KEEP_DAYS",
     "Auth",
+    "Batches",
     "Downloads",
     "Fleet",
     "FleetModel",
     "Http",
     "Memory",
+    "Ollama",
     "PeerEntry",
     "Slots",
     "Usage",
+    "VirtualEntry",
 ]
 
 SLOTS_BYTES: Final = 10 << 30
@@ -127,6 +134,19 @@ class Http(SettingGroup, frozen=True, kw_only=True):
     ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
 
 
+class Ollama(SettingGroup, frozen=True, kw_only=True):
+    """Ollama's API (docs/ollama.md)."""
+
+    listen: Annotated[
+        Address | None,
+        Setting(
+            Listen(),
+            "The address for clients of Ollama, such as 127.0.0.1:11434.",
+            "Ollama's API is not served",
+        ),
+    ] = None
+
+
 class PeerEntry(SettingGroup, frozen=True, kw_only=True):
     """Another llamasup, whose models are served here too (docs/fleet.md)."""
 
@@ -149,6 +169,39 @@ class PeerEntry(SettingGroup, frozen=True, kw_only=True):
             "The CA that signed its certificate, or that certificate itself.",
             "the CAs of the system",
         ),
+    ] = None
+
+
+class VirtualEntry(SettingGroup, frozen=True, kw_only=True):
+    """A name for a model with parameters of its own, or for one of several (docs/virtual-models.md)."""
+
+    model: Annotated[
+        str | None,
+        Setting(Name(), "The model, or another virtual model.", "required, unless any is given"),
+    ] = None
+    any: Annotated[
+        tuple[str, ...],
+        Setting(
+            Many(Name()),
+            "Several models. A request takes one that is loaded, or the one that loads soonest.",
+            "none",
+        ),
+    ] = ()
+    set: Annotated[
+        Mapping[str, Any],
+        Setting(Parameters(), "Parameters that each request gets, whatever the client sends.", "none"),
+    ] = {}
+    default: Annotated[
+        Mapping[str, Any],
+        Setting(Parameters(), "Parameters that a request gets if the client does not send them.", "none"),
+    ] = {}
+    remove: Annotated[
+        tuple[str, ...],
+        Setting(Many(ParameterName()), "Parameters that are removed from each request.", "none"),
+    ] = ()
+    system: Annotated[
+        str | None,
+        Setting(Text(), "Text in front of the system prompt of each chat.", "none"),
     ] = None
 
 
@@ -205,6 +258,41 @@ class Usage(SettingGroup, frozen=True, kw_only=True):
     keep_days: Annotated[int, Setting(Integer(1, 36_500), "How many days to keep, with today.")] = (
         USAGE_KEEP_DAYS
     )
+
+
+_HOURS: Final = r"(?:[01]\d|2[0-3]):[0-5]\d-(?:[01]\d|2[0-3]):[0-5]\d"
+
+
+class Batches(SettingGroup, frozen=True, kw_only=True):
+    """The API for batches: ``/v1/files`` and ``/v1/batches`` of OpenAI's client."""
+
+    enabled: Annotated[bool, Setting(Boolean(), "Serve /v1/files and /v1/batches.")] = False
+    folder: Annotated[
+        Path | None, Setting(FilePath("a folder"), "The folder of the files.", "one in the state folder")
+    ] = None
+    max_file: Annotated[Size, Setting(SizeText(percent=False), "The largest file of a client.")] = Size(
+        bytes=512 << 20
+    )
+    disk: Annotated[
+        Size,
+        Setting(SizeText(percent=False), "The disk space for all files together; then uploads are refused."),
+    ] = Size(bytes=10 << 30)
+    max_files: Annotated[int, Setting(Integer(1, 1_000_000), "The number of files of a client.")] = 1_000
+    max_lines: Annotated[int, Setting(Integer(1, 10_000_000), "The number of lines of a batch.")] = 100_000
+    max_batches: Annotated[
+        int, Setting(Integer(1, 10_000), "The number of batches of a client that are not over.")
+    ] = 20
+    keep_days: Annotated[
+        int, Setting(Integer(1, 3_650), "How many days to keep files, and batches that are over.")
+    ] = 30
+    only_between: Annotated[
+        str | None,
+        Setting(
+            Text("hours such as 22:00-07:00", _HOURS),
+            "The hours of the local time in which batches run.",
+            "all day",
+        ),
+    ] = None
 
 
 class FleetModel(SettingGroup, frozen=True, kw_only=True):

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError
+from llamasup.errors import BrokenRuntime, DoesNotFit, LlamasupError, WorkerMissing
 from llamasup.http.address import Address, UnixAddress
-from llamasup.llama_server.diagnosis import Diagnosis, Phase, diagnose
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis, Phase, diagnose
 from llamasup.llama_server.draft_log import DRAFTED, Drafted, read_drafted
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.start_log import (
     RELEVANT,
     Ready,
@@ -54,7 +55,8 @@ _MAX_SIZE_LINES: Final = 400
 class GenerationContext(Struct, frozen=True):
     """What an instance gives to each of its generations.
 
-    ``post`` takes the events. ``policy`` and ``phase`` are functions because both change during a generation.
+    ``post`` takes the events. ``policy``, ``phase`` and ``start_failure`` are functions because they change
+    during a generation. ``start_failure``: why llamasup kills the child before it was ready, if it does.
     ``endpoint`` creates the endpoint of a generation. ``on_measured`` is called after a load was recorded.
     """
 
@@ -71,6 +73,7 @@ class GenerationContext(Struct, frozen=True):
     post: Callable[[Event], None]
     policy: Callable[[], Policy]
     phase: Callable[[], Phase]
+    start_failure: Callable[[], Diagnosis | None]
 
 
 class Generation:
@@ -100,6 +103,8 @@ class Generation:
             tee=context.log_passed_on,
         )
         self.endpoint = context.endpoint(number, plan)
+        self.kill_reason: Diagnosis | None = None
+        """Why llamasup kills the child; None if it does not, or the child is stopped on request."""
         self.exit: Exit | None = None
         """Set when the child is reaped, which is before the cleanup and the ``Exited`` event."""
         self.log_ready = asyncio.Event()
@@ -115,6 +120,7 @@ class Generation:
         self._oom_kills_before = oom_kills_before
         self._tasks: list[asyncio.Task[None]] = []
         self._slots: asyncio.Task[None] | None = None  # saves or restores slots
+        self._used: tuple[tuple[str, ...], str] = ((), "")  # the RPC workers, and the model as it was named
 
     def __repr__(self) -> str:
         state = f"process {self.child.pid}" if self.exit is None else f"ended ({self.exit})"
@@ -122,9 +128,13 @@ class Generation:
 
     def watch(self) -> None:
         """Start to read the log and to wait for the exit."""
+        self._used = self.plan.workers, f"the model {self.context.model}"
+        USED.add(*self._used)
         self.pump.watch(RELEVANT, self._read_line)
         self._group.create_task(self._reap(), name=f"{self.context.model}/{self.number}/reap")
         self.post(states.Spawned(self.number, self.child.pid, keeps_slots=self.plan.slots is not None))
+        for message, remedy in self.plan.warnings:
+            self.warn(message, remedy)
 
     def rename(self, context: GenerationContext) -> None:
         """Take over the model's new name from ``context``."""
@@ -210,7 +220,7 @@ class Generation:
     async def _reap(self) -> None:
         exit_ = await self.child.wait()
         self.exit = exit_
-        phase = self.context.phase()
+        phase, start_failure = self.context.phase(), self.context.start_failure()
         if self._slots is not None:
             # Its connection is closed, too, and its warning belongs before the exit.
             await asyncio.wait([self._slots], timeout=PUMP_TIMEOUT_S)
@@ -218,19 +228,25 @@ class Generation:
         await self.clean_up()
         if self.drafted.proposed:
             await asyncio.to_thread(self.context.planner.drafted, self.plan, self.drafted)
-        diagnosis = diagnose(
+        diagnosis = start_failure or diagnose(
             exit_,
             self.pump.tail(),
             phase=phase,
             requested=phase == "stopping",
             oom_killed=oom_kills() > self._oom_kills_before,
         )
-        if phase == "starting":
+        if self.plan.workers and (phase != "stopping" or self.kill_reason is not None):
+            # They answer again once their llama-server has ended.
+            seen = self.kill_reason or diagnosis
+            diagnosis = await asyncio.to_thread(self.context.planner.name_lost, self.plan, seen)
+        if (phase == "starting" or start_failure is not None) and diagnosis.cause != WORKER_LOST:
             diagnosis = self._adjusted(diagnosis)
         self.post(states.Exited(self.number, diagnosis))
 
     async def clean_up(self) -> None:
         """Close the child's pipe, remove its socket, and end the processes that it left behind."""
+        USED.remove(*self._used)
+        self._used = (), ""
         await asyncio.to_thread(self.child.end_descendants)
         await self.pump.aclose(PUMP_TIMEOUT_S)
         _remove_socket(self.plan.address)
@@ -282,7 +298,14 @@ async def begin(
         _remove_socket(plan.address)
         oom_kills_before = oom_kills()
         cwd = context.cwd or context.work_folder
-        child = spawn(plan.argv, env=plan.env, cwd=cwd, run_folder=context.work_folder, nice=plan.nice)
+        child = spawn(
+            plan.argv,
+            env=plan.env,
+            cwd=cwd,
+            run_folder=context.work_folder,
+            nice=plan.nice,
+            ignores_sigpipe=plan.ignores_sigpipe,
+        )
     except LlamasupError as error:
         return _as_diagnosis(error, first=first)
     except OSError as error:
@@ -303,9 +326,9 @@ _NOT_STARTED = Diagnosis("stopped", "llama-server was not started: a stop came f
 
 def _as_diagnosis(error: LlamasupError, *, first: bool) -> Diagnosis:
     """``first``: no child has served yet. A plan that has served fits again once memory is free (#97)."""
-    deterministic = first or not isinstance(error, DoesNotFit)
+    waits = isinstance(error, WorkerMissing) or (isinstance(error, DoesNotFit) and not first)
     lines = (*error.details, *error.lines)
-    return Diagnosis(error.cause, error.message, error.remedy, lines, deterministic, error.exit_code)
+    return Diagnosis(error.cause, error.message, error.remedy, lines, not waits, error.exit_code)
 
 
 def _spawn_error(error: OSError) -> LlamasupError:

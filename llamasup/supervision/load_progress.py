@@ -12,7 +12,8 @@
 
 The log shows where a stage begins (b11434: "loading model", "llama threadpool init"); without these lines the
 bytes show it. The rest of a stage comes from its present speed, the later ones from earlier loads of this
-file. The remaining time grows only if the estimate was clearly wrong, and then there is a ``reason``.
+file, or else of other files. The remaining time grows only if the estimate was clearly wrong, and then there
+is a ``reason``.
 """
 
 from __future__ import annotations
@@ -337,8 +338,7 @@ class LoadEstimate(Struct, frozen=True):
     def _rest_of_warm_up_s(self, in_stage_s: float) -> float:
         earlier, used_s = self.facts.earlier, self._warm_up_cpu_s
         cpu_s = self.facts.cpu_bytes / _CPU_BYTES_S if earlier is None else earlier.warm_up_cpu_s
-        on_cpu = self.facts.cpu_bytes > self.facts.weights_bytes / 2
-        if not on_cpu or cpu_s <= 0.0 or used_s <= 0.0 or in_stage_s < _MIN_RATE_S:
+        if not self.facts.on_cpu or cpu_s <= 0.0 or used_s <= 0.0 or in_stage_s < _MIN_RATE_S:
             return _rest_of_s(self._warm_up_s, in_stage_s)
         return _rest_of_s(cpu_s, used_s) * in_stage_s / used_s
 
@@ -352,29 +352,28 @@ class LoadEstimate(Struct, frozen=True):
     def _reason(self, at_s: float) -> str:
         """Why the remaining time has just grown."""
         earlier = self.facts.earlier
+        is_known = earlier is not None and self.facts.of_this_file
+        than = "in the last load" if is_known else "expected"
         match self.stage:
             case Stage.BEGIN:
-                return "llama-server takes longer to start than in the last load"
+                return f"llama-server takes longer to start than {than}"
             case Stage.WEIGHTS:
                 meter, subject = self.weights, "the weights are read"
                 if self.weights.idle_s >= _STALL_S:
                     return f"no weights have been read for {self.weights.idle_s:.0f} s"
-                known = _rate(earlier.weights_bytes, earlier.weights_s) if earlier else 0.0
+                known = _rate(earlier.weights_bytes, earlier.weights_s) if earlier and is_known else 0.0
             case Stage.MEMORY:
                 meter, subject = self.memory, "the memory of the context is filled"
                 if self._copies:
-                    than = "expected" if earlier is None else "in the last load"
                     return f"the weights are copied to the device more slowly than {than}"
-                known = _rate(earlier.memory_bytes, earlier.memory_s) if earlier else 0.0
+                known = _rate(earlier.memory_bytes, earlier.memory_s) if earlier and is_known else 0.0
             case _:
-                than = "expected" if earlier is None else "in the last load"
                 return f"the warm-up takes longer than {than} ({self._warm_up_s:.1f} s)"
         rate = meter.rate_bytes_s
         if rate is not None and self.rate_bytes_s is not None and rate < self.rate_bytes_s:
             return f"{subject} at {_speed(rate)} now, {_speed(self.rate_bytes_s)} before"
         if rate is not None and rate < known:
             return f"{subject} at {_speed(rate)}, {_speed(known)} in the last load"
-        than = "expected" if earlier is None else "in the last load"
         stage_s = at_s - self.marks[-1]
         return f"{subject} more slowly than {than} (for {stage_s:.1f} s now)"
 
@@ -394,6 +393,7 @@ class LoadEstimate(Struct, frozen=True):
             weights_bytes=self.facts.weights_bytes,
             memory_bytes=self.memory.grown_bytes,
             warm_up_cpu_s=max(0.0, self._warm_up_cpu_s),
+            cpu_bytes=self.facts.cpu_bytes,
         )
 
 

@@ -55,6 +55,11 @@ class ChildPlan(Protocol):
         ...
 
     @property
+    def ignores_sigpipe(self) -> bool:
+        """Whether the process is started with SIGPIPE ignored."""
+        ...
+
+    @property
     def device(self) -> str | None:
         """The device that it computes on, as in ``LaunchPlan.device``."""
         ...
@@ -62,6 +67,16 @@ class ChildPlan(Protocol):
     @property
     def reduced(self) -> tuple[Reduction, ...]:
         """What is smaller than preferred, or than the user asked for."""
+        ...
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """The RPC workers that it uses."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[tuple[str, str], ...]:
+        """(message, remedy), for the user at the start."""
         ...
 
 
@@ -89,6 +104,10 @@ class PlanMaker(Protocol[P]):
         times: LoadTimes | None = None,
     ) -> None:
         """Runs in a thread. ``times``: of its load, without its runtime and key."""
+        ...
+
+    def name_lost(self, made: P, diagnosis: Diagnosis) -> Diagnosis:
+        """Runs in a thread, after the unexpected end of a child with RPC workers."""
         ...
 
     def drafted(self, made: P, drafted: Drafted) -> None:

@@ -7,14 +7,18 @@ result as an event. The table decides on time limits and consequences.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from llamasup.gguf.facts import ModelClass
 from llamasup.llama_server.answers import Health, NoAnswer, TokenProbe
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.llama_server.warmup import (
     WarmUpRequest,
+    begun_message_requests,
     no_response,
+    repeats_begun_message,
     response_problem,
     warm_up_request,
     warmup_diagnosis,
@@ -128,10 +132,23 @@ async def warm_up(generation: Generation) -> None:
             )
     if problem is None:
         generation.warm_up_s = asyncio.get_running_loop().time() - began_s
+        await _learn_how_it_continues(generation)
         generation.post(states.WarmupSucceeded(generation.number))
     else:
         diagnosis = warmup_diagnosis(problem, generation.pump.tail(), status=status)
         generation.post(states.WarmupFailed(generation.number, diagnosis))
+
+
+async def _learn_how_it_continues(generation: Generation) -> None:
+    """Whether this build, with its options and its template, continues begun messages, and how."""
+    if not generation.context.policy().continue_streams:
+        return
+    if generation.plan.model_class not in (ModelClass.DECODER, ModelClass.ENCODER_DECODER):
+        return
+    with suppress(NoAnswer):
+        async with generation.prober() as prober:
+            bodies = [(await prober.send(request))[1] for request in begun_message_requests()]
+        generation.endpoint.repeats_begun_message = repeats_begun_message(*bodies)
 
 
 # --- its slots
@@ -193,12 +210,18 @@ async def query_context_window(generation: Generation) -> None:
         generation.endpoint.window = await prober.context_window()
 
 
-async def record_load(generation: Generation) -> None:
+def record_load(generation: Generation) -> Coroutine[None, None, None]:
     """Compare the memory of this load with its plan, for later plans.
 
-    A single call in a thread: a stop right after the start neither waits for it nor undoes it.
+    The thread is asked for at once, not by the task: a stop right after the start neither waits for it nor
+    undoes it.
     """
-    await asyncio.to_thread(_record_load, generation)
+    recorded = asyncio.get_running_loop().run_in_executor(None, _record_load, generation)
+    return _load_recorded(generation, recorded)
+
+
+async def _load_recorded(generation: Generation, recorded: asyncio.Future[None]) -> None:
+    await asyncio.shield(recorded)
     if generation.context.on_measured is not None:
         generation.context.on_measured()
 

@@ -99,6 +99,7 @@ class InstanceRunner:
             post=self.post,
             policy=lambda: self.policy,
             phase=self._phase,
+            start_failure=lambda: None if self.instance.ready else self.instance.kill_reason,
         )
         self.on_idle: Callable[[Endpoint], None] | None = None
         """Called whenever the last running request has ended. Set it before the start."""
@@ -366,6 +367,7 @@ class InstanceRunner:
                 self._current.endpoint.once_idle(lambda: self.post(states.Drained(generation)))
             case states.CloseEndpoint(_, reason, diagnosis):
                 if self._generation is not None:
+                    self._generation.kill_reason = diagnosis
                     self._generation.close(_ended(reason, diagnosis))
             case states.Terminate():
                 if self._generation is not None:

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.llama_server.diagnosis import Diagnosis
+from llamasup.errors import WorkerMissing
+from llamasup.llama_server.diagnosis import WORKER_LOST, Diagnosis
 from llamasup.supervision.backoff import recent_crashes, restart_delay_s
 from llamasup.supervision.states import (
     AwaitIdle,
@@ -106,7 +107,7 @@ def _spawn(transition: Transition) -> Outcome:
 
 def reset_and_start(transition: Transition) -> Outcome:
     """A requested start resets the crash count."""
-    return _spawn(transition.with_instance(crashes=(), half_open_since_s=None))
+    return _spawn(transition.with_instance(crashes=(), waits=0, half_open_since_s=None))
 
 
 def try_half_open(transition: Transition) -> Outcome:
@@ -120,7 +121,7 @@ def restart_now(transition: Transition) -> Outcome:
 
 def spawned(transition: Transition) -> Outcome:
     assert isinstance(transition.event, Spawned)
-    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots)
+    known = replace(transition.instance, keeps_slots=transition.event.keeps_slots, waits=0)
     return known, (Probe(known.generation),)
 
 
@@ -178,10 +179,26 @@ def warmup_timeout(transition: Transition) -> Outcome:
 
 
 def drained(transition: Transition) -> Outcome:
+    if transition.instance.transferring_slots:
+        return ignore(transition)
     if not transition.instance.keeps_slots:
         return terminate(transition)
-    saving, wake = transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
+    saving, wake = _save_slots(transition)
     return saving, (SaveSlots(saving.generation), wake)
+
+
+def drain_timeout(transition: Transition) -> Outcome:
+    instance = transition.instance
+    if instance.transferring_slots or not (instance.keeps_slots and transition.policy.continue_streams):
+        return terminate(transition)
+    # The streams go on at the next server, which restores what this one has computed for them.
+    saving, wake = _save_slots(transition)
+    generation = saving.generation
+    return saving, (CloseEndpoint(generation, _STOPPING), SaveSlots(generation), wake)
+
+
+def _save_slots(transition: Transition) -> tuple[Instance, WakeAt]:
+    return transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
 
 
 def drain_and_restart(transition: Transition) -> Outcome:
@@ -196,7 +213,7 @@ def terminate(transition: Transition) -> Outcome:
     timeout_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
     stopping, wake = transition.deadline(timeout_s, state=State.STOPPING, term_resent=term_resent)
     generation = stopping.generation
-    return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
+    return stopping, (CloseEndpoint(generation, _STOPPING), Terminate(generation), wake)
 
 
 def resend_sigterm(transition: Transition) -> Outcome:
@@ -216,7 +233,7 @@ def kill(transition: Transition) -> Outcome:
         transition.policy.kill_again_s, state=State.STOPPING, term_resent=True
     )
     generation, kill_reason = stopping.generation, stopping.kill_reason
-    reason = "the server is stopping" if kill_reason is None else kill_reason.message
+    reason = _STOPPING if kill_reason is None else kill_reason.message
     return stopping, (CloseEndpoint(generation, reason, kill_reason), Kill(generation), wake)
 
 
@@ -273,8 +290,22 @@ def expected_exit(transition: Transition) -> Outcome:
     """The child exited after llamasup ended it."""
     transition = transition.with_instance(alive=False)
     if transition.instance.kill_reason is not None:
-        return _crashed(transition, transition.instance.kill_reason, by_us=True)
+        return _crashed(transition, _reason_of_kill(transition), by_us=True)
     return restart_now(transition) if transition.instance.restart_pending else settle(transition)
+
+
+def _reason_of_kill(transition: Transition) -> Diagnosis:
+    """Why llamasup killed the server, with what is known only after its end.
+
+    A llama-server whose RPC worker hangs seems to hang itself; the workers are asked after its end. After a
+    start that hung, the planner is asked.
+    """
+    event, kill_reason = transition.event, transition.instance.kill_reason
+    assert kill_reason is not None
+    assert isinstance(event, Exited | SpawnFailed)
+    if event.diagnosis.cause == WORKER_LOST:
+        return event.diagnosis
+    return replace(kill_reason, adjustment=kill_reason.adjustment or event.diagnosis.adjustment)
 
 
 def exit_while_draining(transition: Transition) -> Outcome:
@@ -297,6 +328,12 @@ def _crashed(transition: Transition, diagnosis: Diagnosis, *, by_us: bool = Fals
     if diagnosis.adjustment is not None:
         # The next start has a smaller plan, so this is no crash; the planner limits the steps (S5).
         return _report_and_restart(transition, diagnosis, by_us=by_us)
+    if diagnosis.cause == WorkerMissing.cause:
+        # No crash either: starts are tried until the worker is back.
+        waits = instance.waits + 1
+        delay_s = restart_delay_s(waits, was_ready=False, roll=transition.roll, policy=policy)
+        waiting = transition.with_instance(waits=waits)
+        return _report_and_wait(waiting, diagnosis, State.BACKOFF, delay_s, by_us=by_us)
     crashes = (*recent_crashes(instance.crashes, now_s, policy), now_s)
     transition = transition.with_instance(crashes=crashes)
     if diagnosis.deterministic:
@@ -416,7 +453,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             LivenessFailed: kill,
             Drained: drained,
             Exited: exit_while_draining,
-            TimerFired: terminate,
+            TimerFired: drain_timeout,
         },
         State.STOPPING: {
             StartRequested: restart_after_exit,
@@ -455,6 +492,8 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
         },
     }
 )
+
+_STOPPING: Final = "the server is stopping"
 
 
 class InvalidTransition(RuntimeError):

@@ -86,6 +86,10 @@ class Policy(Struct, frozen=True):
     """If false, llama-server itself answers during its first load: with 503, at once."""
     knows_all_keys: bool = True
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
+    continue_streams: bool = False
+    """Whether streamed answers are continued by the next generation."""
+    repairs_tool_calls: bool = False
+    """Whether malformed tool calls in a conversation are repaired."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5
@@ -135,6 +139,8 @@ class Instance(Struct, frozen=True):
     transferring_slots: bool = False
     """Whether slots are being saved or restored now."""
     crashes: tuple[float, ...] = ()
+    waits: int = 0
+    """How often a start has waited for an RPC worker since the last child."""
     restarts: int = 0
     last: Diagnosis | None = None
     next_start_s: float | None = None

@@ -8,23 +8,30 @@ not move the cursor.
 from __future__ import annotations
 
 import json
+import os
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 __all__ = [
     "INVALID_JSON",
+    "SEPARATORS",
     "did_you_mean",
     "display_width",
+    "is_path",
     "json_text",
     "memory_text",
     "one_of_these",
     "path_text",
     "printable",
+    "sentence",
 ]
+
+SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+"""Of the names in a path: a slash, and on Windows a backslash as well."""
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -46,6 +53,11 @@ def _escaped(letter: str) -> str:
 def path_text(path: str) -> str:
     """A path with its bytes outside UTF-8 as escapes (PEP 383): text that every JSON parser accepts."""
     return _HALF_PAIR.sub(lambda half: _escaped(half[0]), path)
+
+
+def is_path(text: str, separators: Sequence[str] = SEPARATORS) -> bool:
+    """Whether ``text`` is written as a path, and not as a name."""
+    return text.startswith("~") or any(separator in text for separator in separators)
 
 
 def display_width(text: str) -> int:
@@ -104,3 +116,8 @@ def memory_text(count_bytes: int) -> str:
             return f"{size:.0f} {unit}" if size >= 10 or unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def sentence(text: str) -> str:
+    """``text``, which is not empty, with a capital letter and a full stop."""
+    return f"{text[0].upper()}{text[1:]}."

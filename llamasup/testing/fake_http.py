@@ -201,6 +201,8 @@ class HttpServer:
         shape = _Shape(path, self._alias, request)
         with self._slot(connection) as number:
             self._held[number] = str(request.get("prompt", request.get("messages", "")))
+            if self._faults.die_on and self._faults.die_on in self._held[number]:
+                self._faults.die("stream")
             # Headers go out when a slot starts the request, not before (b11434).
             if stream:
                 connection.sendall(_head(200, "text/event-stream", chunked=True))

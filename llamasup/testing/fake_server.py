@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from llamasup.system.native import native
 from llamasup.testing.fake_http import HttpServer
 from llamasup.testing.faults import Faults
 
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     signalled, wake = os.pipe()  # an event would miss a signal just before the wait
     if not faults.ignore_sigterm:
         # From here on SIGTERM is a request; while loading it kills (b11434).
-        os.set_blocking(wake, False)
+        native.set_nonblocking(wake)
         signal.set_wakeup_fd(wake)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: None)
@@ -155,7 +156,7 @@ def _wait_for_the_end(server: HttpServer, signalled: int) -> int:
 
 def _sleeper() -> int:
     """Leave a process behind that keeps the log's pipe open."""
-    pid = os.fork()
+    pid: int = getattr(os, "fork")()  # noqa: B009 - not on Windows
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(3600)
@@ -238,7 +239,7 @@ def _bind(options: dict[str, str]) -> socket.socket | None:
     host, port = options.get("--host", "127.0.0.1"), int(options.get("--port", "8080"))
     try:
         if host.endswith(".sock"):
-            listener = socket.socket(socket.AF_UNIX)
+            listener = native.unix_socket()
             listener.bind(host)
         else:
             listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

@@ -12,6 +12,7 @@ import dataclasses
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ class Faults:
     tokens: int = 8  # how many where the request does not say
     stall_after: int = -1  # after so many tokens a completion moves no more
     die_in_stream: int = -1  # after so many tokens, as exit=stream:… or signal=stream:… says (or exit 1)
+    die_on: str = ""  # a prompt with this text ends it, as with die_in_stream=0
     until: str = ""  # path: when this file exists, every pause and stall ends
     list_slots_s: float = 0.0  # how long GET /slots takes
     slots_s: float = 0.0  # how long saving or restoring a slot takes
@@ -99,7 +101,7 @@ class Faults:
         if name and how_phase == phase:
             time.sleep(self.after_s)
             os.kill(os.getpid(), getattr(signal, name))
-            signal.pause()
+            threading.Event().wait()
         how_phase, _, code = self.exit.partition(":")
         if code and how_phase == phase:
             time.sleep(self.after_s)

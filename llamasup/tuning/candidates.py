@@ -15,6 +15,7 @@ from msgspec import Struct
 from llamasup.gguf.facts import ModelClass, ModelFacts
 from llamasup.llama_server.argv_builder import ExtraArgs
 from llamasup.llama_server.help_text import Capabilities
+from llamasup.planning.drafting import no_drafts
 from llamasup.planning.memory.kv_cache import has_kv_cache
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import Changes, environment_of_threads
@@ -282,12 +283,13 @@ def _drafts(setup: Setup) -> Iterator[Candidate]:
             if length != now:
                 why = f"{length} drafted tokens are checked at once"
                 yield _flag("draft", ahead, length, why, lossy=True)
-    none = setup.capabilities.find("--spec-type")
-    if none is None or not setup.may_change("--spec-type"):
+    off = no_drafts(setup.capabilities)
+    if (spec_type is not None or has_model) and off is not None and setup.may_change(off[0]):
+        yield _flag("draft", *off, "drafts that are rejected cost more than they save")
+    types = setup.capabilities.find("--spec-type")
+    if types is None or not setup.may_change("--spec-type"):
         return
-    listed = (none.argument or "") + " ".join(none.allowed)
-    if (spec_type is not None or has_model) and "none" in listed:
-        yield _flag("draft", "--spec-type", "none", "drafts that are rejected cost more than they save")
+    listed = (types.argument or "") + " ".join(types.allowed)
     if spec_type is None and not has_model and "ngram-simple" in listed:
         why = "repeated text is drafted from the context, without a draft model"
         yield _flag("ngram", "--spec-type", "ngram-simple", why, lossy=True)

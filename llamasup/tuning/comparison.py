@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from llamasup.errors import LlamasupError, TuningFailed
 from llamasup.planning.attempts import Planner
+from llamasup.planning.drafting import no_drafts
 from llamasup.planning.facts import Launch
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
@@ -45,6 +46,7 @@ _GRACE_S = 20.0
 # Of the lengths of the mix: where the calibration begins, and how it goes on.
 _FIRST_SCALE, _GROWTH, _LARGEST_SCALE = 0.05, 3.0, 16.0
 _CALIBRATIONS = 3
+_FIRST_MEASUREMENTS = 3
 PAIRS_IN_ROUND = 2
 
 
@@ -95,8 +97,14 @@ class Comparison:
         """The usual time of a start; 0 before the first one, which may read the model from the disk."""
         return median(self.starts_s or (0.0,))
 
-    def screening_s(self, pairs: int, block_s: float) -> float:
-        """How long a screening takes, if a block takes ``block_s``."""
+    @property
+    def block_s(self) -> float:
+        """The usual time of a block: one can be a bad moment of the machine."""
+        return median(self.default_times or (0.0,))
+
+    def screening_s(self, pairs: int) -> float:
+        """How long a screening takes."""
+        block_s = self.block_s
         if self._alternates:
             return pairs * (2 * self.start_s + 4 * block_s)
         return self.start_s + (2 * pairs + 1) * block_s
@@ -134,11 +142,21 @@ class Comparison:
         return block_for(mix, scale * target_s / seconds, ctx_size=ctx_size, clients=clients)
 
     async def measure_default(self, block: Block) -> Measurement:
-        return await self._of_default(await self.start_default(), block)
+        """The middle of three, from which the times of all steps are estimated at first."""
+        default = await self.start_default()
+        measured = [await self._of_default(default, block) for _ in range(_FIRST_MEASUREMENTS)]
+        middle = middle_of(measured)
+        assert middle is not None
+        return middle
 
     # --- comparisons
 
     async def screen(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
+        if self._launch.settings.rpc:  # an RPC worker serves one of the two
+            await self._end_trials()
+            await self._prepare_quality(candidate)
+            self._alternates = True
+            return await self._alternate(candidate, pairs, block)
         await self.start_default()
         await self._prepare_quality(candidate)
         plan, fits = self._plan(candidate.changes)
@@ -158,7 +176,7 @@ class Comparison:
             await self._end_trials(default=False)
 
     async def _alternate(self, candidate: Candidate, pairs: int, block: Block) -> list[float]:
-        """Both one after the other, as they do not fit into memory together."""
+        """Both one after the other, as they do not fit into memory together, or need the same RPC worker."""
         await self._end_trials()
         if not self._plan(candidate.changes)[1]:
             raise TrialFailed("it does not fit in memory")
@@ -260,7 +278,8 @@ class Comparison:
     def _plan(self, changes: Changes) -> tuple[LaunchPlan, bool]:
         """The plan with these changes, and whether it fits into the free memory without being reduced.
 
-        Raises TrialFailed if it is not possible; for the default, what planning raises.
+        Raises TrialFailed if it is not possible; for the default, what planning raises; and TuningFailed if
+        an RPC worker is missing.
         """
         self._number += 1
         planner = Planner(self._launch, self._folder, f"{self._number}-", trial=changes)
@@ -271,7 +290,14 @@ class Comparison:
             if changes == NO_CHANGES:
                 raise
             raise TrialFailed(error.message) from None
-        return admission.plan, admission.plan.memory.fits and len(admission.considered) == 1
+        made, workers = admission.plan, self._launch.settings.rpc or ()
+        if made.warnings:  # without its workers, the model would be measured in another state than it is used
+            missing = ", ".join(name for name in workers if name not in made.workers)
+            raise TuningFailed(
+                f"the plan needs the RPC worker {missing}, which does not answer.",
+                remedy="Start it (llamasup rpc-worker), and tune again. Nothing was changed.",
+            )
+        return made, made.memory.fits and len(admission.considered) == 1
 
     async def _started_default(self, plan: LaunchPlan) -> Trial:
         try:
@@ -330,8 +356,8 @@ class Comparison:
         changes: tuple[tuple[str, str], ...] = ()
         if plan.kv_type != "f16":
             changes += (("--cache-type-k", "f16"), ("--cache-type-v", "f16"))
-        if _drafts(plan) and self._launch.runtime.capabilities.knows("--spec-type"):
-            changes += (("--spec-type", "none"),)
+        if _drafts(plan) and (off := no_drafts(self._launch.runtime.capabilities)) is not None:
+            changes += (off,)
         return changes
 
     async def _check_quality(self, candidate: Candidate, trial: Trial) -> None:

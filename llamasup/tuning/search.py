@@ -241,7 +241,7 @@ def _advanced(search: Search) -> Search:
     if search.phase == "screen":
         while not any(_is_due(one, search.rung) for one in search.entries):
             search = _halved(search)
-            if search.rung + 1 == len(_PAIRS) or len(_open(search)) < 2:
+            if search.rung + 1 == len(_PAIRS) or _is_chosen(_open(search)):
                 return _chosen(search, combines=True)
             search = replace(search, rung=search.rung + 1)
         return search
@@ -250,6 +250,11 @@ def _advanced(search: Search) -> Search:
     if combined.state != "open" or len(combined.ratios) >= _COMBINED_PAIRS:
         return _to_proof(search)
     return search
+
+
+def _is_chosen(left: Sequence[Entry]) -> bool:
+    """Whether there is no choice any more. One that only may be better is measured again."""
+    return len(left) < 2 and all(one.gain >= _WORTHWHILE for one in left)
 
 
 def _open(search: Search) -> list[Entry]:

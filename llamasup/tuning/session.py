@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from llamasup.planning.load_history import runtime_id
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Conditions, Kept, files_key
 from llamasup.system.hardware.probe import hardware
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.tuning.candidates import Purpose, Setup, candidates
 from llamasup.tuning.comparison import PAIRS_IN_ROUND, Comparison, TimeOver, TooLossy
@@ -133,7 +133,7 @@ class Session:
         )
         self._neighbours = Neighbours(folder)
         self._gave_way = False
-        self._round_s = 0.0
+        self._rounds_s: list[float] = []
         self._stopped = ""  # why it ended early, if the time was not over
         self._identity = model
         self._conditions = Planner(launch, folder, trial=NO_CHANGES).conditions()
@@ -189,7 +189,7 @@ class Session:
         if trials(search) == 0 and not finished:
             raise TuningFailed(
                 f"{self._options.minutes:g} min are too short for one comparison: a start takes "
-                f"{self._compare.start_s:.1f} s, and one measurement {measured.seconds:.1f} s.",
+                f"{self._compare.start_s:.1f} s, and one measurement {self._compare.block_s:.1f} s.",
                 remedy="Give more time with --minutes. Nothing was changed.",
             )
         if finished:
@@ -219,10 +219,10 @@ class Session:
         discarded = 0
         while True:
             step = next_step(search)
-            if isinstance(step, Screen) and worth_proving(search) and self._must_prove_now(step, measured):
+            if isinstance(step, Screen) and worth_proving(search) and self._must_prove_now(step):
                 search = hurry(search)
                 step = next_step(search)
-            if isinstance(step, Done) or self._left_s < self._step_s(step, measured):
+            if isinstance(step, Done) or self._left_s < self._step_s(step):
                 break
             self._refuse_changed_files()
             before_s = _suspended_s()
@@ -261,7 +261,7 @@ class Session:
             case ProofRound(candidate):
                 began_s = time.monotonic()
                 ratio = await self._compare.round(candidate, block)
-                self._round_s = time.monotonic() - began_s
+                self._rounds_s.append(time.monotonic() - began_s)
                 return [ratio]
 
     # --- giving way
@@ -331,22 +331,24 @@ class Session:
     def _minutes(self) -> float:
         return self._earlier_minutes + (self._clock() - self._began_s) / 60
 
-    def _round_estimate_s(self, measured: Measurement) -> float:
+    def _round_estimate_s(self) -> float:
         blocks = 2 * (PAIRS_IN_ROUND + 1)
-        return self._round_s or 2 * self._compare.start_s + blocks * measured.seconds
+        if self._rounds_s:
+            return median(self._rounds_s)
+        return 2 * self._compare.start_s + blocks * self._compare.block_s
 
-    def _must_prove_now(self, step: Screen, measured: Measurement) -> bool:
+    def _must_prove_now(self, step: Screen) -> bool:
         """Whether the rest of the time is needed for the proof. If it is too short even for that, the
         screening goes on, and a later call makes the proof.
         """
-        round_s = self._round_estimate_s(measured)
-        reserve_s = _RESERVED_ROUNDS * round_s + self._step_s(step, measured)
+        round_s = self._round_estimate_s()
+        reserve_s = _RESERVED_ROUNDS * round_s + self._step_s(step)
         return FEWEST * round_s <= self._left_s < reserve_s
 
-    def _step_s(self, step: Screen | ProofRound, measured: Measurement) -> float:
+    def _step_s(self, step: Screen | ProofRound) -> float:
         if isinstance(step, ProofRound):
-            return self._round_estimate_s(measured)
-        return self._compare.screening_s(step.pairs, measured.seconds)
+            return self._round_estimate_s()
+        return self._compare.screening_s(step.pairs)
 
     def _drift(self) -> float | None:
         times = self._compare.default_times
@@ -454,6 +456,4 @@ async def _settled(work: Callable[[], Awaitable[T]]) -> tuple[T | None, Exceptio
 
 def _suspended_s() -> float:
     """How long this machine has been suspended since its start."""
-    if sys.platform != "linux":
-        return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return native.awake_and_asleep_s() - time.monotonic()

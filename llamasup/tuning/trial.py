@@ -21,6 +21,7 @@ from llamasup.llama_server.answers import NoAnswer
 from llamasup.llama_server.client import Prober
 from llamasup.llama_server.diagnosis import diagnose
 from llamasup.llama_server.network import AsyncioBackend
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.llama_server.warmup import response_problem, warm_up_request
 from llamasup.planning.plan import LaunchPlan
 from llamasup.system.hardware.usage import load_usage, oom_kills
@@ -40,6 +41,7 @@ _EXIT_S = 1.0
 _PUMP_S = 1.0
 _SEED = 1
 _LAST_EVENT = b'"stop":true'
+_USER = "a trial"  # of RPC workers
 
 
 class TrialFailed(Exception):
@@ -64,6 +66,8 @@ class Trial:
     def __init__(self, plan: LaunchPlan, child: Child, pump: LogPump, *, oom_kills_before: int) -> None:
         self.plan = plan
         self.start_s = 0.0
+        self._used_workers = plan.workers
+        USED.add(self._used_workers, _USER)
         self._child = child
         self._log = pump
         self._oom_kills_before = oom_kills_before
@@ -156,6 +160,8 @@ class Trial:
         await asyncio.to_thread(self._child.end_descendants)
         await self._log.aclose(_PUMP_S)
         await self._pool.aclose()
+        USED.remove(self._used_workers, _USER)
+        self._used_workers = ()
         _remove_socket(self.plan)
 
     # --- requests

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.storage.folders import device_and_inode, state_folder
 from llamasup.system.text import path_text
 from llamasup.usage.ledger import Group, Sums
@@ -152,7 +152,7 @@ def _create_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
         status = path.lstat()
-        is_own = sys.platform == "win32" or status.st_uid == os.geteuid()
+        is_own = native.is_own(status)
         if not (stat.S_ISREG(status.st_mode) and is_own):
             raise OSError("it is not a regular file of this user") from None
         if stat.S_IMODE(status.st_mode) & 0o077:

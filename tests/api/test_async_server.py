@@ -98,6 +98,25 @@ async def test_usage_counts_the_requests_of_each_model(fake: str, tiny_model: Pa
 
 
 @in_loop
+async def test_requests_are_listed(fake: str, tiny_model: Path) -> None:
+    async with serving(fake, tiny_model) as server:
+        assert await server.requests(ended=200) == {"live": [], "ended": [], "ended_total": 0}
+        await server.client.post("/v1/completions", json=TEXT, headers={"X-Request-Id": "mine"})
+        (ended,) = (await server.requests(ended=1))["ended"]
+        assert (ended["request_id"], ended["outcome"], ended["tokens_completion"]) == ("mine", "ok", 8)
+        assert (await server.requests())["ended"] == []
+        for number in (-1, 201):
+            with pytest.raises(llamasup.UsageInvalid, match=f"ended={number}"):
+                await server.requests(ended=number)
+        with pytest.raises(llamasup.RequestUnknown):
+            server.cancel("mine")
+    with pytest.raises(llamasup.NotRunning):
+        await server.requests()
+    with pytest.raises(llamasup.NotRunning):
+        server.cancel("mine")
+
+
+@in_loop
 async def test_usage_can_be_switched_off(fake: str, tiny_model: Path, own_folders: Path) -> None:
     async with llamasup.serve(tiny_model, runtime=fake, config=Config(usage=Usage(enabled=False))) as server:
         await server.client.post("/v1/completions", json=TEXT)

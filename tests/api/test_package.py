@@ -36,6 +36,7 @@ NAMES = {
     "NotRunning",
     "PortInUse",
     "PortNotAllowed",
+    "RequestUnknown",
     "RuntimeMissing",
     "Server",
     "ServerFailed",
@@ -59,7 +60,7 @@ def test_public_names_are_complete_and_importable() -> None:
 
 def test_every_error_is_a_llamasup_error() -> None:
     raised = [getattr(llamasup, name) for name in NAMES if hasattr(errors, name)]
-    assert len(raised) == 22
+    assert len(raised) == 23
     assert all(issubclass(item, llamasup.LlamasupError) for item in raised)
 
 

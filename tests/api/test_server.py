@@ -40,6 +40,9 @@ def test_server_serves_and_reports_its_models(fake: str, tiny_model: Path) -> No
         assert server.client.post("/v1/completions", json=TEXT).status_code == 200
         assert server.status()["models"][0]["state"] == "ready"
         assert server.why()["sentences"][0].startswith("tiny was loaded ")
+        (ended,) = server.requests(ended=1)["ended"]
+        with pytest.raises(llamasup.RequestUnknown):
+            server.cancel(ended["request_id"])
         assert [row["requests"] for row in server.usage(by="day", since="1d")["rows"]] == [1]
         assert repr(server) == f"<llamasup.Server at {server.url}>"
         server.unload()

@@ -42,6 +42,14 @@ def test_default_file_is_in_a_private_folder(tmp_path: Path, monkeypatch: pytest
     assert key_file_text(default_key_file()) == "one\ntwo\n"
 
 
+def test_the_folder_may_be_a_symlink(tmp_path: Path) -> None:
+    """Such as /home -> /usr/home."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "linked").symlink_to("real")
+    change_key_file(tmp_path / "linked" / "keys", lambda _: "one\n")
+    assert (tmp_path / "real" / "keys").read_text() == "one\n"
+
+
 def test_existing_file_keeps_its_mode_and_owner(path: Path) -> None:
     path.write_text("one\n")
     path.chmod(0o640)

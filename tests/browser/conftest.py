@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Route, expect, sync_playwright
 
 from llamasup.testing import models
 from tests.e2e.driver import Llamasup, run_to_end, started
@@ -27,6 +27,7 @@ CONTENT = {
     "Requests": "h2:text-is('Finished')",
     "Plan": "pre.command",
     "Playground": ".tabs",
+    "Batches": "p.note, table.batches",
     "Logs": "pre.log",
     "Usage": "label:has-text('Days')",
     "Config": "textarea.code",
@@ -142,6 +143,9 @@ def watched(context: BrowserContext) -> Iterator[BrowserContext]:
     context.on("weberror", lambda error: mistakes.append(str(error.error)))
     context.set_default_timeout(PATIENCE_MS)
     yield context
+    for page in context.pages:
+        # Else a handler that runs while its page closes fails a later test. It may hold its route for ever.
+        page.unroute_all(behavior="ignoreErrors")
     context.close()
     assert mistakes == []
 
@@ -171,6 +175,18 @@ def show(page: Page, name: str) -> None:
 def card(page: Page, model: str) -> Any:
     """The part of the page of models that shows this one."""
     return page.locator(".card").filter(has=page.get_by_role("button", name=f"Load {model}", exact=True))
+
+
+def with_models(page: Page, changed: Callable[[list[Any]], list[Any]]) -> None:
+    """Reload the page, and change the models of each status that it reads."""
+
+    def change(route: Route) -> None:
+        answer = route.fetch()
+        status = answer.json()
+        route.fulfill(response=answer, json={**status, "models": changed(status["models"])})
+
+    page.route("**/llamasup/v1/status", change)
+    page.reload()
 
 
 def focus_on(page: Page, wanted: Any) -> None:

@@ -15,13 +15,23 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
-from tests.browser.conftest import ADMIN, CONTENT, Console, Serve, card, focus_on, show, sign_in
+from tests.browser.conftest import (
+    ADMIN,
+    CONTENT,
+    Console,
+    Serve,
+    card,
+    focus_on,
+    show,
+    sign_in,
+    with_models,
+)
 from tests.patience import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.real, pytest.mark.browser]
 
 NewContext = Callable[..., BrowserContext]
-PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Logs", "Usage", "Config")
+PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Batches", "Logs", "Usage", "Config")
 HTML_NAME = "<img src=x onerror=document.title=1>"
 CHAT, OTHER, SLEEPER = "tiny-chat", "tiny-other", "org/sleeper:F32"
 BY_KEYBOARD = "tiny-keyboard"
@@ -228,6 +238,59 @@ def test_model_is_loaded_restarted_and_unloaded(page: Page) -> None:
 
 
 @pytest.mark.one_runtime
+@pytest.mark.parametrize(
+    ("state_of_model", "buttons"),
+    [
+        ("stopped", {"Load"}),
+        ("failed", {"Load"}),
+        ("waiting", {"Unload"}),
+        ("starting", {"Unload", "Restart"}),
+        ("ready", {"Unload", "Restart"}),
+        ("draining", {"Unload", "Restart"}),
+        ("stopping", {"Unload"}),  # a restart passes through it
+        ("broken", set()),
+    ],
+)
+def test_state_of_a_model_decides_which_buttons_work(
+    page: Page, state_of_model: str, buttons: set[str]
+) -> None:
+    with_models(page, lambda models: [{**model, "state": state_of_model} for model in models])
+    model = card(page, SLEEPER)
+    expect(model.locator(".state")).to_have_text(state_of_model)
+    for button in ("Load", "Unload", "Restart"):
+        named = model.get_by_role("button", name=f"{button} {SLEEPER}", exact=True)
+        expect(named).to_be_enabled(enabled=button in buttons)
+
+
+@pytest.mark.one_runtime
+def test_late_answer_does_not_replace_a_newer_one(page: Page) -> None:
+    expect(card(page, SLEEPER)).to_be_visible()
+    shown = page.evaluate(
+        """async () => {
+            const store = await import("/llamasup/assets/store.js");
+            const { status } = store.current();
+            const answer = (state) => {
+                const models = status.models.map((model) => ({ ...model, state }));
+                return new Response(JSON.stringify({ ...status, models }));
+            };
+            const asked = [];
+            const real = window.fetch;
+            window.fetch = (path, options) => {
+                if (!path.endsWith("/status")) return real(path, options);
+                return new Promise((resolve) => asked.push(resolve));
+            };
+            const [older, newer] = [store.refreshStatus(), store.refreshStatus()];
+            asked[1](answer("ready"));
+            await newer;
+            asked[0](answer("stopping"));
+            await older;
+            return store.current().status.models.map((model) => model.state);
+        }"""
+    )
+    assert set(shown) == {"ready"}
+
+
+@pytest.mark.one_runtime
 def test_models_are_loaded_with_the_keyboard_alone(page: Page) -> None:
     button = page.get_by_role("button", name=f"Load {BY_KEYBOARD}", exact=True)
     focus_on(page, button)
@@ -287,14 +350,7 @@ def test_two_consoles_change_the_same_model(
 def test_name_with_html_is_shown_as_text_on_every_page(console: Console, page: Page) -> None:
     """No config and no folder may have such a name: here the answer of llamasup is changed."""
 
-    def with_html(route: Route) -> None:
-        answer = route.fetch()
-        status = answer.json()
-        status["models"].append({**status["models"][0], "id": HTML_NAME, "aliases": [f"{HTML_NAME}2"]})
-        route.fulfill(response=answer, json=status)
-
-    page.route("**/llamasup/v1/status", with_html)
-    page.reload()
+    with_models(page, lambda models: [*models, {**models[0], "id": HTML_NAME, "aliases": [f"{HTML_NAME}2"]}])
     expect(card(page, HTML_NAME).get_by_role("heading")).to_contain_text(HTML_NAME)
     for name in PAGES:
         show(page, name)
@@ -497,6 +553,8 @@ def test_program_at_another_port_gets_the_cookie_and_can_do_nothing_with_it(
             cookies.append(self.headers.get("cookie", ""))
             self.send_response(200)
             self.end_headers()
+            # Without this, the browser asks for an icon, perhaps while the server stops.
+            self.wfile.write(b'<!doctype html><link rel="icon" href="data:,">')
 
         def log_message(self, *_: object) -> None:
             pass

@@ -53,6 +53,41 @@ def imported_by(arguments: list[str]) -> set[str]:
     return set(eval(done.stderr))  # noqa: S307 - our own list
 
 
+BEFORE_HANDLERS = """
+import signal, sys
+def handlers():
+    return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+class Imports:
+    def find_spec(self, name, path=None, target=None):
+        if handlers() == before:
+            print(name)
+before = handlers()
+sys.meta_path.insert(0, Imports())
+sys.argv = ["llamasup", "--version"]
+from llamasup.cli import main
+main()
+"""
+
+
+COSTLY = {"asyncio", "fcntl", "pathlib", "resource", "select", "shutil", "socket", "subprocess", "tempfile"}
+
+
+def test_handlers_of_signals_are_set_before_other_modules_are_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", BEFORE_HANDLERS], capture_output=True, text=True, check=True)
+    imported = set(done.stdout.splitlines()[:-1])  # the last line is the version
+    first = {"llamasup", "llamasup._version", "llamasup.cli", "llamasup.cli.garbage"}
+    assert {name for name in imported if name.startswith("llamasup")} <= {*first, "llamasup.cli.stop_signals"}
+    assert "llamasup.cli.stop_signals" in imported
+    assert COSTLY & imported == set()
+
+
+def test_system_layer_imports_little() -> None:
+    """Each start pays for it."""
+    program = "import sys; from llamasup.system.native import native; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert COSTLY & set(done.stdout.split()) == set()
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"]])
 def test_root_options_import_neither_commands_nor_heavy_packages(arguments: list[str]) -> None:
     """This makes a start within 150 ms possible."""

@@ -120,3 +120,28 @@ def test_long_name_is_shortened_before_columns_are_dropped() -> None:
     assert max(map(len, lines)) <= 80
     assert lines[1].startswith("bartowski/Met…-GGUF:Q4_K_M")
     assert long["id"] in models_table([long, LOADED], 200)
+
+
+def test_models_of_other_nodes_have_the_name_of_their_node() -> None:
+    remote = {"id": "tale", "state": "ready", "slots": 2, "slots_busy": 1, "node": "desk"}
+    lines = models_table([LOADED, remote]).splitlines()
+    assert lines[0].split()[:3] == ["NAME", "NODE", "STATE"]
+    assert lines[1].split()[:3] == ["qwen", "-", "ready"]
+    assert lines[2].split()[:3] == ["tale", "desk", "ready"]
+    assert "1/2" in lines[2]
+    assert "NODE" not in models_table([LOADED])
+
+
+def test_status_says_why_a_node_gets_no_requests() -> None:
+    status = {
+        "nodes": [
+            {"name": "desk", "url": "http://desk", "reason": "nothing listens there", "remedy": "start it"},
+            {"name": "door", "url": "http://door", "reason": "it answers 500", "remedy": None},
+            {"name": "shelf", "url": "http://shelf", "reason": None, "remedy": None},
+        ]
+    }
+    assert summary(status, []).splitlines()[1:] == [
+        "node desk (http://desk): nothing listens there",
+        "  → start it",
+        "node door (http://door): it answers 500",
+    ]

@@ -97,6 +97,8 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("listen", "'a,b:80'", "'a,b:80'; expected HOST:PORT"),
         ("listen", "[]", "the list is empty; add an address, or remove the key for 127.0.0.1:8080"),
         ("listen", "[h:80, h:81]", "port 81 differs from port 80 of h:80; use one port for all addresses"),
+        ("ollama", "{listen: 127.0.0.1:8080}", "is also in listen; give Ollama's API an address of its own"),
+        ("ollama", "{listen: 11434}", "127.0.0.1:8080"),
         ("listen", "[h:80, h:80]", "duplicate address 'h:80'; keep one of them"),
         ("http", "{allow_hosts: '*'}", "DNS rebinding"),
         ("http", "{allow_hosts: 'a:80'}", "has a port"),
@@ -154,6 +156,15 @@ def test_invalid_value_is_reported_with_allowed_values(key: str, value: str, mes
         ),
         ("{'a*': {aliases: b}}", "models.a*: 'a*' is a pattern: an alias would name many models"),
         ("{a: {pin: true, ttl: 5m}}", "models.a.ttl: a pinned model is never unloaded; remove ttl or pin"),
+        (
+            "{a: {path: x, rpc: ['127.0.0.1:7', 'LOCALHOST:7']}}",
+            "models.a.rpc[1]: duplicate value 'LOCALHOST:7'; keep one of them",
+        ),
+        (
+            "{a: {path: x, rpc: 'tls://w:7'}, b: {path: y, rpc: ['10.0.0.2:7', 'tls://W:7']}}",
+            "models.b.rpc[1]: the RPC worker tls://w:7 is also that of 'a', and serves one model at a time; "
+            "give each model its own workers, put both into a group, or set max_loaded to 1",
+        ),
     ],
 )
 def test_invalid_model_is_refused(models: str, message: str) -> None:
@@ -208,6 +219,38 @@ def test_model_in_two_groups_is_refused_under_any_of_its_names() -> None:
         "c.yaml:6: groups.two[0]: model 'a' is already in groups.one[0]; keep a model in one group, once",
         "c.yaml:7: groups.three[0]: model 'a' is already in groups.one[0]; keep a model in one group, once",
     ]
+
+
+TWO_OF_ONE_WORKER = """
+models:
+  a: {path: x, aliases: other, rpc: '10.0.0.2:7'}
+  b: {path: y, rpc: '10.0.0.2:7'}
+  z*: {rpc: '10.0.0.2:7'}
+"""
+
+
+@pytest.mark.parametrize(
+    "more", ["max_loaded: 1", "groups: {one: [a, b]}", "groups: {one: ['?']}", "groups: {one: [other, b]}"]
+)
+def test_models_that_take_turns_may_have_one_worker(more: str) -> None:
+    assert "is also that of 'a'" in issue_of(TWO_OF_ONE_WORKER)
+    assert set(config_of(f"{TWO_OF_ONE_WORKER}\n{more}").models) == {"a", "b", "z*"}
+
+
+def test_two_names_of_one_process_may_have_one_worker() -> None:
+    worker = "rpc: '10.0.0.2:7'"
+    assert config_of(f"models: {{a: {{path: x, {worker}}}, b: {{path: x, {worker}, ttl: 5m}}}}").models
+    found = issue_of(
+        f"models: {{a: {{path: x, ctx_size: 8, {worker}}}, b: {{path: x, ctx_size: 9, {worker}}}}}"
+    )
+    assert "is also that of 'a'" in found
+    found_by_name = f"models_dir: m\nmodels: {{a: {{{worker}}}, b: {{{worker}}}}}"
+    assert "is also that of 'a'" in issue_of(found_by_name)
+
+
+def test_workers_of_the_defaults_belong_to_each_model() -> None:
+    found = issue_of("defaults: {rpc: '10.0.0.2:7'}\nmodels:\n  a: {path: x}\n  b: {path: y}\n")
+    assert found.startswith("c.yaml:4: models.b: the RPC worker 10.0.0.2:7 is also that of 'a'")
 
 
 def test_group_with_an_unknown_model_is_refused() -> None:

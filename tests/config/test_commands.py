@@ -543,3 +543,24 @@ def test_libyaml_is_installed() -> None:
     assert hasattr(yaml, "CSafeLoader"), (
         "the wheels of PyYAML have libyaml; without it reading is ten times as slow"
     )
+
+
+def test_files_of_nodes_are_checked(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """\
+        models: {a: {path: demo}}
+        peers:
+          desk:
+            url: https://desk.example.net
+            key_file: desk.key
+            ca_file: ca.pem
+        """,
+    )
+    (found,) = missing(path)
+    assert found.startswith("c.yaml:5: peers.desk.key_file: The file of peers.desk.key_file cannot be read")
+    (tmp_path / "desk.key").write_text("sk-1\n")
+    (tmp_path / "ca.pem").write_text("none\n")
+    (found,) = missing(path)
+    assert found.startswith("c.yaml:6: peers.desk.ca_file: The file of peers.desk.ca_file")
+    assert "has no certificate" in found

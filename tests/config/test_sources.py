@@ -10,6 +10,7 @@ import pytest
 from llamasup.config import sources
 from llamasup.config.sources import find_config, own_config
 from llamasup.errors import ConfigInvalid
+from llamasup.system.native import native
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,19 @@ def test_error_without_a_config_lists_the_searched_paths(tmp_path: Path, system:
     assert str(tmp_path / ".config/llamasup/config.yaml") in caught.value.message
     assert str(system) in caught.value.message
     assert "llamasup config init" in caught.value.remedy
+
+
+def test_only_the_users_config_counts_where_all_users_may_write_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(native, "config_folder", None)  # as on Windows
+    with pytest.raises(ConfigInvalid) as caught:
+        find_config(None, {"HOME": str(tmp_path)})
+    own = tmp_path / ".config/llamasup/config.yaml"
+    assert (
+        caught.value.message == f"No config was found: {own} does not exist, and $LLAMASUP_CONFIG is not set."
+    )
 
 
 def test_unknown_user_is_reported() -> None:

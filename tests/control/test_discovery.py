@@ -16,7 +16,8 @@ import pytest
 
 from llamasup.auth.key_source import client_key
 from llamasup.control import discovery
-from llamasup.control.discovery import SOCKET_NAME, discover, running_at
+from llamasup.control.discovery import discover, running_at
+from llamasup.control.private_socket import SOCKET_NAME
 from llamasup.control.selection import Unresponsive
 from llamasup.errors import ConfigInvalid
 from llamasup.system.process.identity import start_of

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from llamasup.http.routes import route_of
-from llamasup.observability.counters import InstanceGauges, Metrics, RequestRecord
+from llamasup.observability.counters import InstanceGauges, Metrics, NodeGauges, RequestRecord
 from llamasup.observability.prometheus import CONTENT_TYPE, exposition
 from llamasup.supervision.states import State
 
@@ -206,3 +206,12 @@ def test_labels_that_a_sample_already_has_are_kept() -> None:
     assert 'x_bucket{model="a",le="1"} 2' not in text  # a sample of no family is no metric
     text = exposition(Metrics(), [], {"a": '# TYPE x_bucket counter\nx_bucket{le="1"} 2\n'}).decode()
     assert 'x_bucket{model="a",le="1"} 2' in text
+
+
+def test_other_nodes_have_their_state_and_requests() -> None:
+    nodes = NodeGauges({"desk": "ready"}, {"desk": 2}, {"tale": 3})
+    seen = values(exposition(Metrics(), [], {}, nodes))
+    assert seen["llamasup_node_state", (("node", "desk"), ("state", "ready"))] == 1
+    assert seen["llamasup_node_in_flight", (("node", "desk"),)] == 2
+    assert seen["llamasup_node_queued", (("model", "tale"),)] == 3
+    assert b"llamasup_node" not in exposition(Metrics(), [], {})

@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 from llamasup.control.pool_target import ConfiguredTarget
-from llamasup.errors import ModelMissing, ModelUnknown
+from llamasup.errors import Conflict, ModelMissing, ModelUnknown
 from llamasup.http.address import TcpAddress
 from llamasup.models.diff import Changes
 from llamasup.models.spec import ModelSpec
+from llamasup.peers.membership import Peer
+from llamasup.peers.peers import Peers
+from llamasup.peers.static import StaticMembership
+from llamasup.pool.catalog.node_listing import NodeModel, read_listing
 from llamasup.pool.eviction_policy import Phase
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.states import Policy, State
+from tests.peers.test_peers import PlayedNode
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, server, spec_of
 
 pytestmark = pytest.mark.slow
@@ -143,3 +148,51 @@ async def test_memory_of_a_loaded_model_is_predicted_and_measured(tmp_path: Path
         assert held["predicted"]["total_bytes"] >= target.held_bytes() > 0
         assert held["measured_bytes"] > 0
         assert ram["budget_bytes"] == it.pool.options.budget["ram"]
+
+
+@async_test
+async def test_models_of_other_nodes_are_shown_and_changed_only_there(
+    tmp_path: Path, spec: ModelSpec
+) -> None:
+    async with pooled(tmp_path, spec, runtime=server(tmp_path)) as it:
+        target = controlled(it)
+        assert target.status()["nodes"] == []
+        assert target.node_gauges() is None
+        node = PlayedNode()
+        await node.start()
+        membership = StaticMembership((Peer("desk", node.url),))
+        peers = target.peers = Peers(membership, it.catalog, timeout_s=60.0, max_waiting=8)
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(peers.run())
+            await peers.begun()
+            (shown,) = target.status()["nodes"]
+            assert (shown["name"], shown["state"]) == ("desk", "ready")
+            gauges = target.node_gauges()
+            assert gauges is not None
+            assert gauges.states == {"desk": "ready"}
+            assert target.why("story")["sentences"] == [
+                "The node 'desk' has it loaded: 0 of 2 slots are busy."
+            ]
+            assert target.why("a")["model"] == "a"
+            for change in (target.load, target.unload, target.restart):
+                with pytest.raises(Conflict, match="not on this node, but on 'desk'"):
+                    await change("tale")
+            node.models = (NodeModel("a", state="ready", slots=2),)
+            await it.until(lambda: peers.find("a") is not None)
+            assert target.why("a")["sentences"][-1].startswith("The node 'desk' has it loaded")
+            assert target.node_gauges() is not None
+            running.cancel()
+        await node.stop()
+
+
+@async_test
+async def test_another_node_gets_the_models_with_their_load(tmp_path: Path, spec: ModelSpec) -> None:
+    async with pooled(tmp_path, spec, runtime=server(tmp_path)) as it:
+        (cold,) = read_listing(it.catalog.node_listing()).models
+        assert (cold.id, cold.state, cold.serves) == ("a", "stopped", False)
+        await it.pool.load(it["a"])
+        listing = read_listing(it.catalog.node_listing())
+        (warm,) = listing.models
+        assert (listing.node, warm.serves, warm.busy) == (it.catalog.node, True, 0)
+        assert warm.entry["id"] == "a"
+        assert read_listing(it.catalog.node_listing(lambda model: False)).models == ()

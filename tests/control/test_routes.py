@@ -108,7 +108,7 @@ def test_last_decisions_are_listed(tmp_path: Path) -> None:
 
 def test_requests_in_flight_are_listed(tmp_path: Path) -> None:
     def visit(fake: FakeControlTarget, client: ControlClient) -> None:
-        assert client.requests() == {"live": [], "ended": []}
+        assert client.requests() == {"live": [], "ended": [], "ended_total": 0}
         fake.connections.append(FakeConnection("mine"))
         (shown,) = client.requests(ended=200)["live"]
         assert (shown["id"], shown["phase"], shown["age_s"]) == ("mine", "prompt", 1.5)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from llamasup.control import streams
+from llamasup.control import request_updates, streams
+from llamasup.control.request_updates import RequestUpdates
 from llamasup.control.streams import MAX_STREAMS, MAX_WAITING, Streams, TooManyStreams, event_stream
 from llamasup.errors import LogMissing
 from llamasup.http.heads import HttpError
@@ -113,12 +114,13 @@ def test_listeners_get_stopped_event_at_the_end(tmp_path: Path) -> None:
 
 def test_events_may_include_the_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first event is sent in any case, later ones only if there is something new."""
-    monkeypatch.setattr(streams, "REQUESTS_INTERVAL_S", 0.01)
+    for module in (streams, request_updates):
+        monkeypatch.setattr(module, "REQUESTS_INTERVAL_S", 0.01)
 
     async def visit() -> None:
         fake = FakeControlTarget()
         requests = LiveRequests(fake.connections, fake.query_slots)
-        stream = event_stream(fake, Streams(), requests, keepalive_s=0.2)
+        stream = event_stream(fake, Streams(), RequestUpdates(requests), keepalive_s=0.2)
         told = [as_event(await anext(stream)) for _ in range(3)]
         assert [each["event"] for each in told] == ["state", "state", "requests"]
         assert (told[2]["live"], told[2]["ended"]) == ([], [])

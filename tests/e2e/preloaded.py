@@ -5,14 +5,27 @@ from __future__ import annotations
 import gc
 import importlib
 import pkgutil
+import sys
 
 from typer.testing import CliRunner
 
 import llamasup
 from llamasup.cli.app import app
 
+_NEVER_IMPORTED = ("llamasup.embedded", "llamasup.testing", "llamasup.__main__")
+_OF_LINUX = ("llamasup.system.process.exec_child", "llamasup.system.native.linux")
+_OF_POSIX = (
+    "llamasup.system.native.macos",
+    *("llamasup.system.native.posix", "llamasup.system.process.exec_guardian"),
+)
+_OF_WINDOWS = ("llamasup.system.native.windows", "llamasup.system.process.exec_guardian_windows")
+_OF_ANOTHER_SYSTEM = (
+    *(() if sys.platform == "linux" else _OF_LINUX),
+    *(_OF_POSIX if sys.platform == "win32" else _OF_WINDOWS),
+)
+
 for module in pkgutil.walk_packages(llamasup.__path__, "llamasup."):
-    if not module.name.startswith(("llamasup.embedded", "llamasup.testing", "llamasup.__main__")):
+    if not module.name.startswith((*_NEVER_IMPORTED, *_OF_ANOTHER_SYSTEM)):
         importlib.import_module(module.name)
 CliRunner().invoke(app, ["inspect", "--help"])  # Typer imports the rest of itself at the first call
 gc.freeze()

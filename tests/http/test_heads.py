@@ -23,6 +23,7 @@ from llamasup.http.heads import (
     split_target,
     status_line,
     trace_parent_of,
+    with_query,
 )
 
 HOST = (b"host", b"localhost")
@@ -151,6 +152,15 @@ def test_targets_are_split_and_not_decoded(
     target: bytes, method: bytes, split: tuple[bytes, bytes, bytes] | None
 ) -> None:
     assert split_target(target, method) == split
+
+
+def test_another_query_changes_nothing_else_of_a_head() -> None:
+    own = (HOST, (b"x-own", b"model=v"))
+    before = read(*own, target=b"/props?model=v")
+    after = with_query(before, b"model=m&x")
+    assert after.query == b"model=m&x"
+    assert after.opening == read(*own, target=b"/props?model=m&x").opening
+    assert (before.query, after.path, after.route) == (b"model=v", before.path, before.route)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +335,7 @@ def test_invalid_priority_is_refused_with_the_valid_ones(value: bytes) -> None:
     error = head((b"x-llamasup-priority", value))
     assert isinstance(error, HttpError)
     assert (error.status, error.cause) == (400, "bad_priority")
-    assert "high, normal or low" in error.remedy
+    assert "high, normal, low or batch" in error.remedy
 
 
 def test_llamasups_own_headers_are_not_forwarded() -> None:

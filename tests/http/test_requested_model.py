@@ -16,6 +16,7 @@ from llamasup.http.requested_model import (
     lists_of,
     named_in_path,
     read_body,
+    renamed_query,
 )
 
 
@@ -225,3 +226,17 @@ def test_model_and_jobs_of_a_body_on_a_route(label: str, body: bytes, jobs: int)
 def test_an_unknown_route_may_take_every_list() -> None:
     assert lists_of("/v1/embeddings") == ("input", "content")
     assert lists_of("other") == LISTS
+
+
+@pytest.mark.parametrize(
+    ("query", "after"),
+    [
+        (b"model=v", b"model=m%2B1/x:y"),
+        (b"a=model=v&model=v&xmodel=v&model=", b"a=model=v&model=m%2B1/x:y&xmodel=v&model=m%2B1/x:y"),
+        (b"a&b=%20", b"a&b=%20"),
+    ],
+)
+def test_query_with_another_model(query: bytes, after: bytes) -> None:
+    assert renamed_query(query, "m+1/x:y") == after
+    if b"&model=" in query or query.startswith(b"model="):
+        assert requested_model(b"", after) == "m+1/x:y"

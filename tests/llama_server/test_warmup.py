@@ -6,7 +6,9 @@ import pytest
 
 from llamasup.gguf.facts_from_header import ModelClass
 from llamasup.llama_server.warmup import (
+    begun_message_requests,
     no_response,
+    repeats_begun_message,
     response_problem,
     slot_request,
     warm_up_request,
@@ -96,3 +98,48 @@ def test_unknown_api_key_is_deterministic() -> None:
     failure = warmup_diagnosis("/completion answered 401", [], status=401)
     assert (failure.cause, failure.deterministic, failure.exit_code) == ("locked_out", True, 69)
     assert "/etc/llama.cpp/config.ini" in failure.remedy
+
+
+def stream_of(*texts: str | None) -> bytes:
+    events = [{"choices": [{"delta": {} if text is None else {"content": text}}]} for text in texts]
+    return b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+
+
+def begun_message() -> str:
+    rendered, streamed = begun_message_requests()
+    assert rendered.body["messages"] == streamed.body["messages"]
+    return str(rendered.body["messages"][-1]["content"])
+
+
+@pytest.mark.parametrize(
+    ("after", "texts", "repeats"),
+    [
+        ("", (None, "{begun} four"), True),
+        ("", (None, "{begun}", None), True),
+        ("", (None, " four"), False),
+        ("", (None,), False),
+        ("<end><assistant>", ("One",), None),  # it begins a new message
+        ("", (), None),  # not a stream of a chat
+    ],
+)
+def test_begun_message_is_repeated_continued_or_neither(
+    after: str, texts: tuple[str | None, ...], repeats: bool | None
+) -> None:
+    begun = begun_message()
+    rendered = json.dumps({"prompt": f"<user>Count<assistant>{begun}{after}"}).encode()
+    answer = stream_of(*(text and text.format(begun=begun) for text in texts))
+    assert repeats_begun_message(rendered, answer) is repeats
+
+
+@pytest.mark.parametrize(
+    ("rendered", "answer"),
+    [
+        (b"404", b""),
+        (b'{"error":{}}', stream_of("a")),
+        (b'{"prompt":1}', stream_of("a")),
+        (b'{"prompt":"a"}', b'data: {"error":{}}\n\n'),
+        (b'{"prompt":"a"}', b"data: {broken\n\n"),
+    ],
+)
+def test_server_without_an_answer_continues_no_message(rendered: bytes, answer: bytes) -> None:
+    assert repeats_begun_message(rendered, answer) is None

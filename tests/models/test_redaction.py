@@ -51,6 +51,51 @@ def test_unknown_path_is_replaced_by_its_file_name(text: str, named: str) -> Non
     assert redact_paths(text, KNOWN) == named
 
 
+KNOWN_ON_WINDOWS = (r"C:\Users\Eve\my models\tiny.gguf", r"\\host\share\tiny.gguf", r"D:\tiny.gguf")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        (r"C:\Users\Eve\my models\tiny.gguf: truncated", "tiny.gguf: truncated"),
+        (r"c:/users/eve/my models/tiny.gguf: truncated", "tiny.gguf: truncated"),
+        (r"'C:\\Users\\Eve\\my models\\tiny.gguf' is cut off", "'tiny.gguf' is cut off"),
+        (r"Did you mean 'C:\\Users\\Eve\\my models\\small.gguf'?", "Did you mean 'small.gguf'?"),
+        (r"'C:\Users\Eve\my models\old\tiny.gguf' is cut off", "'tiny.gguf' is cut off"),
+        (r"There is no other in C:\Users\Eve\my models.", "There is no other in its folder."),
+        (r"\\host\share\tiny.gguf: may not be read", "tiny.gguf: may not be read"),
+        (r"D:\tiny.gguf: may not be read", "tiny.gguf: may not be read"),
+        (r"failed to open GGUF file 'E:\secret place\x.gguf'", "failed to open GGUF file 'x.gguf'"),
+        (r"'\\?\E:\secret place\x.gguf'", "'x.gguf'"),
+        (r"2 files: E:\a\x.gguf, E:/b/y.gguf", "2 files: x.gguf, y.gguf"),
+        (r"--model=\\host\share\x.gguf", "--model=x.gguf"),
+        (r"(E:\bin\llama-server.exe)", "(llama-server.exe)"),
+    ],
+)
+def test_paths_of_windows_become_names(text: str, named: str) -> None:
+    assert redact_paths(text, KNOWN_ON_WINDOWS) == named
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"E:\secret place\x.gguf",
+        r"'E:\secret place' cannot be read",
+        r"below E:\srv",
+        "in \\\\host\\share (old)\\",
+        r"in C:\Users\Eve\my models-private",
+        r"E:\x.gguf: see C:\private",
+    ],
+)
+def test_text_with_an_ambiguous_path_of_windows_is_dropped(text: str) -> None:
+    assert redact_paths(text, KNOWN_ON_WINDOWS) == ""
+
+
+@pytest.mark.parametrize("text", [r"unexpected escape \\d in '\s+'", "see http://host/x", "a: /health"])
+def test_text_without_a_path_of_windows_stays(text: str) -> None:
+    assert redact_paths(text, KNOWN_ON_WINDOWS) == text
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -91,12 +136,19 @@ def test_text_with_an_ambiguous_path_is_dropped(text: str) -> None:
 # Only folders have upper case, so an upper-case letter in the result comes from the name of a folder.
 folders = st.from_regex(r"\(?[A-Z]([A-Z.,:' -]{0,6}[A-Z])?\)?", fullmatch=True)
 files = st.from_regex(r"[a-z]([a-z.' -]{0,6}[a-z])?(\.gguf)?", fullmatch=True)
-absolute_paths = st.builds(
+paths_of_posix = st.builds(
     lambda root, parts, name: root + "".join(f"{part}/" for part in parts) + name,
     st.sampled_from(["/", "~/", "../"]),
     st.lists(folders, max_size=4),
     files,
 )
+paths_of_windows = st.builds(
+    lambda root, parts, name: root + "".join(f"{part}\\" for part in parts) + name,
+    st.sampled_from(["c:\\", "d:/", "\\\\host\\"]),
+    st.lists(folders, max_size=4),
+    files,
+)
+absolute_paths = st.one_of(paths_of_posix, paths_of_windows)
 parts_of_texts = st.one_of(
     absolute_paths,
     absolute_paths.map(repr),
@@ -109,7 +161,7 @@ parts_of_texts = st.one_of(
 @given(st.lists(parts_of_texts, max_size=5), st.lists(absolute_paths, max_size=2))
 def test_result_contains_no_name_of_a_folder(parts: list[str], known: list[str]) -> None:
     text = " ".join([*parts, *known])
-    assert not re.search("[A-Z]", redact_paths(text, [path for path in known if path.startswith("/")]))
+    assert not re.search("[A-Z]", redact_paths(text, [path for path in known if path[0] not in "~."]))
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,9 @@ async def test_models_of_a_node_are_listed_and_found_in_any_spelling() -> None:
             assert not isinstance(route, Unavailable)
             assert route.model.id == "tale"
         assert isinstance(fleet.backend.resolve("tale", local=True), Unavailable)
-        assert isinstance(fleet.backend.resolve(None), Unavailable)
+        unnamed = fleet.backend.resolve(None)
+        assert isinstance(unnamed, Unavailable)
+        assert unnamed.remedy == 'set "model" to tale'
         assert isinstance(fleet.backend.resolve("other"), Unavailable)
         entry = fleet.listed()["tale"]
         assert entry["meta"] == {"n_ctx": 1}

@@ -15,7 +15,9 @@ from llamasup.peers.shared_model import SharedModel
 from llamasup.pool.catalog.node_listing import NodeModel
 from llamasup.queueing.endpoint import Lease, NodeLink
 from llamasup.queueing.request_queue import QueueEntry
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
+from llamasup.supervision.states import Policy
 from tests.async_tests import async_test
 from tests.pool.replicas.replica_sets import LOADING, Replica, served_model
 
@@ -79,6 +81,43 @@ async def test_this_node_goes_first_then_the_other_then_the_shorter_queue() -> N
     assert [both.where() for _ in range(3)] == [Where.HERE, Where.ELSEWHERE, BUSY]
     assert both.served.queue is both.here.queue
     assert both.served.last is not None
+
+
+@async_test
+async def test_requests_for_both_sides_are_repaired_as_this_node_says() -> None:
+    both = Both()
+    assert not both.served.repairs_tool_calls
+    both.here.apply_policy(Policy(repairs_tool_calls=True))
+    assert [both.where(), both.served.repairs_tool_calls] == [Where.ELSEWHERE, True]
+    assert not both.elsewhere.repairs_tool_calls
+
+
+@async_test
+async def test_full_queue_takes_no_more_requests_unless_a_slot_is_free() -> None:
+    both = Both()
+    for side in (both.here, both.elsewhere):
+        side.queue.set_limits(timeout_s=60.0, max_waiting=0)
+    assert not both.here.load().can_serve
+    both.replica.becomes_ready()
+    assert both.here.load().can_serve
+    assert both.elsewhere.load().can_serve
+    assert [both.where() for _ in range(2)] == [Where.HERE, Where.ELSEWHERE]
+    assert not both.here.load().can_serve
+    assert not both.elsewhere.load().can_serve
+    both.here.queue.set_limits(timeout_s=60.0, max_waiting=1)
+    assert both.here.load().can_serve
+
+
+@async_test
+async def test_full_queue_for_a_node_that_loads_takes_no_more_requests() -> None:
+    both = Both(COLD)
+    both.elsewhere.queue.set_limits(timeout_s=60.0, max_waiting=1)
+    assert both.elsewhere.load().can_serve
+    lease = both.elsewhere.lease(infers=True)
+    assert isinstance(lease, Lease)
+    assert both.elsewhere.load().can_serve
+    both.elsewhere.queue.set_limits(timeout_s=60.0, max_waiting=0)
+    assert not both.elsewhere.load().can_serve
 
 
 @async_test
@@ -167,3 +206,28 @@ async def test_node_that_just_broke_a_request_does_not_count() -> None:
     both.elsewhere.endpoints["desk"].ejected_until_s = float("inf")
     assert both.where() is BUSY
     assert both.served.queue is both.here.queue
+
+
+@async_test
+async def test_load_is_that_of_the_side_where_a_request_would_go() -> None:
+    both = Both()
+    assert both.served.load() == both.elsewhere.load() == ServedLoad(1, 1)
+    both.replica.becomes_ready()
+    assert both.served.load() == both.here.load()
+    assert both.here.load().free == 1
+    assert both.where() is Where.HERE
+    assert both.served.load() == ServedLoad(1, 1)  # the other node
+    both.lists(COLD)
+    assert both.elsewhere.load() == ServedLoad()
+    assert both.served.load() == both.here.load()
+    assert both.here.load().free == 0
+
+
+@async_test
+async def test_load_says_whether_a_model_is_being_loaded_or_cannot_serve() -> None:
+    both = Both(COLD)
+    both.replica.why = LOADING
+    assert both.here.load().loads
+    both.lists(COLD, NodeState.ABSENT)
+    assert not both.elsewhere.load().slots
+    assert not both.elsewhere.load().loads

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from llamasup.errors import DoesNotFit
+from llamasup.errors import ConfigInvalid, DoesNotFit, UsageInvalid, WorkerMissing
 from llamasup.http.address import UnixAddress
 from llamasup.llama_server.diagnosis import Diagnosis, diagnose
+from llamasup.llama_server.rpc.in_use import USED
 from llamasup.planning import attempts as module
 from llamasup.planning.attempts import Planner
 from llamasup.planning.facts import prepare
@@ -228,6 +230,19 @@ def test_next_load_is_expected_to_take_as_long_as_the_last_one(host: Machine, pr
     earlier = host.planner(profile=profile).load_facts(made).earlier
     assert earlier is not None
     assert earlier == replace(times, runtime=earlier.runtime, key=made.key)
+
+
+def test_first_load_of_a_file_is_expected_to_take_as_long_as_those_of_others(host: Machine) -> None:
+    planner = host.planner()
+    made = planner.plan(1)
+    size = made.memory.weights_bytes
+    times = LoadTimes("", "", 0.5, 4.0, 1.0, 2.0, size, 100, cpu_bytes=size)
+    planner.served(made, [], resident_bytes=0, generated=True, times=times)
+    os.utime(host.model, (0, 0))  # now it is another file
+    facts = host.planner().load_facts(made)
+    assert not facts.of_this_file
+    assert facts.earlier is not None
+    assert (facts.earlier.begin_s, facts.earlier.weights_s, facts.earlier.warm_up_s) == (0.5, 4.0, 2.0)
 
 
 def test_step_that_did_not_serve_is_not_recorded(host: Machine) -> None:
@@ -455,3 +470,168 @@ def test_the_first_generation_takes_the_devices_as_they_were_just_listed(host: M
     host.devices("Vulkan0: A card (24000 MiB, 5000 MiB free)")
     planner.check()
     assert planner.plan(1).memory.free.device_bytes == 20000 * MIB
+
+
+# --- RPC workers ---------------------------------------------------------------------------------
+
+
+class WithWorkers(Machine):
+    """Its runtime asks only the workers that the test names."""
+
+    def workers(self, **free_mib: int) -> None:
+        """Free memory by the last number of the address: ``_2=1024`` is 10.0.0.2:50052."""
+        addresses = {f"10.0.0.{name[1:]}:50052": free for name, free in free_mib.items()}
+        answers = "".join(
+            f"{address}) echo '  RPC0: {address} ({free} MiB, {free} MiB free)' ;;\n"
+            for address, free in addresses.items()
+        )
+        program = self.folder.parent / "llama-server"
+        program.write_text(
+            f"#!/bin/sh\ncase $1 in --help) /bin/cat '{HELP / 'b11434.txt'}' ;;\n"
+            "--version) echo 'version: 1 (a)' >&2 ;;\n"
+            "--list-devices) echo 'Available devices:' ;;\n"
+            f"--rpc) case $2 in {answers}"
+            '*) echo "x.cpp:547: Failed to connect to $2" >&2; exit 134 ;; esac ;;\n'
+            "esac\n"
+        )
+        program.chmod(0o755)
+
+
+@pytest.fixture
+def network(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> WithWorkers:
+    return WithWorkers(tmp_path, tiny_model, monkeypatch)
+
+
+def test_layers_are_planned_on_the_memory_of_workers(network: WithWorkers) -> None:
+    network.workers(_2=4096, _3=8192)
+    made = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052")).plan(1)
+    assert value(made, "--rpc") == "10.0.0.2:50052,10.0.0.3:50052"
+    assert made.memory.free.device_bytes == 12 * GIB
+    assert made.device == "RPC0,RPC1"
+
+
+def test_model_that_fits_is_planned_without_an_absent_worker(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    made = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052")).plan(1)
+    assert value(made, "--rpc") == "10.0.0.2:50052"
+    assert "10.0.0.3:50052: it accepts no connection" in made.warnings[0][0]
+
+
+def test_model_that_does_not_fit_waits_for_an_absent_worker(network: WithWorkers) -> None:
+    network.workers()
+    network.free(8 * MIB)
+    with pytest.raises(WorkerMissing, match=r"10\.0\.0\.2:50052 \(it accepts no connection\)"):
+        network.planner(rpc=("10.0.0.2:50052",)).plan(1)
+
+
+def test_worker_that_a_model_of_this_process_uses_is_not_asked(network: WithWorkers) -> None:
+    worker = "10.0.0.2:50052"
+    network.workers(_2=4096)
+    assert network.planner(rpc=(worker,)).plan(1).workers == (worker,)
+    network.workers()  # a question would find it absent
+    USED.add((worker,), "the model a")
+    try:
+        other = network.planner(rpc=(worker,))
+        assert other.admission().plan.workers == (worker,)  # an estimate: with its last answer
+        assert "the model a of this llamasup uses it" in other.plan(1).warnings[0][0]
+    finally:
+        USED.remove((worker,), "the model a")
+    assert USED.user_of(worker) is None
+    assert network.planner(rpc=(worker,)).admission().plan.workers == ()
+
+
+def test_worker_has_one_user_in_every_notation() -> None:
+    USED.add(("tls://localhost:7",), "a trial")
+    USED.add(("tls://localhost:7",), "a trial")
+    assert USED.user_of("127.0.0.1:7") == "a trial"
+    USED.remove(("tls://localhost:7",), "a trial")
+    assert USED.user_of("tls://127.0.0.1:7") == "a trial"
+    USED.remove(("tls://localhost:7",), "a trial")
+    assert USED.user_of("127.0.0.1:7") is None
+
+
+def test_absent_worker_that_the_devices_exclude_is_no_reason_for_a_refusal(network: WithWorkers) -> None:
+    network.workers()
+    network.free(8 * MIB)
+    planner = network.planner(rpc=("10.0.0.2:50052",), extra=("--device", "none"))
+    with pytest.raises(DoesNotFit):
+        planner.plan(1)
+    network.free(8 * GIB)
+    assert planner.plan(1).warnings == ()
+
+
+def test_devices_that_name_a_worker_need_all_of_them(network: WithWorkers) -> None:
+    rpc, extra = ("10.0.0.2:50052", "10.0.0.3:50052"), ("--device", "RPC1")
+    network.workers(_2=4096, _3=4096, _5=4096)
+    assert network.planner(rpc=rpc, extra=extra).plan(1).device == "RPC1"
+    absent = ("10.0.0.4:50052", "10.0.0.5:50052")  # the second one would be RPC0
+    with pytest.raises(WorkerMissing, match=r"needs the RPC worker 10\.0\.0\.4:50052"):
+        network.planner(rpc=absent, extra=extra).plan(1)
+
+
+def test_conditions_of_a_measurement_are_those_of_a_start_with_workers(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    before = planner.conditions()
+    planner.plan(1)
+    assert planner.conditions() == before
+
+
+def test_lost_worker_is_asked_again_and_named(network: WithWorkers) -> None:
+    network.workers(_2=4096, _3=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052", "10.0.0.3:50052"))
+    made = planner.plan(1)
+    network.workers(_2=4096)
+    lost = Diagnosis("rpc_worker_lost", "lost one of its RPC workers", "", (), False, 75)
+    assert "lost the RPC worker 10.0.0.3:50052" in planner.name_lost(made, lost).message
+    assert planner.plan(2).workers == ("10.0.0.2:50052",)  # although its last answer is new
+
+
+def test_model_of_a_removed_llama_server_keeps_its_diagnosis(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    made = planner.plan(1)
+    network.remove_program()
+    lost = Diagnosis("rpc_worker_lost", "lost one of its RPC workers", "", (), False, 75)
+    assert planner.name_lost(made, lost) == lost
+
+
+def test_true_reason_of_an_end_is_kept_although_a_worker_is_absent(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    made = planner.plan(1)
+    network.workers()
+    bad = Diagnosis("model_corrupt", "the model is corrupt", "", (), True, 65)
+    assert planner.name_lost(made, bad) == bad
+    unknown = Diagnosis("unknown", "llama-server ended", "", (), False, 69)
+    assert planner.name_lost(made, unknown).cause == "rpc_worker_lost"
+
+
+def test_worker_gets_a_second_attempt_before_a_start_does_without_it(
+    network: WithWorkers, tmp_path: Path
+) -> None:
+    network.workers(_2=4096)
+    planner = network.planner(rpc=("10.0.0.2:50052",))
+    program, mark = tmp_path / "llama-server", tmp_path / "asked"
+    refuse = f"if [ ! -e '{mark}' ]; then : > '{mark}'; echo 'Failed to connect' >&2; exit 134; fi"
+    program.write_text(program.read_text().replace("--rpc) ", f"--rpc) {refuse}\n", 1))
+    assert planner.plan(1).workers == ("10.0.0.2:50052",)
+    assert mark.exists()
+
+
+def test_workers_need_a_build_with_rpc(host: Machine) -> None:
+    host.build("0.3.16")
+    with pytest.raises(UsageInvalid, match="was built without RPC"):
+        host.planner(rpc=("10.0.0.2:50052",)).plan(1)
+
+
+def test_workers_of_several_replicas_are_refused(network: WithWorkers) -> None:
+    network.workers(_2=4096)
+    with pytest.raises(UsageInvalid, match="exclude each other"):
+        network.planner(rpc=("10.0.0.2:50052",), replicas=2).plan(1)
+
+
+def test_tunnel_without_certificates_is_refused(network: WithWorkers) -> None:
+    network.workers()
+    with pytest.raises(ConfigInvalid, match="needs certificates"):
+        network.planner(rpc=("tls://worker.example.net:7000",)).plan(1)

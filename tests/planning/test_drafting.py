@@ -14,7 +14,7 @@ from llamasup.gguf.writer import KeyValue, TensorPlan, write_gguf
 from llamasup.llama_server.argv_builder import read_extra
 from llamasup.llama_server.help_text import Capabilities
 from llamasup.planning.draft_acceptance import DraftCounts
-from llamasup.planning.drafting import Drafter, shape_with_drafts
+from llamasup.planning.drafting import Drafter, no_drafts, shape_with_drafts
 from llamasup.planning.load_history import LoadHistory, runtime_id
 from llamasup.planning.memory.kv_cache import ContextShape
 from llamasup.planning.plan import LaunchPlan
@@ -94,6 +94,25 @@ def test_without_drafts_the_draft_model_is_not_loaded() -> None:
         assert reason(made, "--spec-draft-model") == "left out: --spec-type none uses no draft model"
     by_user = drafted(draft_model=None, extra=("-md", DRAFT, "--spec-type", "none"))
     assert by_user.memory.draft_bytes > 0  # llama-server loads it
+
+
+def test_a_build_without_types_leaves_the_draft_model_out_if_it_drafts_no_token() -> None:
+    none = Measured(Changes((("--draft-max", "0"),)), "measured here")
+    for made in (drafted(MIDDLE, extra=("--draft-max", "0")), drafted(MIDDLE, measured=none)):
+        assert value(made, "--draft-max") == "0"
+        assert not any(word in made.argv for word in ("--model-draft", "--ctx-size-draft"))
+        assert made.memory.draft_bytes == 0
+        assert made.draft is None
+        assert reason(made, "--model-draft") == "left out: --draft-max 0 uses no draft model"
+    by_user = drafted(MIDDLE, draft_model=None, extra=("-md", DRAFT, "--draft-max", "0"))
+    assert by_user.memory.draft_bytes > 0  # llama-server loads it
+
+
+@pytest.mark.parametrize(
+    ("build", "flag"), [(NEW, ("--spec-type", "none")), (MIDDLE, ("--draft-max", "0")), (OLD, None)]
+)
+def test_how_a_build_drafts_no_token(build: str, flag: tuple[str, str] | None) -> None:
+    assert no_drafts(capabilities(build)) == flag
 
 
 def test_a_build_of_2025_has_a_draft_context_of_its_own() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from llamasup.llama_server.plan_limits import PlanLimits
 from llamasup.planning.load_history import FailedPlan, LoadHistory, Measurement, Served
-from llamasup.planning.load_history_store import load, save
+from llamasup.planning.load_history_store import add_times_of_runtime, load, save, times_of_runtime
+from llamasup.planning.load_times import LoadTimes
 from llamasup.system.storage.folders import state_folder
 
 MEASUREMENT = Measurement("llama-server 1", "a plan", 1.25, 0.5, 1 << 20, 1 << 30, 0)
@@ -127,3 +128,14 @@ def test_unusable_state_folder_does_not_raise(
 def test_missing_model_has_no_history(tmp_path: Path) -> None:
     save(tmp_path / "gone.gguf", KNOWN)
     assert load(tmp_path / "gone.gguf") == LoadHistory()
+
+
+def test_loads_of_all_files_are_kept_by_runtime(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.touch()
+    assert times_of_runtime(program) == ()
+    times = LoadTimes("llama-server 1", "a plan", 0.5, 4.0, 1.0, 2.0, weights_bytes=1000)
+    add_times_of_runtime(program, times)
+    add_times_of_runtime(program, msgspec.structs.replace(times, weights_bytes=2000, warm_up_s=-1.0))
+    assert times_of_runtime(program) == (msgspec.structs.replace(times, key="1000"),)  # the other is damaged
+    assert times_of_runtime(tmp_path / "missing") == ()

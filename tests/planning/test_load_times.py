@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from llamasup.planning.load_times import LoadTimes, add_times, is_possible, times_for
+from llamasup.planning.load_times import (
+    LoadFacts,
+    LoadTimes,
+    add_times,
+    is_possible,
+    times_for,
+    times_of_others,
+)
 
 TIMES = LoadTimes("runtime", "plan", 0.5, 4.0, 1.0, 2.0, weights_bytes=1000, memory_bytes=100)
 
@@ -74,3 +81,56 @@ def test_number_of_records_has_a_limit() -> None:
 def test_damaged_record_is_not_possible(changes: dict[str, Any]) -> None:
     assert is_possible(TIMES)
     assert not is_possible(replace(TIMES, **changes))
+
+
+# --- other files
+
+OTHER = replace(TIMES, weights_bytes=1000, memory_bytes=100, warm_up_cpu_s=4.0, cpu_bytes=1000)
+FACTS = LoadFacts(weights_bytes=3000, cpu_bytes=3000, memory_bytes=500)
+
+
+def test_other_file_takes_as_long_for_each_byte() -> None:
+    expected = times_of_others((OTHER,), "runtime", FACTS)
+    assert expected == LoadTimes(
+        "runtime",
+        "",
+        begin_s=0.5,
+        weights_s=12.0,
+        memory_s=5.0,
+        warm_up_s=6.0,
+        weights_bytes=3000,
+        warm_up_cpu_s=12.0,
+        cpu_bytes=3000,
+    )
+
+
+def test_of_several_files_the_median_counts_and_of_the_weights_the_slowest() -> None:
+    records = [replace(OTHER, weights_s=s, warm_up_s=s, begin_s=s) for s in (1.0, 9.0, 2.0)]
+    expected = times_of_others(records, "runtime", FACTS)
+    assert expected is not None
+    assert (expected.begin_s, expected.weights_s, expected.warm_up_s) == (2.0, 27.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "runtime"),
+    [
+        (FACTS, "another runtime"),
+        (replace(FACTS, weights_bytes=9000, cpu_bytes=9000), "runtime"),
+        (replace(FACTS, weights_bytes=100, cpu_bytes=100), "runtime"),
+        (replace(FACTS, cpu_bytes=0), "runtime"),  # on a device
+        (LoadFacts(), "runtime"),
+    ],
+    ids=["runtime", "larger", "smaller", "device", "unknown"],
+)
+def test_file_of_another_kind_says_nothing(facts: LoadFacts, runtime: str) -> None:
+    unknown = replace(OTHER, weights_bytes=0)
+    assert times_of_others((OTHER, unknown), runtime, facts) is None
+
+
+def test_memory_that_took_no_time_or_has_copies_of_the_weights_is_scaled() -> None:
+    quick = times_of_others((replace(OTHER, memory_s=0.001),), "runtime", FACTS)
+    assert quick is not None
+    assert quick.memory_s == pytest.approx(0.003)
+    copied = times_of_others((replace(OTHER, cpu_bytes=0),), "runtime", replace(FACTS, cpu_bytes=0))
+    assert copied is not None
+    assert copied.memory_s == 3.0

@@ -32,6 +32,7 @@ from llamasup.pool.model_states import (
     phase_of,
 )
 from llamasup.pool.model_table import TABLE, InvalidModelEvent, advance_model, is_stale, place_of
+from llamasup.settings.model import Settings
 from scripts.pool_diagram import ANSWER, ERROR, SPECS, Plan, reachable
 
 BY_COMMAND = tuple(replace(spec, stay=Stay(by_command=True)) for spec in SPECS)
@@ -205,6 +206,25 @@ def test_start_is_complete_only_with_all_replicas() -> None:
     story(states.SwapGranted(fits=True))
     assert story(states.ProcessesServing(story.id, complete=False)) == ()
     assert story(states.ProcessesServing(story.id)) != ()
+
+
+@pytest.mark.parametrize("old_has_worker", [True, False])
+def test_processes_with_an_rpc_worker_are_replaced_in_turn(old_has_worker: bool) -> None:
+    """A worker serves one llama-server."""
+    both = Settings(rpc=("10.0.0.2:50052",)), Settings()
+    settings = both if old_has_worker else both[::-1]
+    old, new = (replace(spec, settings=each) for spec, each in zip(SPECS, settings, strict=True))
+    story = Story(states.Wanted(), spec=old)
+    story(states.Sized(story.ticket, Plan(old, {"ram": 1})))
+    story(states.LoadGranted())
+    story(states.ProcessesServing(story.id))
+    story(states.SpecChanged(new))
+    story(states.Sized(story.ticket, Plan(new, {"ram": 1})))
+    story(states.SwapGranted(fits=True))
+    assert story.model.rollout is not None
+    assert story.model.rollout.step is RolloutStep.STOPPING
+    story(states.ProcessesReleased(story.id))
+    assert [type(effect) for effect in story(states.SwapGranted(fits=True))] == [Start]
 
 
 def test_load_during_an_unload_waits_for_its_end() -> None:

@@ -42,6 +42,19 @@ def test_busy_model_would_be_evicted_after_a_wait() -> None:
     assert asked(5, resident("a", 6, in_flight=1)) == Consequences(("a",))
 
 
+def test_model_in_its_time_slice_would_be_evicted_after_it() -> None:
+    """A load that took long has a time slice as long."""
+    loaded = ModelSnapshot(
+        "a", {"ram": 6}, Phase.RESIDENT, load_s=60, used_s=NOW_S - 2, resident_since_s=NOW_S - 2
+    )
+    assert asked(5, loaded) == Consequences(("a",))
+    assert asked(5, loaded, resident("b", 4, in_flight=1)) == Consequences(("a",))
+
+
+def test_model_that_loads_would_be_evicted_after_its_load() -> None:
+    assert asked(5, ModelSnapshot("a", {"ram": 6}, Phase.LOADING)) == Consequences(("a",))
+
+
 def test_idle_model_is_evicted_rather_than_a_busy_one() -> None:
     assert asked(5, resident("a", 5, in_flight=1), resident("b", 5)) == Consequences(("b",))
 

@@ -131,6 +131,17 @@ def test_request_that_a_node_refuses_goes_to_another(two: Two) -> None:
         two.becomes("desk", NodeState.READY)
 
 
+def test_request_of_a_batch_that_a_node_refuses_goes_to_another(two: Two) -> None:
+    client = two.rig.send(post(CHAT, b"{}", b"X-Llamasup-Priority: batch"))
+    first = two.accept("desk")
+    first.message()
+    first.send(BUSY)
+    second = two.accept("shelf")
+    second.message()
+    second.send(answer(b"done"))
+    assert client.message()[1] == b"done"
+
+
 def test_refusal_of_the_only_node_is_for_the_client(two: Two) -> None:
     two.becomes("shelf", NodeState.ABSENT)
     client = two.rig.send(post(CHAT, b"{}"))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from llamasup.http.heads import Priority
 from llamasup.queueing.queue_order import PASSES, FairQueue, Queued, granted
 
-HIGH, NORMAL, LOW = Priority
+HIGH, NORMAL, LOW, BATCH = Priority
+TAKING_TURNS = (HIGH, NORMAL, LOW)
 
 
 class Request(Queued):
@@ -289,7 +290,7 @@ def test_no_client_starves_and_turns_differ_by_one_at_most(seed: int, clients: i
     random = Random(seed)
     desk = Desk()
     names = "abcdef"[:clients]
-    rates = {(name, priority): random.choice((0.02, 0.3, 1.0)) for name in names for priority in Priority}
+    rates = {(name, priority): random.choice((0.02, 0.3, 1.0)) for name in names for priority in TAKING_TURNS}
     lengths: Counter[tuple[str, Priority]] = Counter()
     since: dict[frozenset[tuple[str, Priority]], Counter[tuple[str, Priority]]] = {}
     skipped: Counter[Priority] = Counter()
@@ -338,3 +339,12 @@ def test_shares_of_three_busy_classes(desk: Desk) -> None:
         desk.comes("a", request.priority)
     assert served[HIGH] > 7500
     assert min(served[NORMAL], served[LOW]) > 10_000 / (PASSES + 3)
+
+
+def test_batch_has_no_turn_while_another_class_waits() -> None:
+    desk = Desk()
+    desk.comes("batch", BATCH)
+    for _ in range(100):
+        desk.comes("low", LOW)
+    served = [desk.queue.pop().priority for _ in range(101)]
+    assert served == [LOW] * 100 + [BATCH]

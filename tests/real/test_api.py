@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 import llamasup
@@ -208,6 +210,31 @@ async def test_concurrent_switches_run_one_after_the_other(
         await asyncio.wait(switches)
         assert await answers == [200] * 6
         assert model_status(server)["ctx_size"] == 1280
+
+
+@in_loop
+async def test_cancelled_stream_ends_with_the_error_event_and_frees_its_slot(
+    runtime: str, tiny_model: Path
+) -> None:
+    async with serving(tiny_model, runtime, parallel=1, ctx_size=4096) as server:
+        ask = {**LONG, "model": "chat", "max_tokens": 3_000, "stream": True}
+        headers = {"X-Request-Id": "mine"}
+        lines = []
+        with pytest.raises(httpx.RemoteProtocolError):  # no last chunk: the answer is not complete
+            async with server.client.stream("POST", "/v1/completions", json=ask, headers=headers) as answer:
+                async for line in answer.aiter_lines():
+                    lines.append(line)
+                    if len(lines) == 1:
+                        (live,) = (await server.requests())["live"]
+                        assert (live["id"], live["model"], live["phase"]) == ("mine", "chat", "generating")
+                        (cancelled,) = server.cancel("mine")["cancelled"]
+                        assert cancelled["id"] == "mine"
+        last = [line for line in lines if line.startswith("data: ")][-1]
+        assert json.loads(last.removeprefix("data: "))["error"]["cause"] == "cancelled"
+        (ended,) = (await server.requests(ended=1))["ended"]
+        assert (ended["request_id"], ended["outcome"]) == ("mine", "cancelled")
+        assert await statuses(server, SHORT, 1) == [200]  # in the only slot
+        assert model_status(server)["in_flight"] == 0
 
 
 @in_loop

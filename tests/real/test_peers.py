@@ -15,6 +15,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from tests.e2e.driver import llamasup
 from tests.patience import eventually
 from tests.ports import free_port
 from tests.real.nodes import KEY, Node, Nodes, nodes_in
@@ -267,6 +268,36 @@ def test_nodes_that_name_each_other_forward_a_request_once(nodes: Nodes, tiny_mo
     assert (answer.status_code, answer.json()["error"]["cause"]) == (404, "model_not_found")
 
 
+def leave_early(node: Node) -> None:
+    """Begin a stream, and disconnect at its first bytes."""
+    asked = body(model="tale", stream=True, max_tokens=900, ignore_eos=True)
+    with node.client as client, client.stream("POST", "/v1/completions", json=asked) as answer:
+        next(answer.iter_raw())
+
+
+def test_disconnect_of_a_client_frees_the_slot_on_the_node(nodes: Nodes, tiny_model: Path) -> None:
+    desk = nodes.start("desk", {"tale": model(tiny_model)})
+    front = nodes.start("front", {}, nodes.peer(desk))
+    front.until("desk", "ready")
+    for _ in range(4):
+        leave_early(front)
+    assert front.ask("tale").status_code == 200
+    eventually(lambda: desk.local("tale")["slots_busy"] == 0, every_s=0.02)
+    eventually(lambda: front.node("desk")["in_flight"] == 0, every_s=0.02)
+
+
+@pytest.mark.one_runtime
+def test_llamasup_run_can_be_a_node(nodes: Nodes, runtime: str, tiny_model: Path) -> None:
+    keys = nodes.key_file("run", f"{KEY} name=test rights=inference,control")
+    options = ("--runtime", runtime, "--alias", "tale", "--ctx-size", "1024", "--api-key-file", str(keys))
+    with llamasup(tiny_model, *options) as process:
+        desk = Node("desk", process.url, process)
+        front = nodes.start("front", {}, nodes.peer(desk))
+        front.until("desk", "ready")
+        assert front.ids() == ["tale"]
+        assert front.ask("tale").status_code == 200
+
+
 @pytest.mark.one_runtime
 def test_certificate_and_key_of_a_node_are_checked(
     nodes: Nodes, tiny_model: Path, certificate: tuple[str, str], tmp_path: Path
@@ -284,6 +315,10 @@ def test_certificate_and_key_of_a_node_are_checked(
     assert unvaried(one.content) == unvaried(two.content)
     with ThreadPoolExecutor(4) as clients:
         assert {answer.status_code for answer in clients.map(lambda _: front.ask("tale"), range(8))} == {200}
+    for _ in range(4):  # more than the node has slots
+        leave_early(front)
+    assert front.ask("tale").status_code == 200
+    eventually(lambda: desk.local("tale")["slots_busy"] == 0, every_s=0.02)
     refused = nodes.start("refused", {}, {"desk": {**named, "ca_file": str(other_ca)}})
     assert "certificate is not valid here" in refused.until("desk", "refused")["reason"]
     assert refused.ids() == []

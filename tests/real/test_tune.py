@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -28,6 +29,8 @@ from llamasup.planning.facts import prepare
 from llamasup.planning.plan import LaunchPlan
 from llamasup.planning.tuned import NO_CHANGES, Changes
 from llamasup.settings.model import Settings
+from llamasup.supervision.events import ServerExited, StateChanged
+from llamasup.supervision.states import State
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.testing.models import tiny_encoder, tiny_reranker
 from llamasup.testing.tiny import tiny_decoder, tiny_keys, tiny_tensors
@@ -43,6 +46,7 @@ from llamasup.tuning.tune import keep, tune
 from llamasup.tuning.workload import Lengths
 from tests.children import NewChildren
 from tests.e2e.driver import PATIENCE_S, command, is_alive, llamasup, run_to_end
+from tests.e2e.service import serving
 from tests.kept_results import kept_for
 from tests.patience import eventually
 from tests.runtimes import shell_command, wrapped_runtime
@@ -64,6 +68,7 @@ SLOW_DEFAULT = (
     'set -- "$@" --threads 1 --threads-batch 1'
 )
 CRASHES = 'case " $* " in *" --ubatch-size 256 "*) kill -SEGV $$;; esac'
+HANGS = 'case " $* " in *" --ubatch-size 256 "*) exec sleep 1000;; esac'
 
 
 @pytest.fixture
@@ -199,6 +204,29 @@ def test_a_taken_flag_that_crashes_later_is_left_out_and_forgotten(
     assert plan_of(tiny_model, runtime)["measured"] is None
 
 
+def test_a_taken_flag_that_hangs_later_is_left_out_and_forgotten(
+    tiny_model: Path, wrapped_server: Wrap, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "hangs"
+    runtime = wrapped_server(f"if [ -e {hangs} ]; then {HANGS}; fi")
+    launch = prepare(str(tiny_model), Settings(), runtime=runtime, environ=os.environ)
+    keep(FileIdentity.of(tiny_model), kept_for(launch, MICRO.changes), lambda _text: None)
+    assert plan_of(tiny_model, runtime)["measured"]["taken"] == {"--ubatch-size": "256"}
+    hangs.touch()
+
+    async def starts() -> ServerExited:
+        async with serving(tiny_model, runtime=runtime, stall_timeout_s=2.0) as service:
+            exited = await service.exit_of(1)
+            await service.wait_for_event(StateChanged, lambda event: event.state is State.READY)
+            assert (await service.complete()).status_code == 200
+            return exited
+
+    hung = asyncio.run(starts())
+    assert hung.diagnosis.cause == "hung_start"
+    assert "--ubatch-size 512 instead of 256" in str(hung.diagnosis.adjustment)
+    assert plan_of(tiny_model, runtime)["measured"] is None
+
+
 def test_a_candidate_that_crashes_is_an_answer(wrapped_server: Wrap, measure: Measure) -> None:
     said: list[str] = []
     found = measure(wrapped_server(CRASHES), [MICRO], say=said.append)
@@ -292,9 +320,6 @@ def test_if_they_run_one_after_the_other_a_candidate_that_fails_does_not_stay(
     assert found.search.entries[1].ratios
     assert len(alive) >= 3
     assert set(alive) == {0}  # each was started while no other one was alive
-
-
-HANGS = 'case " $* " in *" --ubatch-size 256 "*) exec sleep 1000;; esac'
 
 
 def test_a_candidate_that_hangs_at_the_end_of_the_time_gets_no_verdict(

@@ -21,6 +21,7 @@ from llamasup.service.serve import ConfigSource, ServeOptions, ServeService
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, PublishedEvent
 from llamasup.system.hardware.probe import hardware
 from llamasup.testing.fake_server import install
+from tests.async_tests import async_test
 from tests.pool.pools import PATIENCE_S, file_of
 
 pytestmark = pytest.mark.slow
@@ -327,3 +328,34 @@ def test_model_unloaded_by_hand_stays_unloaded_after_other_changes(
             assert not it.hosted.catalog.known("a").wanted
 
     asyncio.run(test())
+
+
+def name_node(config: Path, name: str) -> None:
+    """Write ``name`` as the only node of the config."""
+    kept = [line for line in config.read_text().splitlines() if not line.startswith("peers:")]
+    config.write_text("\n".join([*kept, f"peers: {{{name}: {{url: 'http://127.0.0.1:1'}}}}"]) + "\n")
+
+
+@async_test
+async def test_reload_changes_the_nodes_if_there_were_any_at_the_start(config: Path) -> None:
+    name_node(config, "desk")
+    async with hosting(config) as it:
+        peers = it.hosted.peers
+        assert peers is not None
+        assert [known.peer.name for known in peers.nodes] == ["desk"]
+        name_node(config, "door")
+        changes = await it.hosted.reload()
+        assert (changes.settings, changes.next_start) == (("peers",), ())
+        await it.until(lambda: [known.peer.name for known in peers.nodes] == ["door"])
+        assert it.hosted.in_flight == 0
+
+
+@async_test
+async def test_first_node_of_a_config_needs_a_restart(config: Path) -> None:
+    async with hosting(config) as it:
+        # Nothing of other nodes, or of virtual models, is on the path of a request.
+        assert it.hosted.backend.resolve == it.hosted.catalog.resolve
+        name_node(config, "desk")
+        changes = await it.hosted.reload()
+        assert (changes.settings, changes.next_start) == ((), ("peers",))
+        assert it.hosted.peers is None

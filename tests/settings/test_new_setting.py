@@ -15,7 +15,7 @@ import pytest
 from llamasup.config.config_keys import Config
 from llamasup.settings.declaration import SettingGroup, settings_of
 from llamasup.settings.model import ModelSettings
-from llamasup.settings.sections import Auth, Downloads, Http, Memory, Slots, Usage
+from llamasup.settings.sections import Auth, Batches, Downloads, Http, Memory, Slots, Usage
 from tests.paths import ROOT
 
 # What settings are called where they are read.
@@ -102,6 +102,7 @@ _READ_BY_CONFIG = {"listen", "keep"}
         (Downloads, "downloads"),
         (Slots, "slots"),
         (Usage, "usage"),
+        (Batches, "batches settings _settings"),
     ],
 )
 def test_every_setting_of_a_section_is_read(group: type[SettingGroup], receivers: str) -> None:

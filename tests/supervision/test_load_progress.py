@@ -247,6 +247,18 @@ def test_slow_memory_without_a_measure_is_a_reason(facts: LoadFacts, than: str) 
     )
 
 
+def test_loads_of_another_file_tell_what_is_expected_and_not_what_the_last_load_took() -> None:
+    facts = replace(KNOWN, of_this_file=False)
+    process = Process(facts).spend(0.25)
+    assert process.estimate.eta_s == 0.2 + 4.0 + 1.0 + 2.0  # known before weights arrive
+    assert loaded(facts).estimate.eta_s == loaded().estimate.eta_s
+    process = loaded(facts).spend(1.0, anonymous_bytes=48 * MIB)
+    assert process.estimate.reason is not None
+    assert process.estimate.reason.startswith("the memory of the context is filled more slowly than expected")
+    slow_start = Process(facts).spend(6.0)
+    assert slow_start.estimate.reason == "llama-server takes longer to start than expected"
+
+
 ON_DEVICE = LoadFacts(weights_bytes=12 * GIB, device_bytes=12 * GIB)
 
 
@@ -311,7 +323,7 @@ def test_load_is_never_announced_as_complete() -> None:
 
 def test_times_of_a_load_are_those_of_its_stages() -> None:
     process = loaded().spend(1.0, anonymous_bytes=512 * MIB).spend(2.0, stage=Stage.WARM_UP, cores=2.0)
-    assert process.times() == EARLIER
+    assert process.times() == replace(EARLIER, cpu_bytes=2 * GIB)
 
 
 def test_load_that_ends_early_has_no_time_in_the_later_stages() -> None:

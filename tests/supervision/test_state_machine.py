@@ -116,6 +116,20 @@ def test_start_without_progress_is_killed_and_counts_as_crash() -> None:
     assert life.state() is State.BACKOFF
 
 
+def test_a_start_that_hung_is_followed_by_the_plan_that_the_planner_adjusted() -> None:
+    life = Life()
+    life(lc.StartRequested(), lc.Spawned(1, 42), lc.Loading(1))
+    life.now_s = 1120.0
+    life.wake()
+    report, *effects = life(lc.Exited(1, replace(CRASH, adjustment=SMALLER)))
+    assert isinstance(report, lc.Report)
+    assert report.diagnosis.cause == "hung_start"
+    assert report.diagnosis.adjustment == SMALLER
+    assert report.by_us
+    assert lc.Spawn(2) in effects
+    assert life.instance.crashes == ()
+
+
 def test_start_deadline_does_not_affect_a_ready_server() -> None:
     life = Life()
     life(lc.StartRequested(), lc.Spawned(1, 42), lc.Healthy(1))
@@ -186,6 +200,49 @@ def test_crash_of_ready_server_restarts_at_once() -> None:
     assert report == lc.Report(1, CRASH, 0.0)
     assert spawn == lc.Spawn(2)
     assert life.instance.restarts == 1
+
+
+LOST = Diagnosis("rpc_worker_lost", "a worker does not answer", "", (), False, 75)
+ABSENT = Diagnosis("rpc_worker_missing", "does not fit without the worker", "", (), False, 75)
+
+
+def test_hang_with_a_worker_that_does_not_answer_is_reported_as_its_loss() -> None:
+    life = ready()
+    life(lc.LivenessFailed(1, WEDGED))
+    report, _spawn, _wake = life(lc.Exited(1, LOST))
+    assert report == lc.Report(1, LOST, 0.0, by_us=True)
+
+
+def test_hang_is_reported_as_such_if_the_process_ended_otherwise() -> None:
+    life = ready()
+    life(lc.LivenessFailed(1, WEDGED))
+    assert life(lc.Exited(1, CRASH))[0] == lc.Report(1, WEDGED, 0.0, by_us=True)
+
+
+def test_start_waits_for_a_missing_worker_without_an_end() -> None:
+    life = ready()
+    life(lc.Exited(1, LOST))
+    waits = []
+    for generation in range(2, 12):
+        report = life(lc.SpawnFailed(generation, ABSENT))[1]
+        assert isinstance(report, lc.Report)
+        waits.append(report.restart_in_s)
+        assert life.state() is State.BACKOFF
+        life.wake()
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    assert len(life.instance.crashes) == 1  # the loss of the worker
+    life(lc.Spawned(12, 43))
+    assert life.instance.waits == 0
+
+
+def test_requested_start_does_not_wait_longer_for_earlier_waits() -> None:
+    life = ready()
+    life(lc.Exited(1, LOST))
+    for generation in (2, 3):
+        life(lc.SpawnFailed(generation, ABSENT))
+        life.wake()
+    life(lc.StopRequested(), lc.Exited(4, LOST), lc.StartRequested())
+    assert life.instance.waits == 0
 
 
 def test_backoff_grows_until_the_sixth_crash_gives_up() -> None:
@@ -526,6 +583,34 @@ def test_kill_skips_the_save() -> None:
 
 def test_drain_timeout_saves_nothing() -> None:
     life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested())
+    assert lc.Terminate(1) in life.wake()
+
+
+def cut_streams() -> Life:
+    """A server whose drain timeout has ended streams that the next one continues."""
+    policy = replace(POLICY, continue_streams=True)
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.RestartRequested(), policy=policy)
+    effects = life.wake()
+    assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.SaveSlots(1))
+    assert effects[2] == lc.WakeAt(life.instance.timer_id, life.now_s + policy.slots_timeout_s)
+    return life
+
+
+def test_drain_timeout_saves_the_slots_of_streams_that_are_continued() -> None:
+    life = cut_streams()
+    assert life(lc.Drained(1)) == ()  # the requests have left
+    assert lc.Terminate(1) in life(lc.SlotsSaved(1))
+    assert life(lc.Exited(1, CRASH))[-2:][0] == lc.Spawn(2)
+
+
+def test_save_of_continued_streams_has_a_timeout() -> None:
+    life = cut_streams()
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_drain_timeout_terminates_if_streams_are_continued_without_slots() -> None:
+    life = ready(replace(POLICY, continue_streams=True))
+    life(lc.RestartRequested())
     assert lc.Terminate(1) in life.wake()
 
 

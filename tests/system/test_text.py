@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llamasup.system.text import display_width, json_text, path_text, printable
+from llamasup.system.text import display_width, is_path, json_text, path_text, printable
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,21 @@ def test_control_characters_are_escaped(text: str, shown: str) -> None:
 def test_any_text_becomes_printable(text: str) -> None:
     assert printable(text).isprintable()
     printable(text).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "on_posix", "on_windows"),
+    [
+        ("llama-server", False, False),
+        ("~/llama-server", True, True),
+        ("bin/llama-server", True, True),
+        (r"C:\\bin\\llama-server.exe", False, True),
+        ("", False, False),
+    ],
+)
+def test_a_path_has_a_separator_of_its_system(text: str, on_posix: bool, on_windows: bool) -> None:
+    assert is_path(text, "/") is on_posix
+    assert is_path(text, "\\/") is on_windows
 
 
 def test_path_outside_utf8_becomes_text() -> None:

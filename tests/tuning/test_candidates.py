@@ -247,6 +247,15 @@ def test_draft_lengths_are_tried_with_a_draft_model() -> None:
     assert all(one.lossy for one in found if "n-max" in one.name)
 
 
+def test_a_build_of_2025_may_leave_the_draft_model_out() -> None:
+    draft = {"draft_model": "/models/draft.gguf", "draft": model(layers=4, file_bytes=GIB)}
+    found = {one.name: one for one in proposed(build=MIDDLE, **draft) if one.group == "draft"}
+    assert found["--draft-max 0"].lossy is False
+    assert found["--draft-max 4"].lossy
+    assert "--draft-max 0" not in names(build=MIDDLE)
+    assert not any("--draft-max" in name for name in names(build=MIDDLE, extra=("--draft-max", "4"), **draft))
+
+
 def test_a_model_that_drafts_for_itself_may_stop_to() -> None:
     facts = model(mtp_layers=1)
     found = names(facts=facts)

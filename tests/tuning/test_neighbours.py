@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -49,6 +50,21 @@ def child(request: pytest.FixtureRequest, other_run: Path) -> Iterator[int]:
 def test_a_server_that_computes_is_busy(child: int, tmp_path: Path) -> None:
     neighbours = Neighbours(tmp_path)
     eventually(neighbours.are_busy, "a busy neighbour", every_s=POLL_S)
+
+
+def test_a_server_that_computes_for_a_moment_is_busy(other_run: Path, tmp_path: Path) -> None:
+    """Less than a tick of the kernel's clock, which has 10 ms."""
+    neighbours = Neighbours(tmp_path)
+    record_child(other_run, os.getpid(), sys.executable)
+
+    def is_seen() -> bool:
+        neighbours.are_busy()
+        until_s = time.process_time() + 0.006
+        while time.process_time() < until_s:
+            pass
+        return neighbours.are_busy()
+
+    eventually(is_seen, "a busy neighbour", every_s=0.2)
 
 
 @pytest.mark.parametrize("child", [SLEEPS], indirect=True)

@@ -73,6 +73,15 @@ def test_without_candidates_the_search_is_done() -> None:
     assert isinstance(next_step(begin([])), Done)
 
 
+def test_one_candidate_with_pairs_that_contradict_each_other_is_measured_again() -> None:
+    for ratios in ([1.0, -0.1, -0.1], [0.005, -0.1, 0.1]):
+        search = observed(begin([A]), A, ratios)
+        assert next_step(search) == Screen(A, 3)
+        search = observed(search, A, [0.2] * 3)
+        assert next_step(search) == ProofRound(A, 1)
+    assert isinstance(next_step(observed(begin([A]), A, [-0.1, -0.1, 0.1])), Done)
+
+
 def test_the_only_better_change_is_taken() -> None:
     found = run(begin([A, B, C]), {"--a": 0.9, "--b": 1.2, "--c": 1.0})
     assert taken(found) == "--b"

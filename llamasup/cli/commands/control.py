@@ -332,11 +332,11 @@ def _say_left_out(view: View, count: int, *, any_shown: bool) -> None:
 
 def _exit_waiter(client: ControlClient) -> Callable[[], None]:
     """A function that waits for the exit. Made before the stop: another process may reuse the ID later."""
-    from llamasup.system.process.exit_watch import end_of
+    from llamasup.system.native import native
 
     if client.address.socket is not None:
         with suppress(ProcessLookupError):  # a llamasup in another container has other process IDs
-            return end_of(client.status()["pid"]).wait
+            return native.wait_for_exit(client.status()["pid"])
 
     def until_silent() -> None:
         with suppress(NotRunning, ControlFailed):

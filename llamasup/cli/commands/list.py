@@ -113,8 +113,8 @@ def _as_text(registry: Registry, attachments: Attachments) -> str:
 
 
 def _shown_path(spec: ModelSpec) -> str:
-    home = os.environ.get("HOME", "").rstrip("/")
-    is_at_home = bool(home) and spec.source.startswith(f"{home}/")
+    home = (os.environ.get("HOME") or os.environ.get("USERPROFILE", "")).rstrip(os.sep)
+    is_at_home = bool(home) and spec.source.startswith(f"{home}{os.sep}")
     return f"~{spec.source.removeprefix(home)}" if is_at_home else spec.source
 
 

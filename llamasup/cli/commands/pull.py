@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 import time
-from collections.abc import Coroutine
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec.structs import replace
@@ -22,7 +20,7 @@ from llamasup.cli.options.parsers import whole_number
 from llamasup.cli.output.error_report import guarded, show_error
 from llamasup.cli.output.results import write_result
 from llamasup.cli.output.view import View, duration_text
-from llamasup.cli.stop_signals import STOP_SIGNALS, Interrupted
+from llamasup.cli.stop_signals import Interrupted
 from llamasup.downloads.hub_settings import hub_endpoint, hub_token
 from llamasup.downloads.reference import Ref, RepoRef, parse_ref
 from llamasup.errors import LlamasupError, UsageInvalid
@@ -42,8 +40,6 @@ commands = command_set()
 REF_VARIABLE = "LLAMASUP_REF"
 
 _MAX_PARALLEL = 16  # more connections from one address are too many for a hub's servers
-
-T = TypeVar("T")
 
 
 Refs = Annotated[
@@ -189,44 +185,15 @@ def _ref(name: str, quant: str | None, endpoint: str) -> Ref:
 
 def _downloaded(ref: Ref, settings: DownloadOptions, progress: DownloadView) -> FetchedModel:
     """As ``downloads.pull``. After a signal, shows the size of the partial file and raises Interrupted."""
+    from llamasup.cli.interruptible import interruptible
     from llamasup.downloads.pull import pull as download
 
     try:
-        return _interruptible(download(ref, settings, progress))
+        return interruptible(download(ref, settings, progress))
     except Interrupted:
         kept = f"; {memory_text(progress.done_bytes)} are kept" if progress.done_bytes else ""
         progress.say(f"Stopped{kept}. Run the same command to continue.")
         raise
-
-
-def _interruptible(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work``; a signal cancels it, and raises Interrupted when it has cleaned up."""
-    import asyncio
-
-    signals: list[str] = []
-
-    async def act() -> T:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def cancel(name: str) -> None:
-            signals.append(name)
-            loop.call_soon_threadsafe(task.cancel)
-
-        STOP_SIGNALS.deliver_to(cancel)
-        try:
-            return await work
-        finally:
-            STOP_SIGNALS.raise_again()
-
-    try:
-        return asyncio.run(act())
-    except asyncio.CancelledError:
-        name = signals[0] if signals else "SIGINT"
-        is_signal = name in signal.Signals.__members__
-        raise Interrupted(
-            signal.Signals[name] if is_signal else signal.SIGTERM, "" if is_signal else name
-        ) from None
 
 
 def _summary(ref: Ref, model: FetchedModel, seconds: float) -> str:

@@ -91,11 +91,11 @@ class _Top:
         from rich.console import Console
         from rich.live import Live
 
-        from llamasup.cli.keyboard import keyboard
+        from llamasup.system.native import native
 
         console = Console()
         self._refresh()
-        with keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        with native.keyboard() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
             refreshed_s = monotonic()
             while True:
                 live.update(_text(self._lines(console.width, console.height)), refresh=True)

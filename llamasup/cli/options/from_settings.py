@@ -8,10 +8,10 @@ from typing import Any, Final
 import typer
 from msgspec import structs
 
-from llamasup.cli.options.groups import Option, switch, value_option
-from llamasup.cli.options.parsers import one_of, seconds, whole_number
+from llamasup.cli.options.groups import Option, many, switch, value_option
+from llamasup.cli.options.parsers import of_kind, one_of, seconds, whole_number
 from llamasup.settings.declaration import Flag, Setting, settings_of
-from llamasup.settings.kinds import Boolean, Integer, IntegerOr, Kind, OneOf, Time
+from llamasup.settings.kinds import Boolean, Integer, IntegerOr, Kind, Many, OneOf, Time
 from llamasup.settings.model import ModelSettings, Settings
 
 __all__ = ["options_of_a_plan", "setting_option"]
@@ -39,6 +39,11 @@ def setting_option(field: str) -> Option:
     kind = setting.kind
     if isinstance(kind, Boolean):
         return switch(name, text, field=field, off=default, on=flag.on)
+    if isinstance(kind, Many):
+        read = of_kind(kind.kind)
+        return many(
+            name, flag.metavar, text, field=field, read=read, default=default, duplicates=kind.duplicates
+        )
     metavar, python_type, read = _reading(kind, flag)
     return value_option(field, name, flag.metavar or metavar, text, default, python_type, read=read)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -151,16 +151,32 @@ def switch(flag: str, help: str, *, field: str | None = None, off: Any = False, 
 
 
 def many(
-    flag: str, metavar: str, help: str, *, field: str | None = None, read: Callable[[str], str]
+    flag: str,
+    metavar: str,
+    help: str,
+    *,
+    field: str | None = None,
+    read: Callable[[str], str],
+    default: tuple[str, ...] | None = (),
+    duplicates: Callable[[Sequence[str]], Sequence[int]] = lambda _: (),
 ) -> Option:
-    """An option that can be repeated; its value is a tuple."""
+    """An option that can be repeated; its value is a tuple, or ``default``.
+
+    ``duplicates``: the positions of the values that repeat an earlier one, which is an error.
+    """
+
+    def convert(_: typer.Context, given: Sequence[str] | None) -> tuple[str, ...] | None:
+        if given and (repeated := duplicates(given)):
+            raise typer.BadParameter(f"{given[repeated[0]]} is given twice; give it once.", param_hint=flag)
+        return tuple(given) if given else default
+
     option = typer.Option(flag, metavar=metavar, help=f"{help} Repeatable.", parser=read)
     return Option(
         field or _field(flag),
-        default=(),
+        default=default,
         annotation=Annotated[list[str] | None, option],
         typer_default=None,
-        convert=lambda _, given: tuple(given or ()),
+        convert=convert,
         to_arguments=lambda value: [argument for item in value for argument in (flag, item)],
     )
 
@@ -175,14 +191,21 @@ def value_option(
     *,
     read: Callable[[Any], Any] | None = None,
 ) -> Option:
-    """An option with a value of the type ``kind``."""
+    """An option with a value of the type ``kind``. A ``metavar`` in brackets: it may be left out, so that the
+    flag and the value are one argument.
+    """
+
+    def to_arguments(value: Any) -> list[str]:
+        written = f"{value:g}" if isinstance(value, float) else str(value)
+        return [f"{flag}={written}"] if metavar.startswith("[") else [flag, written]
+
     return Option(
         field,
         default=default,
         annotation=Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)],
         typer_default=default,
         convert=lambda _, given: given,
-        to_arguments=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
+        to_arguments=to_arguments,
     )
 
 

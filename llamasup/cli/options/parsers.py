@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import typer
 
 from llamasup.errors import UsageInvalid
+from llamasup.settings.kinds import InvalidValue
 
-__all__ = ["checked", "one_of", "seconds", "seconds_or_never", "whole_number"]
+__all__ = ["checked", "of_kind", "one_of", "seconds", "seconds_or_never", "whole_number"]
 
 
 def whole_number(text: str | int, *, minimum: int | None = None, maximum: int | None = None) -> int:
@@ -56,5 +58,19 @@ def checked(check: Callable[[str], str]) -> Callable[[str], str]:
             return check(text)
         except UsageInvalid as error:
             raise typer.BadParameter(" ".join(filter(None, (error.message, error.remedy)))) from None
+
+    return read
+
+
+def of_kind(kind: Any) -> Callable[[str], str]:
+    """The kind of a setting as a parser. A value that is not text is only checked, and parsed again later."""
+
+    def read(text: str) -> str:
+        try:
+            parsed = kind.parse(text)
+        except InvalidValue as error:
+            why = f" ({error.why})" if error.why else ""
+            raise typer.BadParameter(f"{text!r} is not {kind.allowed}{why}.") from None
+        return parsed if isinstance(parsed, str) else text
 
     return read

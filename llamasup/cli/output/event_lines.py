@@ -12,6 +12,7 @@ from llamasup.cli.output.error_report import error_text
 from llamasup.cli.output.layout import table
 from llamasup.cli.output.rate_limit import RequestLineLimit
 from llamasup.cli.output.view import Level, View, duration_text, plural, shortened
+from llamasup.llama_server.rpc.find import FoundWorker
 from llamasup.models.diff import Changes
 from llamasup.observability.access_record import shown_path
 from llamasup.observability.counters import RequestRecord
@@ -36,21 +37,23 @@ from llamasup.supervision.events import (
 from llamasup.supervision.load_progress import LoadProgress
 from llamasup.supervision.plan_protocol import ChildPlan
 from llamasup.supervision.states import State
+from llamasup.supervision.worker_plan import WorkerPlan
 from llamasup.supervision.wrap.command_line import redacted_program
 from llamasup.supervision.wrap.planner import Wrapping
 from llamasup.system.text import memory_text
 
 if TYPE_CHECKING:
+    from llamasup.service.rpc_worker import RpcWorker
     from llamasup.service.serve import ServeService
 
 __all__ = ["ConsoleReporter"]
 
 _ACTIVITIES = {
-    State.STARTING: "starting llama-server for {model}",
+    State.STARTING: "starting {program} for {model}",
     State.LOADING: "loading {model}",
     State.WARMING: "warming up {model}: waiting for its first token",
     State.DRAINING: "finishing the requests in flight",
-    State.STOPPING: "stopping llama-server",
+    State.STOPPING: "stopping {program}",
     State.BACKOFF: "waiting before the next start of {model}",
 }
 
@@ -108,7 +111,7 @@ class RequestLine(Struct, frozen=True):
 class ConsoleReporter:
     """Writes lines about one service, started at ``began_s`` (monotonic), to ``view``."""
 
-    def __init__(self, view: View, service: Service | ServeService, began_s: float) -> None:
+    def __init__(self, view: View, service: Service | ServeService | RpcWorker, began_s: float) -> None:
         self._view = view
         self._service = service
         self._began_s = began_s
@@ -196,7 +199,9 @@ class ConsoleReporter:
 
     def _state_changed(self, model: str, state: State, generation: int) -> None:
         activity = _ACTIVITIES.get(state)
-        self._set_activity(model, None if activity is None else activity.format(model=model))
+        program = "rpc-server" if isinstance(self._service.launch, FoundWorker) else "llama-server"
+        shown = None if activity is None else activity.format(model=model, program=program)
+        self._set_activity(model, shown)
         level: Level = "debug"
         text = f"{model} is {state}"
         if state is State.READY and (generation > 1 or self._has_many):
@@ -275,6 +280,8 @@ class ConsoleReporter:
         plan = runner.plan if runner else None
         name = "llamasup" if self._has_many else ", ".join(ready.models)
         lines = [f"{name} is ready at {ready.address.shown} after {duration_text(took_s)}"]
+        if ready.ollama is not None:
+            lines.append(f"Ollama's API is at {ready.ollama.shown}")
         if plan is not None:
             lines.append(table(self._facts(plan)))
         elif self._has_many:
@@ -345,6 +352,12 @@ class ConsoleReporter:
         if isinstance(launch, Wrapping):
             # Without its arguments, which may contain a key (X13).
             facts = [("server", f"{redacted_program(launch.line.program)} ({launch.capabilities.version})")]
+        elif isinstance(launch, FoundWorker):
+            facts = [("server", launch.path)]
+            if isinstance(plan, WorkerPlan):
+                limit = plan.limit_bytes
+                offers = "all memory of its devices" if limit is None else memory_text(limit)
+                facts.append(("offers", offers))
         elif isinstance(plan, LaunchPlan):
             facts = _facts_of_model(launch, plan)
         if runner is not None and runner.pid is not None:
@@ -365,6 +378,8 @@ def _unload_reason(reason: str, for_model: str) -> str:
 def _facts_of_model(launch: Launch, plan: LaunchPlan) -> list[tuple[str, str]]:
     runtime = launch.runtime
     devices = ", ".join(device.description for device in runtime.capabilities.devices) or "CPU"
+    if plan.workers:
+        devices += f", and the RPC workers {', '.join(plan.workers)}"
     adjusted = f" (adjusted: {plan.bounds.why})" if plan.bounds.why else ""
     return [
         ("model", f"{launch.model_path} ({launch.model.architecture}, {launch.model.quantization})"),

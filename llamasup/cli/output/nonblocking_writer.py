@@ -7,12 +7,12 @@ that does not fit into its queue is dropped.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 from typing import IO
 
 from llamasup.system.batch_writer import BatchWriter
+from llamasup.system.native import native
 
 __all__ = ["OutputWriter"]
 
@@ -88,7 +88,7 @@ class OutputWriter:
             try:
                 written = os.write(self._fd, content)
             except BlockingIOError:  # the parent made the shared descriptor non-blocking
-                select.select([], [self._fd], [])
+                native.wait_writable(self._fd)
                 continue
             except OSError:
                 return False  # the reader is gone, and llamasup goes on

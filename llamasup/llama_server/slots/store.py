@@ -35,6 +35,7 @@ from llamasup.llama_server.slots.policy import (
     sets_to_remove,
 )
 from llamasup.settings.sections import SLOTS_BYTES
+from llamasup.system.native import native
 from llamasup.system.storage.fact_cache import FileIdentity
 from llamasup.system.storage.folders import atomic_write, cache_folder, open_private, private_folder
 from llamasup.system.text import INVALID_JSON
@@ -67,7 +68,7 @@ def _paths_in(word: str) -> list[str]:
     """Also the paths in ``a.gguf,b.gguf`` and ``a.gguf:0.5,b.gguf``, as in LoRA options."""
     pieces = [word, *word.split(",")]
     pieces += [piece.rpartition(":")[0] for piece in pieces]
-    return [piece for piece in pieces if Path(piece).is_absolute()]
+    return [piece for piece in pieces if os.path.isabs(piece)]  # noqa: PTH117
 
 
 def _parts_of(model: Path) -> list[str]:
@@ -125,8 +126,7 @@ class SlotStore:
         name = file_name(saved.key, saved.token, number)
         try:
             with self._opened(name) as fd:
-                if hasattr(os, "fchmod"):
-                    os.fchmod(fd, 0o600)  # llama-server's umask may allow more
+                native.set_mode(fd, 0o600)  # llama-server's umask may allow more
                 size_bytes, crc32 = _checksum(fd)
         except (OSError, ValueError):
             self._remove(name)

@@ -73,7 +73,7 @@ def needs_of(memory: MemoryEstimate, devices: Sequence[Device]) -> dict[str, int
     """The bytes of each memory that a plan takes.
 
     llama.cpp distributes its layers in proportion to the free memory of the devices that it uses. Without
-    other models, that is in proportion to their sizes.
+    other models, that is in proportion to their sizes. The part on RPC workers is no memory of this machine.
     """
     used = [
         device for device in devices if not device.shares_host_memory and device.name in memory.free.names
@@ -81,7 +81,11 @@ def needs_of(memory: MemoryEstimate, devices: Sequence[Device]) -> dict[str, int
     total_bytes = sum(device.total_bytes for device in used)
     needs = {RAM: memory.host_bytes + (0 if used else memory.device_bytes)}
     if memory.device_bytes and used:
-        needs |= {device.name: -(-memory.device_bytes * device.total_bytes // total_bytes) for device in used}
+        needs |= {
+            device.name: -(-memory.device_bytes * device.total_bytes // total_bytes)
+            for device in used
+            if not device.remote
+        }
     return needs
 
 

@@ -24,7 +24,7 @@ MAX_MODELS = 10_000
 
 class NodeModel(Struct, frozen=True, omit_defaults=True):
     """A model of a node. ``state``: see ``pool/state.py``. ``slots``: its permits, all processes together; 0
-    while none serves. ``busy``: those that are taken; ``queued``: the requests that wait for one.
+    while none serves. ``busy``: the taken ones; ``queued``: the requests that wait for one.
     ``percent`` and ``eta_s``: of its load. ``problem``: why it cannot be loaded. ``entry``: the model in
     ``/v1/models`` of the node.
     """
@@ -77,7 +77,7 @@ def encode_listing(node: str, models: Iterable[NodeModel]) -> bytes:
 
 
 def read_listing(content: bytes) -> NodeListing:
-    """The listing of another node. Raises ValueError if it is none; leaves out what has an invalid name."""
+    """The listing of another node. Raises ValueError for another answer; leaves out invalid names."""
     try:
         found = _decode(content)
     except (msgspec.MsgspecError, RecursionError) as error:

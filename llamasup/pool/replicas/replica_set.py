@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from llamasup.queueing.endpoint import Endpoint, Lease, Serving
+from llamasup.queueing.endpoint import Endpoint, Lease, Serving, permits_of
 from llamasup.queueing.request_queue import QueueEntry, RequestQueue
+from llamasup.queueing.served_load import ServedLoad
 from llamasup.queueing.unavailable import BUSY, Unavailable
 from llamasup.queueing.wait_estimate import retry_after_s
 from llamasup.supervision.availability import NOT_RUNNING
@@ -46,10 +47,12 @@ class ReplicaSet:
             self.serving,
             timeout_s=policy.wait_timeout_s,
             max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
             choose=self._choose,
             on_wanted=on_wanted,
             on_unserved=on_unserved,
         )
+        self.repairs_tool_calls = policy.repairs_tool_calls
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
@@ -88,6 +91,15 @@ class ReplicaSet:
         found = tuple(endpoint for runner in self.runners if (endpoint := runner.endpoint) is not None)
         return found or self._unavailable()
 
+    def load(self) -> ServedLoad:
+        state, waiting = self.serving(), len(self.queue)
+        has_room = not self.queue.is_full
+        if not isinstance(state, Unavailable):
+            slots, free = permits_of(state)
+            return ServedLoad(slots, free, waiting, can_serve=has_room or free > 0)
+        loads = state.queueable and bool(self.runners)
+        return ServedLoad(0, 0, waiting, loads, state.eta_s, state.queueable and has_room)
+
     @property
     def answered(self) -> int:
         """The completed responses of the current generations."""
@@ -119,7 +131,12 @@ class ReplicaSet:
 
     def apply_policy(self, policy: Policy) -> None:
         """Use these limits for new requests."""
-        self.queue.set_limits(timeout_s=policy.wait_timeout_s, max_waiting=policy.max_queued)
+        self.queue.set_limits(
+            timeout_s=policy.wait_timeout_s,
+            max_waiting=policy.max_queued,
+            continues_streams=policy.continue_streams,
+        )
+        self.repairs_tool_calls = policy.repairs_tool_calls
         for runner in self.runners:
             runner.set_policy(policy)
         self.queue.changed()

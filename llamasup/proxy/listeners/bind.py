@@ -6,17 +6,18 @@ import errno
 import os
 import socket
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
 from llamasup.errors import PortInUse, PortNotAllowed
+from llamasup.system.native import native
 
 __all__ = ["BACKLOG", "bind", "bind_unix", "socket_lock"]
 
 _LOCK_WAIT_S = 5.0  # a process holds the lock for the time of a connect() and a bind()
+_LOCK_FILE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_NONBLOCK"))
 BACKLOG = 1024  # connects that arrive in one burst before the loop accepts them
 
 
@@ -68,7 +69,7 @@ def bind_unix(path: str, mode: int = 0o600) -> socket.socket:
     Raises PortInUse and PortNotAllowed.
     """
     file = Path(path)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = native.unix_socket()
     try:
         with socket_lock(file):
             if _is_socket(file):
@@ -111,9 +112,6 @@ def socket_lock(path: Path) -> Iterator[None]:
     Raises PortInUse if another process holds the lock for too long, PortNotAllowed if the lock file cannot be
     opened, OSError if the folder cannot be used.
     """
-    if sys.platform == "win32":
-        yield
-        return
     lock = path.with_name(f".{path.name}.lock")
     fd = _acquire_lock(lock)
     try:
@@ -124,13 +122,12 @@ def socket_lock(path: Path) -> Iterator[None]:
 
 
 def _acquire_lock(lock: Path) -> int:
-    import fcntl
-
     until = monotonic() + _LOCK_WAIT_S
     while True:
         fd = _open_lock_file(lock)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not native.lock(fd):  # no locks on this file system
+                return fd
             if _is_same_file(fd, lock):
                 return fd
         except BlockingIOError:
@@ -141,14 +138,12 @@ def _acquire_lock(lock: Path) -> int:
                     remedy="stop that process, or choose another path",
                 ) from None
             sleep(0.005)
-        except OSError:  # no locks on this file system
-            return fd
         os.close(fd)
 
 
 def _open_lock_file(lock: Path) -> int:
     try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+        return os.open(lock, os.O_RDWR | os.O_CREAT | _LOCK_FILE_FLAGS, 0o600)
     except OSError as error:
         if not os.path.lexists(lock):
             raise  # the folder is the problem
@@ -167,10 +162,7 @@ def _is_same_file(fd: int, path: Path) -> bool:
 
 
 def _listen(sock: socket.socket, address: tuple[object, ...], *, reuse_port: bool, dual_stack: bool) -> None:
-    if sys.platform != "win32":  # on Windows, SO_REUSEADDR would let two processes share the port
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if reuse_port:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    native.before_bind(sock, share=reuse_port)
     if sock.family == socket.AF_INET6:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
     sock.bind(address)
@@ -215,7 +207,7 @@ def _is_socket(file: Path) -> bool:
 
 
 def _refuse_if_listening(path: str) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with native.unix_socket() as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(path)

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import socket
 import ssl
-import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,9 @@ from llamasup.proxy.connections import TOO_MANY, host_of
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.listeners.bind import BACKLOG
+from llamasup.system.incoming import Incoming
 from llamasup.system.storage.folders import read_bounded
+from llamasup.system.storage.pem_files import irregular_file, why_unusable
 
 __all__ = ["RENEW", "SecureListener", "TlsContext", "read_validity", "tls_context"]
 
@@ -100,47 +101,21 @@ def _load(key_file: str, cert_file: str) -> ssl.SSLContext:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
-    _refuse_pipes(key_file, cert_file)
+    if (irregular := irregular_file(key_file, cert_file)) is not None:
+        raise ConfigInvalid(
+            f"TLS cannot be served with {irregular!r}: it is not a regular file.",
+            remedy="Give the path of a regular PEM file. llamasup reads it again when it changes.",
+        )
     try:
         # Without a password, OpenSSL would ask for it at the terminal. A service has none.
         context.load_cert_chain(cert_file, key_file, password="")
     except OSError as error:
         raise ConfigInvalid(
             f"TLS cannot be served with the certificate {cert_file!r} and the key {key_file!r}: "
-            f"{_reason(error, key_file, cert_file)}.",
+            f"{why_unusable(error, key_file, cert_file)}.",
             remedy="Give a PEM certificate, followed by its chain, and its unencrypted PEM key.",
         ) from error
     return context
-
-
-def _refuse_pipes(*files: str) -> None:
-    """OpenSSL would block on a pipe without a writer, and llamasup reads the files several times."""
-    for file in files:
-        with contextlib.suppress(OSError):  # reading the file reports the error
-            mode = Path(file).stat().st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise ConfigInvalid(
-                    f"TLS cannot be served with {file!r}: it is not a regular file.",
-                    remedy="Give the path of a regular PEM file. llamasup reads it again when it changes.",
-                )
-
-
-def _reason(error: OSError, key_file: str, cert_file: str) -> str:
-    """What is wrong with which file. OpenSSL's own message rarely says either."""
-    for name in (cert_file, key_file):
-        try:
-            Path(name).open("rb").close()
-        except OSError as unreadable:
-            return f"{name!r}: {unreadable.strerror}"
-    if not isinstance(error, ssl.SSLError):
-        return error.strerror or str(error)
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return "the key belongs to another certificate"
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)
-    except ssl.SSLError:
-        return f"{cert_file!r} contains no PEM certificate"
-    return f"{key_file!r} contains no PEM key, or one with a password"
 
 
 def _identity(*files: str) -> list[tuple[int, int, int] | None]:
@@ -179,11 +154,11 @@ class SecureListener:
         """Also closes the socket, as a server of asyncio does."""
         if self._pause is not None:
             self._pause.cancel()
-        self._loop.remove_reader(self._listening)
+        self._incoming.close()
         self._listening.close()
 
     def _listen(self) -> None:
-        self._loop.add_reader(self._listening, self._accept)
+        self._incoming = Incoming(self._listening, self._accept)
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):
@@ -193,7 +168,7 @@ class SecureListener:
                 return
             except OSError as error:  # no descriptor or no memory left: an immediate retry would fail as well
                 _log.warning("cannot accept connections: %s", error.strerror)
-                self._loop.remove_reader(self._listening)
+                self._incoming.close()
                 self._pause = self._loop.call_later(_ACCEPT_PAUSE_S, self._listen)
                 return
             Handshake(self._proxy, self._access, accepted, host_of(address)).begin(self._context.current())

@@ -12,8 +12,11 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from datetime import UTC, datetime
 from itertools import islice
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from llamasup.errors import RequestUnknown
 from llamasup.http.heads import HttpError
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.observability.access_record import AccessRecord, access_record
@@ -61,11 +64,15 @@ class LiveRequests:
         self._querying = asyncio.Lock()
         self._first_tokens: dict[tuple[Endpoint, int], tuple[float, int]] = {}
 
-    async def in_flight(self) -> tuple[LiveRequest, ...]:
-        """The requests in flight, oldest first."""
-        await self._refresh()
+    async def in_flight(self, *, settled_s: float = 0.0) -> tuple[LiveRequest, ...]:
+        """The requests in flight, oldest first. llama-server is asked for the slots only if a request has had
+        its slot for ``settled_s``; without an answer, no token counts are known.
+        """
         now = self._clock()
         found = self._in_flight(now)
+        if await self._refresh(found, settled_s):
+            now = self._clock()
+            found = self._in_flight(now)
         slots = self._slots(found)
         shown = [self._shown(one, slots, now) for one in found]
         return tuple(sorted(shown, key=lambda request: -request.age_s))
@@ -92,13 +99,35 @@ class LiveRequests:
         return [since_s for since_s in since if since_s]
 
     def cancel(self, request_id: str) -> tuple[LiveRequest, ...]:
-        """Cancel the requests with this id; a client may have given it to several. Returns them."""
+        """Cancel the requests with this id; a client may have given it to several. Returns them.
+
+        Raises RequestUnknown.
+        """
         cancelled = []
         for connection, one in self._of_models(self._clock()):
             if one.request.id == request_id:
                 cancelled.append(one.request)
                 connection.interrupt(_CANCELLED)
+        if not cancelled:
+            raise RequestUnknown(
+                f"No request in flight has the id {request_id[:100]!r}.",
+                remedy="It may have ended. `llamasup top` shows the requests in flight.",
+            )
         return tuple(cancelled)
+
+    async def shown(self, ended: int) -> Mapping[str, Any]:
+        """The requests in flight, and the last ``ended`` finished ones (docs/control.md)."""
+        live = await self.in_flight()
+        last = list(self.last_ended(ended))
+        return {
+            "live": msgspec.to_builtins(list(live)),
+            "ended": msgspec.to_builtins(last),
+            "ended_total": self.ended_so_far,
+        }
+
+    def shown_cancel(self, request_id: str) -> Mapping[str, Any]:
+        """As ``cancel``: the requests as the control API shows them."""
+        return {"cancelled": msgspec.to_builtins(list(self.cancel(request_id)))}
 
     def _of_models(self, now: float) -> Iterator[tuple[LiveConnection, InFlight]]:
         """The requests in flight, without those of the control API."""
@@ -110,18 +139,22 @@ class LiveRequests:
     def _in_flight(self, now: float) -> Sequence[InFlight]:
         return [one for _, one in self._of_models(now)]
 
-    async def _refresh(self) -> None:
-        """Read the slots of the busy servers, unless the last answers are fresh."""
+    async def _refresh(self, in_flight: Sequence[InFlight], settled_s: float) -> bool:
+        """Read the slots of the busy servers, unless the last answers are fresh. False: without waiting."""
+        now_s = self._clock()
+        leases = [one.lease for one in in_flight if one.lease is not None]
+        endpoints = {lease.endpoint for lease in leases if 0.0 < lease.since_s <= now_s - settled_s}
+        if not endpoints:
+            self._answers = {}
+            return False
         async with self._querying:
-            if self._clock() - self._answered_s < FRESH_S:
-                return
-            leases = (one.lease for one in self._in_flight(self._clock()))
-            endpoints = {lease.endpoint for lease in leases if lease is not None and lease.since_s}
-            answers = await asyncio.gather(*map(self._query_slots, endpoints))
-            answered = zip(endpoints, answers, strict=True)
-            self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
-            self._answered_s = self._clock()
-            self._remember_first_tokens()
+            if self._clock() - self._answered_s >= FRESH_S:
+                answers = await asyncio.gather(*map(self._query_slots, endpoints))
+                answered = zip(endpoints, answers, strict=True)
+                self._answers = {endpoint: slots for endpoint, slots in answered if slots is not None}
+                self._answered_s = self._clock()
+                self._remember_first_tokens()
+        return True
 
     def _remember_first_tokens(self) -> None:
         """Store when each slot was first seen generating, to compute its speed."""

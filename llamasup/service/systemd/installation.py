@@ -20,6 +20,8 @@ from llamasup.service.systemd.systemctl import (
     unwritable_by_others,
 )
 from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, is_hidden, own_folders
+from llamasup.system.native import native
+from llamasup.system.own_command import own_command, python_executable
 
 __all__ = [
     "CREDENTIALS",
@@ -59,7 +61,7 @@ class Account(Struct, frozen=True, kw_only=True):
                 "--run-as and --user exclude each other: a user's own service runs as that user.",
                 remedy="Remove one of them.",
             )
-        if self.run_as is not None and not _is_user(self.run_as):
+        if self.run_as is not None and not native.has_user(self.run_as):
             raise UsageInvalid(f"There is no user {self.run_as!r}.", remedy="Choose an existing user.")
 
     @property
@@ -80,11 +82,18 @@ class Requirements(Struct, frozen=True, kw_only=True):
     credentials: tuple[Credential, ...] = ()
     of_many: bool = False
     downloads: bool = False
+    has_nodes: bool = False
 
 
 def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
     """The unit. Raises UsageInvalid and ConfigInvalid if its user cannot read or write a file."""
-    program = (str(plain_path(sys.executable)), "-P", "-m", "llamasup")
+    command = own_command("llamasup")
+    if command is None:
+        raise UsageInvalid(
+            "This application has no program that systemd can start as llamasup.",
+            remedy="Install llamasup itself on this machine, and use its `llamasup service`.",
+        )
+    program = (str(plain_path(command[0])), *command[1:])
     own = own_folders(name)
     written = {
         folder: what
@@ -100,6 +109,7 @@ def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
         of_many=requirements.of_many,
         is_local=all(map(is_local, requirements.hosts)),
         downloads=requirements.downloads,
+        has_nodes=requirements.has_nodes,
         of_user=account.of_user,
         run_as=account.run_as,
         groups=() if account.of_user else gpu_groups(),
@@ -134,16 +144,6 @@ def check_service_address(hosts: Iterable[str], port: int, *, needs_key: bool, r
         raise ConfigInvalid(
             f"--host {outside[0]} can be reached from other machines, and no API key is set.", remedy=remedy
         )
-
-
-def _is_user(name: str) -> bool:
-    import pwd
-
-    try:
-        pwd.getpwnam(name)
-    except KeyError:
-        return False
-    return True
 
 
 def _check_readable(unit: Unit) -> None:
@@ -189,14 +189,10 @@ def runtime_argument(runtime: Runtime) -> str:
 
 
 def program_paths(runtime: Runtime) -> list[Path]:
-    """The folders of Python, llamasup and the runtime."""
-    python = Path(sys.executable)
-    paths = [
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        python.resolve().parent.parent,
-        Path(__file__).parents[3],
-    ]
+    """The folders of Python, llamasup and the runtime; those of the bundle, if llamasup has no Python."""
+    program = Path(sys.executable)
+    paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]
+    paths.append(program.parent if python_executable() is None else program.resolve().parent.parent)
     return [*paths, plain_path(runtime.path).parent] if runtime.kind == "binary" else paths
 
 

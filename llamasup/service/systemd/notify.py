@@ -17,12 +17,14 @@ from collections.abc import MutableMapping
 from msgspec import Struct
 
 from llamasup.errors import ConfigInvalid
+from llamasup.system.native import native
 
 __all__ = ["Notifier", "Systemd", "take_sockets", "take_systemd"]
 
 _log = logging.getLogger(__name__)
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
+_FAMILIES = ("AF_INET", "AF_INET6", "AF_UNIX")
 _MAX_UNSENT = 16  # a start, a reload and a stop together send fewer
 
 
@@ -55,7 +57,7 @@ class Notifier:
         """False if it can be retried."""
         try:
             if self._socket is None:
-                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+                self._socket = native.datagram_socket()
                 self._socket.setblocking(False)
             self._socket.sendto(message, self._address)
         except OSError as error:
@@ -78,7 +80,7 @@ def take_systemd(environ: MutableMapping[str, str]) -> Systemd | None:
     address = environ.pop("NOTIFY_SOCKET", "")
     interval = environ.pop("WATCHDOG_USEC", "")
     wanted_of = environ.pop("WATCHDOG_PID", "")
-    if not address.startswith(("/", "@")) or not hasattr(socket, "AF_UNIX"):
+    if not address.startswith(("/", "@")) or not native.has_unix_sockets:
         return None  # vsock: is for the init system of a virtual machine
     watchdog_s = None
     if interval.isdecimal() and int(interval) > 0 and wanted_of in ("", str(os.getpid())):
@@ -110,8 +112,8 @@ def _listening(fd: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as error:
         raise _unusable_socket(fd, name, error.strerror or str(error)) from error
-    families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
-    if sock.family not in families or sock.type != socket.SOCK_STREAM:
+    # A family that Python does not know is a number.
+    if getattr(sock.family, "name", "") not in _FAMILIES or sock.type != socket.SOCK_STREAM:
         reason = "it is not a stream socket"
     elif not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         reason = "it does not listen for connections"

@@ -101,6 +101,7 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
                 *([] if request.config_file is None else _config_paths(request.config_file)),
                 *config.models_dir,
                 *_files_of_models(config, runtime_argument(runtime), environ),
+                *_files_of_peers(config),
             ]
         ),
         written={
@@ -114,6 +115,7 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
         ),
         of_many=True,
         downloads=downloads,
+        has_nodes=bool(config.peers),
     )
     return build_unit(request.name, account, requirements)
 
@@ -162,6 +164,11 @@ def _drains(config: Config) -> Iterator[float]:
     for keys in (config.defaults, *config.models.values()):
         if keys.drain_timeout_s is not None:
             yield keys.drain_timeout_s
+
+
+def _files_of_peers(config: Config) -> Iterator[Path]:
+    for entry in config.peers.values():
+        yield from filter(None, (entry.key_file, entry.ca_file))
 
 
 def _files_of_models(config: Config, runtime: str, environ: Mapping[str, str]) -> Iterator[Path]:

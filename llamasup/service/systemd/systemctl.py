@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from llamasup.errors import ServiceManagerFailed, UnitNotOurs
 from llamasup.service.systemd.unit_file import is_ours
+from llamasup.system.native import native
 from llamasup.system.storage.folders import atomic_write
 
 __all__ = ["Units", "gpu_groups", "systemd_version", "unreadable_by_others", "unwritable_by_others"]
@@ -51,7 +51,7 @@ class Units(Struct, frozen=True):
                 "There is no systemctl on PATH: this machine does not use systemd.",
                 remedy="Start `llamasup run` with the service manager of this machine.",
             )
-        if not self.of_user and os.geteuid() != 0:
+        if not self.of_user and not native.is_root():
             raise ServiceManagerFailed(
                 f"System units are in {self.folder}, where only root can write.",
                 remedy="Use sudo, or --user for a service of your own.",
@@ -146,13 +146,7 @@ def systemd_version() -> int:
 
 def gpu_groups() -> tuple[str, ...]:
     """The existing groups whose members can open GPUs; systemd rejects unknown groups."""
-    import grp
-
-    names = []
-    for name in ("render", "video"):
-        with suppress(KeyError):
-            names.append(grp.getgrnam(name).gr_name)
-    return tuple(names)
+    return tuple(name for name in ("render", "video") if native.has_group(name))
 
 
 def unreadable_by_others(paths: Sequence[str], hidden: Sequence[str]) -> str | None:

@@ -81,6 +81,8 @@ class Unit(Struct, frozen=True):
     written_folders: tuple[str, ...] = ()
     """Folders that it writes to, besides its own."""
     credentials: tuple[Credential, ...] = ()
+    has_nodes: bool = False
+    """Other llamasup nodes that it reaches over the network."""
     systemd_version: int = 0
 
     @property
@@ -90,7 +92,7 @@ class Unit(Struct, frozen=True):
     @property
     def stays_here(self) -> bool:
         """Whether all its traffic stays on this machine."""
-        return self.is_local and not self.downloads
+        return self.is_local and not self.downloads and not self.has_nodes
 
 
 def checked_name(name: str) -> str:

@@ -111,8 +111,11 @@ class WrappedPlan(Struct, frozen=True):
     ctx_size: int | None = None
     slots: KeptSlots | None = None
     nice: int | None = None
+    ignores_sigpipe: bool = False
     device: str | None = None
     reduced: tuple[Reduction, ...] = ()
+    workers: tuple[str, ...] = ()
+    warnings: tuple[tuple[str, str], ...] = ()
 
 
 def parse_command(command: Sequence[str], environ: Mapping[str, str]) -> Wrapping:
@@ -172,6 +175,10 @@ class WrappedPlanner:
     def step_down(self, made: WrappedPlan, diagnosis: Diagnosis) -> Adjustment | None:
         """None: the command line belongs to the user."""
         return None
+
+    def name_lost(self, made: WrappedPlan, diagnosis: Diagnosis) -> Diagnosis:
+        """Unchanged: the workers of a given command line are not known here."""
+        return diagnosis
 
     def load_facts(self, made: WrappedPlan) -> LoadFacts:
         """Of the model file, if it has one part, and of the last load in this run."""

@@ -23,6 +23,7 @@ class Device(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     shares_host_memory: bool = False  # its memory is the host's, so do not count it twice
+    remote: bool = False  # of an RPC worker: no memory of this machine
 
     @property
     def is_cuda(self) -> bool:

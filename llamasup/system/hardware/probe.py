@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.system.hardware.facts import Hardware, HardwareText, cgroup_files, read_hardware
+from llamasup.system.native import native
 
 __all__ = ["collect", "hardware", "system_text"]
 
@@ -27,14 +28,14 @@ def hardware() -> Hardware:
     """The resources that this process may use. Takes 1 ms on Linux with two CPUs; not cached, as memory
     changes.
     """
-    return read_hardware(collect()) if sys.platform == "linux" else _by_psutil()
+    return read_hardware(collect()) if native.has_proc else _by_psutil()
 
 
 def collect(root: Path = Path("/")) -> HardwareText:
     """The texts of this process on Linux. ``root`` is for tests: the parent of /proc and /sys."""
     own = root / "proc/self"
     cgroup, mountinfo = system_text(own / "cgroup"), system_text(own / "mountinfo")
-    cpus = frozenset(os.sched_getaffinity(0)) if sys.platform == "linux" else frozenset[int]()
+    cpus = native.cpus()
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     limit_texts = {path: system_text(root / path.lstrip("/")) for path in cgroup_files(cgroup, mountinfo)}
     return HardwareText(
@@ -69,7 +70,11 @@ def _by_psutil() -> Hardware:
     """For macOS, Windows and the BSDs, which have no cgroups. psutil takes 24 ms to import."""
     import psutil
 
-    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    memory = psutil.virtual_memory()
+    try:
+        swap_total_bytes, swap_free_bytes = (swap := psutil.swap_memory()).total, swap.free
+    except (psutil.Error, OSError, RuntimeError):  # Windows without performance counters
+        swap_total_bytes = swap_free_bytes = 0
     logical = psutil.cpu_count() or 1
     return Hardware(
         platform=sys.platform,
@@ -81,17 +86,7 @@ def _by_psutil() -> Hardware:
         # Unknown: the plan then does not lock memory, and gives this reason.
         memlock_limit_bytes=0,
         may_raise_priority=False,
-        swap_total_bytes=swap.total,
-        swap_free_bytes=swap.free,
-        open_files_limit=_open_files_limit(),
+        swap_total_bytes=swap_total_bytes,
+        swap_free_bytes=swap_free_bytes,
+        open_files_limit=native.files_limit(),
     )
-
-
-def _open_files_limit() -> int | None:
-    """The soft limit; 256 on macOS unless raised."""
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft in (resource.RLIM_INFINITY, 2**63 - 1) else soft  # the latter on macOS

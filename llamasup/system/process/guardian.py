@@ -5,9 +5,9 @@ wrapper script started, processes outside its group, and the run folder with its
 next start. The guardian (``exec_guardian.py``) notices the supervisor's end as the end of a pipe, and then
 runs the same sweep as the next start would (``sweep.py``).
 
-There is none on Windows, where a job object (``windows.py``) ends all descendants; none in a frozen
-application, which cannot run Python; and none for process 1 of a container, with which the kernel ends
-everything.
+On Windows a job object ends all descendants, and the guardian removes the files. There is none in a frozen
+application that cannot start parts of llamasup (``own_command.py``); and none for process 1 of a container,
+with which the kernel ends everything.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llamasup.system.process.platform import python_executable
+from llamasup.system.native import native
+from llamasup.system.own_command import own_command
 from llamasup.system.process.run_folder import run_folder
 
 __all__ = ["Guardian", "guarded_run_folder"]
 
 _log = logging.getLogger(__name__)
 
-_EXEC_GUARDIAN = Path(__file__).with_name("exec_guardian.py")
 _PACKAGE_ROOT = Path(__file__).parents[3]
 
 
@@ -75,26 +75,20 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return sys.platform != "win32" and os.getpid() != 1 and python_executable() is not None
+    return os.getpid() != 1 and own_command(native.guardian) is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
-    python = python_executable()
-    assert python is not None
+    guardian, sweep = own_command(native.guardian), own_command("sweep")
+    assert guardian is not None
+    assert sweep is not None
     # For the sweep. The guardian itself (-I) ignores PYTHONPATH.
     paths = [str(_PACKAGE_ROOT), *(path for path in sys.path if path)]
     try:
-        subprocess.run(
-            [
-                *(python, "-I", "-S", str(_EXEC_GUARDIAN), str(folder)),
-                *(python, "-m", "llamasup.system.process.sweep", str(folder)),
-            ],
-            stdin=read_fd,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            cwd="/",
-            check=True,
+        native.start_guardian(
+            [*guardian, str(folder), *sweep, str(folder)],
+            read_fd,
+            os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
     except (OSError, subprocess.CalledProcessError) as error:
         # No more processes allowed (RLIMIT_NPROC, pids.max): the next start will sweep.

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.storage.folders import Claimed, claim_file, open_private, private_folder, state_folder
 
 __all__ = ["LINES_SKIPPED", "MAX_LINES", "MAX_LLAMASUPS", "LogFiles", "LogTail"]
@@ -88,7 +89,7 @@ class LogTail:
             found = lines == 0
             while at > 0 and budget > 0 and not found:
                 length = min(_BLOCK_BYTES, at)
-                block = os.pread(fd, length, at - length)
+                block = native.read_at(fd, length, at - length)
                 if is_newest and at == size and block.endswith(b"\n"):
                     ends += 1  # the one that ends the last line
                 here = block.count(b"\n")

@@ -18,14 +18,14 @@ import errno
 import logging
 import os
 import re
-import select
 import stat
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
+from llamasup.system.native import native
 from llamasup.system.storage.folders import open_private
 
 __all__ = ["LogPump", "RotatedFile"]
@@ -38,6 +38,7 @@ _TAIL_LINES = 200
 _LINE_BYTES = 4 * 1024
 # Read after the exit, if a grandchild keeps the pipe open and full.
 _LAST_BYTES = 2 * 1024 * 1024
+_ROTATE_RETRY_S = 1.0
 
 
 class LogPump:
@@ -147,16 +148,12 @@ class LogPump:
 
     def _readable(self) -> bool:
         """Wait for output (True) or for ``_stop`` (False)."""
-        if sys.platform == "win32":
-            return True  # Windows cannot poll pipes: the thread ends with the last writer
-        poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
-        return all(fd != self._wake_read for fd, _ in poll.poll())
+        # Where pipes cannot be asked (Windows), the thread ends with the last writer.
+        return self._wake_read not in native.readable((self._fd, self._wake_read), None)
 
     def _drain_rest(self) -> None:
         """Read the content of the pipe without waiting for more."""
-        os.set_blocking(self._fd, False)
+        native.set_nonblocking(self._fd)
         last = self.bytes_seen + _LAST_BYTES
         with contextlib.suppress(BlockingIOError):
             while self.bytes_seen < last and (chunk := os.read(self._fd, _CHUNK_BYTES)):
@@ -233,6 +230,7 @@ class RotatedFile:
         self._max_bytes = max_bytes
         self._files = files
         self._size = 0
+        self._rotate_at_s = 0.0
         self._fd: int | None = None
         self._attempt(self._open)
 
@@ -272,7 +270,7 @@ class RotatedFile:
                 _log.warning("the %s is no longer written: %s", self._holds, self.error)
 
     def _write(self, chunk: bytes) -> None:
-        if self._size and self._size + len(chunk) > self._max_bytes:
+        if self._size and self._size + len(chunk) > self._max_bytes and monotonic() >= self._rotate_at_s:
             self._rotate()
         left = memoryview(chunk)
         try:
@@ -290,14 +288,29 @@ class RotatedFile:
             os.ftruncate(self._fd, self._size - written)
 
     def _rotate(self) -> None:
+        """Never waits for another program that has one of the files open (Windows): the child's output must
+        be read. The file then gets longer, and begins again at twice its size.
+        """
         self.close()
+        is_moved = self._move()
+        self._open()
+        if not is_moved:
+            self._rotate_at_s = monotonic() + _ROTATE_RETRY_S
+            if self._fd is not None and self._size > 2 * self._max_bytes:
+                os.ftruncate(self._fd, 0)
+                self._size = 0
+
+    def _move(self) -> bool:
+        """Give the files their next names. False if a program has one of them open."""
+        if self._files == 1:
+            with contextlib.suppress(FileNotFoundError):
+                return native.try_remove(self._path)
         for number in range(self._files - 1, 0, -1):
             newer = self._path if number == 1 else self._numbered(number - 1)
             with contextlib.suppress(FileNotFoundError):
-                newer.replace(self._numbered(number))
-        if self._files == 1:
-            self._path.unlink(missing_ok=True)
-        self._open()
+                if not native.try_replace(newer, self._numbered(number)):
+                    return False
+        return True
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
@@ -311,5 +324,5 @@ class RotatedFile:
             raise OSError(reason) from error
         status = os.fstat(fd)
         self._size = status.st_size
-        if sys.platform != "win32" and stat.S_IMODE(status.st_mode) != 0o600:
-            os.fchmod(fd, 0o600)
+        if stat.S_IMODE(status.st_mode) != 0o600:
+            native.set_mode(fd, 0o600)

@@ -4,7 +4,8 @@ A process belongs to a run by either of:
 
 - ``child-PID.json`` in the run folder: PID and start time of a spawned child.
 - ``LLAMASUP_RUN=FOLDER/CHILD`` in the child's environment, which all its descendants inherit, also those
-  outside its process group. Read from ``/proc``, so only on Linux; lost if a program clears its environment.
+  outside its process group. Not on Windows (a job object ends them); lost if a program clears its
+  environment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -87,7 +87,7 @@ def kill_owned(folder: Path) -> tuple[OwnedProcess, ...]:
     ended = []
     for pid, start, executable in _records(folder):
         is_alive = partial(_started_at, pid, start)
-        if kill_if(pid, is_alive, group=sys.platform != "win32"):
+        if kill_if(pid, is_alive, group=True):
             ended.append(OwnedProcess(pid, executable))
             _wait_until_gone([is_alive])
     return (*ended, *_kill_tagged(f"{MARK}={folder}/"))
@@ -123,5 +123,5 @@ def _records(folder: Path) -> Iterator[tuple[int, str, str]]:
     for path in sorted(folder.glob("child-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             record = json.loads(path.read_bytes())
-            if record["start"] is not None:
+            if record["start"]:
                 yield int(record["pid"]), str(record["start"]), str(record["executable"])

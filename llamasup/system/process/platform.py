@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 from llamasup.errors import BrokenRuntime
-
-if sys.platform != "win32":
-    import resource
+from llamasup.system.native import native
 
 __all__ = [
     "cannot_execute",
@@ -24,7 +20,6 @@ __all__ = [
     "free_loopback_port",
     "give_memory_back",
     "loop_factory",
-    "python_executable",
     "raise_limit",
     "restore_limit",
 ]
@@ -32,7 +27,7 @@ __all__ = [
 
 def find_executable(name: str, env: Mapping[str, str]) -> str:
     """The absolute path of the executable ``name``. Raises BrokenRuntime."""
-    if os.sep in name or (os.altsep is not None and os.altsep in name):
+    if any(separator in name for separator in (os.sep, os.altsep or os.sep)):
         path = Path(name).absolute()
         if not path.exists():
             raise cannot_execute(str(path), os.strerror(errno.ENOENT))
@@ -76,11 +71,6 @@ def _malloc_trim() -> Callable[[int], int] | None:
     return trim
 
 
-def python_executable() -> str | None:
-    """The path of a Python with llamasup's modules; None in a frozen application."""
-    return None if getattr(sys, "frozen", False) else sys.executable or None
-
-
 def free_loopback_port() -> int:
     """A free port. If another process takes it first, the next start tries another one."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -103,29 +93,15 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 # The soft limit is 1,024 almost everywhere, for programs that use select(); the hard limit is what the system
 # allows. The proxy needs two descriptors per served client, and uses epoll.
 
-# The limits before ``raise_limit``: children get them back, as they may use select().
-_before: tuple[int, int] | None = None
-
-_NO_LIMIT = 1 << 20  # the kernel's default maximum (fs.nr_open)
-
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one. Returns the new limit; 1,024 if it is unknown."""
-    global _before
-    if sys.platform != "linux":  # elsewhere the limit of a child cannot be restored
-        return 1024
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _NO_LIMIT if hard == resource.RLIM_INFINITY else hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            _before = _before or (soft, hard)
-            return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft
+    """Raise the soft limit to the hard one. Returns the new limit; 1,024 if it is unknown.
+
+    Children get the limit from before back, as they may use select().
+    """
+    return native.raise_files_limit()
 
 
 def restore_limit(pid: int) -> None:
     """Give a child that was just started the limits from before ``raise_limit``."""
-    if sys.platform == "linux" and _before is not None:
-        with contextlib.suppress(OSError):  # it has exited
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, _before)
+    native.restore_files_limit(pid)

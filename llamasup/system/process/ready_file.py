@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llamasup.errors import FolderUnusable, UsageInvalid
+from llamasup.system.native import native
 from llamasup.system.process.identity import start_of
 from llamasup.system.storage.folders import atomic_write, device_and_inode
 from llamasup.system.text import INVALID_JSON, json_text
@@ -47,7 +48,7 @@ class ReadyFile:
         written, self._written = self._written, None
         if written is not None and device_and_inode(self.path) == written:
             with contextlib.suppress(OSError):
-                self.path.unlink()
+                native.remove(self.path)
 
 
 def remove_stale(path: Path) -> None:
@@ -78,7 +79,7 @@ def remove_stale(path: Path) -> None:
             remedy="Stop it, or choose another file.",
         )
     with contextlib.suppress(OSError):  # writing the new one will report the problem
-        path.unlink()
+        native.remove(path)
 
 
 def remove_left_by(pid: int, path: Path) -> bool:
@@ -86,7 +87,7 @@ def remove_left_by(pid: int, path: Path) -> bool:
     with contextlib.suppress(OSError, *INVALID_JSON):
         old = json.loads(_content(path, path.lstat().st_mode))
         if _is_ready(old) and old["pid"] == pid:
-            path.unlink()
+            native.remove(path)
             return True
     return False
 

@@ -6,9 +6,7 @@ import atexit
 import contextlib
 import os
 import re
-import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.process.identity import start_of
-from llamasup.system.storage.folders import Claimed, claim, private_folder, systemd_folder, unusable
+from llamasup.system.storage.folders import (
+    Claimed,
+    claim,
+    private_folder,
+    remove_folder,
+    systemd_folder,
+    unusable,
+)
 
 __all__ = [
     "LONGEST_SOCKET_NAME",
@@ -30,8 +36,6 @@ __all__ = [
 ]
 
 
-# sockaddr_un: 108 bytes on Linux, 104 on macOS and the BSDs, with the terminating NUL.
-_SOCKET_PATH_BYTES = (108 if sys.platform == "linux" else 104) - 1
 # The longest name of a socket in the run folder, such as `child-3-12.sock`.
 LONGEST_SOCKET_NAME = 24
 # The file in the run folder with the start time of the process that made it.
@@ -56,7 +60,7 @@ class RunFolder:
         """Remove the folder. May be repeated."""
         atexit.unregister(self.close)
         if os.getpid() == self._pid:  # a forked copy of this process leaves it alone
-            shutil.rmtree(self.path, ignore_errors=True)
+            remove_folder(self.path)
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -78,14 +82,20 @@ def run_folder() -> RunFolder:
     """
     prefix = f"{os.getpid()}-"
     for base in _run_bases():
-        if len(os.fsencode(base)) + len(f"/{prefix}12345678/") + LONGEST_SOCKET_NAME > _SOCKET_PATH_BYTES:
+        if native.has_unix_sockets and _is_too_long(base / f"{prefix}12345678"):
             continue
         with contextlib.suppress(FolderUnusable, OSError):
             return _create(prefix, private_folder(base))
     try:
-        return _create(f"llamasup-{prefix}", _short_temporary_folder())
+        last = _create(f"llamasup-{prefix}", _short_temporary_folder())
     except OSError as error:
         raise unusable(_short_temporary_folder(), error.strerror or str(error)) from error
+    try:
+        private_folder(last.path)  # Windows: what it inherits from the temporary folder may be open to others
+    except FolderUnusable:
+        last.close()
+        raise
+    return last
 
 
 def _create(prefix: str, base: Path) -> RunFolder:
@@ -116,7 +126,7 @@ def private_runtime_folder() -> Path:
 def run_folders() -> Iterator[tuple[Path, int]]:
     """Every run folder of this user, with the PID of the process that made it."""
     temporary = _short_temporary_folder()
-    bases = dict.fromkeys((*_run_bases(), *_login_bases()))
+    bases = dict.fromkeys((*_run_bases(), *native.login_folders()))
     for base, pattern in (*((base, r"(\d+)-.+") for base in bases), (temporary, r"llamasup-(\d+)-.+")):
         try:
             entries = sorted(base.iterdir())
@@ -131,9 +141,13 @@ def run_folders() -> Iterator[tuple[Path, int]]:
 def _is_own_folder(path: Path) -> bool:
     try:
         status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and native.is_own_folder(path, status)
     except OSError:
         return False
-    return stat.S_ISDIR(status.st_mode) and (sys.platform == "win32" or status.st_uid == os.geteuid())
+
+
+def _is_too_long(folder: Path) -> bool:
+    return len(os.fsencode(folder)) + 1 + LONGEST_SOCKET_NAME > native.socket_path_bytes
 
 
 def _run_bases() -> Iterator[Path]:
@@ -141,25 +155,14 @@ def _run_bases() -> Iterator[Path]:
         yield given
     if given_by_login := os.environ.get("XDG_RUNTIME_DIR"):
         yield Path(given_by_login) / "llamasup"
-    if sys.platform != "linux":
-        import platformdirs
-
-        yield platformdirs.user_runtime_path("llamasup", appauthor=False)
-    if sys.platform != "win32":
-        yield _short_temporary_folder() / f"llamasup-{os.geteuid()}"
-
-
-def _login_bases() -> Iterator[Path]:
-    """The folders of a login session, for commands outside one (cron, su, docker exec)."""
-    if sys.platform == "linux" and "XDG_RUNTIME_DIR" not in os.environ:
-        yield Path(f"/run/user/{os.geteuid()}/llamasup")
+    yield from native.runtime_folders()
+    yield _short_temporary_folder() / f"llamasup-{native.user()}"
 
 
 def _short_temporary_folder() -> Path:
     """``$TMPDIR``, or /tmp if that is too long for the paths of sockets (on macOS it has 50 bytes)."""
-    if sys.platform == "win32":
-        return Path(tempfile.gettempdir())
-    given = os.environ.get("TMPDIR", "")
-    folder = f"{given}/llamasup-{os.geteuid()}/{os.getpid()}-12345678/"
-    fits = len(os.fsencode(folder)) + LONGEST_SOCKET_NAME <= _SOCKET_PATH_BYTES
-    return Path(given if given.startswith("/") and fits else "/tmp")  # noqa: S108 - 0700 below it
+    *preferred, last = native.temporary_folders()
+    for folder in preferred:
+        if not _is_too_long(folder / f"llamasup-{native.user()}/{os.getpid()}-12345678"):
+            return folder
+    return last

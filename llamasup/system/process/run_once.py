@@ -5,11 +5,7 @@ Time and output are bounded, and no process, thread or pipe is left behind.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,17 +13,14 @@ from typing import IO
 
 from msgspec import Struct
 
+from llamasup.system.native import native
+
 __all__ = ["CommandResult", "run_commands"]
 
 # The longest real output, --help of llama.cpp b11434, is 59 KB.
 _MAX_BYTES = 4 * 1024 * 1024
 # How long descendants of an exited program may keep its pipes open.
 _GRACE_S = 0.5
-
-if sys.platform == "win32":
-    _CREATION_FLAGS = subprocess.CREATE_NO_WINDOW
-else:
-    _CREATION_FLAGS = 0
 
 
 class CommandResult(Struct, frozen=True):
@@ -65,16 +58,18 @@ class _RunningCommand:
     """A running program, a thread that waits for its exit, and threads that read its output."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env=dict(env),
-            cwd=cwd,
-            start_new_session=True,  # its own process group, which is killed with its descendants
-            creationflags=_CREATION_FLAGS,
+        self._process, self._job = native.start_in_job(
+            lambda flags: subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,  # its own process group, which is killed with its descendants
+                creationflags=flags,
+            )
         )
         self._printed = (bytearray(), bytearray())
         self._too_long = False
@@ -111,6 +106,8 @@ class _RunningCommand:
             self._kill()
             self._end.join()
             self._join_readers()
+        if self._job is not None:
+            self._job.close()
 
     def _join_readers(self) -> None:
         deadline = time.monotonic() + _GRACE_S
@@ -119,8 +116,7 @@ class _RunningCommand:
 
     def _kill(self) -> None:
         # After the program exited, others of its group may still hold its pipes.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if sys.platform == "win32":
-                self._process.kill()
-            else:
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._job is not None:
+            self._job.kill()
+        else:
+            native.kill_group(self._process)

@@ -16,9 +16,6 @@ Cost of ``exec_child.py`` from fork to running child, median of 100 on two cores
 it, 6.5 ms with it, 8.8 ms if it imported ``os`` and ``ctypes``; ``setpriv --pdeathsig`` takes 1.2 ms but
 misses a supervisor that died in between, and a shell that compares ``$PPID`` (1.7 ms) would run a text file
 as a script instead of failing.
-
-Linux is run and tested. The code for macOS (kqueue) and Windows (job object) is written to their
-documentation and tested with fakes of the system calls.
 """
 
 from __future__ import annotations
@@ -26,28 +23,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llamasup.errors import BrokenRuntime
+from llamasup.system.native import native
+from llamasup.system.own_command import own_command
 from llamasup.system.process.exit import Exit
-from llamasup.system.process.exit_watch import end_of
 from llamasup.system.process.ownership import end_descendants, forget_child, record_child, tag_environment
-from llamasup.system.process.platform import cannot_execute, find_executable, python_executable, restore_limit
+from llamasup.system.process.platform import cannot_execute, find_executable, restore_limit
 
 if TYPE_CHECKING:
-    from llamasup.system.process.windows import JobObject
+    from llamasup.system.native.interface import Job
 
 __all__ = ["Child", "spawn"]
 
-_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 # For llama-server's output while the log thread waits for a core. 1 MiB is the most that an unprivileged
 # process may request (fs.pipe-max-size).
 _PIPE_BYTES = 1 << 20
@@ -60,11 +54,13 @@ def spawn(
     cwd: Path,
     run_folder: Path | None = None,
     nice: int | None = None,
+    ignores_sigpipe: bool = False,
 ) -> Child:
     """Start ``argv`` with exactly this environment and working folder; the caller owns the result.
 
     With ``run_folder`` the environment gets one more entry, the tag that identifies descendants. ``nice`` is
-    ignored where there are no nice values (Windows).
+    ignored where there are no nice values (Windows). ``ignores_sigpipe``: for a program that would end when a
+    client disconnects.
 
     A relative ``argv[0]`` starts at the supervisor's working folder, a bare name is searched in ``env``'s
     PATH. Raises BrokenRuntime if it cannot be executed. On Linux an executable of another machine's format
@@ -72,22 +68,25 @@ def spawn(
     Waiting for it here would stop the event loop for 6 ms.
     """
     path = find_executable(argv[0], env)
-    command = _guarded(path, argv)
+    command = native.tied(path, argv, lambda: own_command("exec_child"), ignores_sigpipe=ignores_sigpipe)
     env = dict(env) if run_folder is None else tag_environment(env, run_folder)
     read_fd, write_fd = os.pipe()
     try:
-        _enlarge(write_fd)
-        popen = subprocess.Popen(
-            command,
-            executable=path if command[0] == argv[0] else None,
-            stdin=subprocess.DEVNULL,
-            stdout=write_fd,
-            stderr=subprocess.STDOUT,
-            close_fds=True,
-            cwd=cwd,
-            env=env,
-            start_new_session=True,
-            creationflags=_creation_flags(),
+        native.enlarge(write_fd, _PIPE_BYTES)
+        popen, job = native.start_in_job(
+            lambda flags: subprocess.Popen(
+                command,
+                executable=path if command[0] == argv[0] else None,
+                stdin=subprocess.DEVNULL,
+                stdout=write_fd,
+                stderr=subprocess.STDOUT,
+                close_fds=True,
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+                restore_signals=not ignores_sigpipe,  # Python itself ignores it
+                creationflags=flags,
+            )
         )
     except OSError as error:
         os.close(read_fd)
@@ -103,22 +102,11 @@ def spawn(
         os.close(write_fd)
     restore_limit(popen.pid)  # exec_child.py needs milliseconds to become the child
     if nice is not None:
-        _set_niceness(popen.pid, nice)
-    child = Child(popen, read_fd, _job(popen))
+        native.set_niceness(popen.pid, nice)
+    child = Child(popen, read_fd, job)
     if run_folder is not None:
         child.record(run_folder, path, env)
     return child
-
-
-def _set_niceness(pid: int, nice: int) -> None:
-    if sys.platform == "win32":
-        return
-    with suppress(OSError):  # below that of llamasup, which is not permitted; or it has already ended
-        os.setpriority(os.PRIO_PROCESS, pid, nice)
-    # With autogroup, as on desktops, Linux compares nice values only within a session. The child has its own
-    # session, which gets this nice value, too.
-    with suppress(OSError):
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class Child:
@@ -127,7 +115,7 @@ class Child:
     ``output_fd`` is the read end of the pipe that carries stdout and stderr; the caller closes it.
     """
 
-    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: JobObject | None = None) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], output_fd: int, job: Job | None = None) -> None:
         self.pid = popen.pid
         self.output_fd = output_fd
         self.exit: Exit | None = None
@@ -135,7 +123,7 @@ class Child:
         self._waiters: set[asyncio.Future[Exit]] = set()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pidfd = _pidfd(self.pid)
+        self._pidfd = native.pidfd(self.pid)
         self._job = job
         self._run_folder: Path | None = None
         self._env: Mapping[str, str] = {}
@@ -148,7 +136,7 @@ class Child:
     def end_descendants(self) -> tuple[int, ...]:
         """After the exit: kill descendants outside its process group, and wait. Blocks; for a thread.
 
-        Returns their PIDs. Finds none without a run folder, and outside Linux.
+        Returns their PIDs. Finds none without a run folder, and on Windows, where the job has ended them.
         """
         return tuple(process.pid for process in end_descendants(self._env))
 
@@ -172,15 +160,14 @@ class Child:
 
     def poll(self) -> Exit | None:
         """The exit of the child, which is reaped then; None while it runs. Does not wait."""
-        if self.exit is None and _has_exited(self._popen):
+        if self.exit is None and native.has_exited(self._popen):
             self._reap()
         return self.exit
 
     def terminate(self) -> None:
-        """Send SIGTERM. Does nothing after the exit."""
+        """Ask it to stop: SIGTERM, on Windows Ctrl-C. Does nothing after the exit."""
         if self.exit is None:
-            with contextlib.suppress(ProcessLookupError):  # SIGCHLD ignored: the kernel has reaped it
-                self._popen.terminate() if sys.platform == "win32" else os.kill(self.pid, signal.SIGTERM)
+            native.terminate(self._popen)
 
     def kill_group(self) -> None:
         """Send SIGKILL to the child's process group.
@@ -194,15 +181,11 @@ class Child:
     def _kill_group(self) -> None:
         if self._job is not None:
             self._job.kill()
-        elif sys.platform == "win32":
-            self._popen.kill()
         else:
-            # EPERM: only zombies are left (macOS), or a member has changed its user.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            native.kill_group(self._popen)
 
     def _on_exit(self) -> None:
-        if self.exit is None and not _SEES_WITHOUT_REAPING:
+        if self.exit is None and not native.sees_without_reaping:
             self._kill_group()  # `poll` is about to reap it
         # The loop may report an exit twice in the same round.
         if self.poll() is not None:
@@ -237,7 +220,7 @@ class Child:
             self._thread.start()
 
     def _watch(self) -> None:
-        _wait_until_exited(self._popen)
+        native.wait_until_exited(self._popen)
         with contextlib.suppress(RuntimeError):  # the loop is closed: `poll` will find the exit
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._on_exit)
@@ -245,42 +228,10 @@ class Child:
 
 # --- the exit of a child -------------------------------------------------------------------------
 
-# Without waitid (macOS before Python 3.13, Windows) kqueue or a handle reports the exit. An earlier `poll`
-# detects and reaps in one step; the group is then killed just after it.
-_SEES_WITHOUT_REAPING = hasattr(os, "waitid")
-
-
-def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable at the exit of ``pid``; None before Linux 5.3 and elsewhere."""
-    if not hasattr(os, "pidfd_open"):
-        return None
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # ENOSYS, or a seccomp filter (old container runtimes answer EPERM)
-        return None
-
-
-def _has_exited(popen: subprocess.Popen[bytes]) -> bool:
-    if not _SEES_WITHOUT_REAPING:
-        return popen.poll() is not None
-    try:
-        return os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:
-        return True
-
-
-def _wait_until_exited(popen: subprocess.Popen[bytes]) -> None:
-    if not _SEES_WITHOUT_REAPING:
-        with contextlib.suppress(OSError):  # it has exited
-            end_of(popen.pid).wait()
-        return
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, popen.pid, os.WEXITED | os.WNOWAIT)
-
 
 def _reap(popen: subprocess.Popen[bytes]) -> Exit:
     """The exit status of a child that has exited."""
-    if _SEES_WITHOUT_REAPING:
+    if native.sees_without_reaping:
         try:
             popen.returncode = os.waitstatus_to_exitcode(os.waitpid(popen.pid, 0)[1])
         except ChildProcessError:
@@ -295,43 +246,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # real-time signals have no name of their own
         return f"SIG{number}"
-
-
-# --- the start of a child ------------------------------------------------------------------------
-
-
-def _guarded(path: str, argv: Sequence[str]) -> list[str]:
-    """The command that runs ``argv`` and dies with this process, if the system supports it."""
-    if sys.platform != "linux":
-        return list(argv)
-    if (python := python_executable()) is not None:
-        return [python, "-I", "-S", str(_EXEC_CHILD), str(os.getpid()), path, *argv]
-    # util-linux has a tool for it, with a race.
-    setpriv = shutil.which("setpriv", path=os.defpath)
-    return list(argv) if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--", path, *argv[1:]]
-
-
-def _enlarge(pipe_fd: int) -> None:
-    if sys.platform == "linux":
-        import fcntl
-
-        with contextlib.suppress(OSError):  # above the user's quota for pipes: keep the default of 64 KiB
-            fcntl.fcntl(pipe_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-
-
-def _job(popen: subprocess.Popen[bytes]) -> JobObject | None:
-    """On Windows, which has neither PDEATHSIG nor a guardian: ends the child with this process."""
-    if sys.platform == "win32":
-        from llamasup.system.process.windows import JobObject
-
-        job = JobObject()
-        with contextlib.suppress(OSError):  # it has exited already
-            job.adopt(int(popen._handle))
-        return job
-    return None
-
-
-def _creation_flags() -> int:
-    if sys.platform == "win32":
-        return subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
-    return 0

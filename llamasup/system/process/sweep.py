@@ -4,7 +4,7 @@
 file, and half-written files. Both touch only what belongs to this user and to a run that has ended: see
 ``claim`` in storage/folders.py for the run, ``ownership.py`` for its processes.
 
-The guardian (``guardian.py``) runs ``python -m llamasup.system.process.sweep FOLDER`` for one folder.
+The guardian (``guardian.py``) starts it as a process for one folder.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-import socket
 import stat
 import sys
 from collections.abc import Iterator
@@ -24,14 +22,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.process import ready_file
 from llamasup.system.process.exit import StaleRun
 from llamasup.system.process.identity import start_of
 from llamasup.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.system.process.run_folder import OWNER, run_folders
-from llamasup.system.storage.folders import Claimed, cache_folder, claim, state_folder
+from llamasup.system.storage.folders import Claimed, cache_folder, claim, remove_folder, state_folder
 
-__all__ = ["Swept", "record_ready_file", "stale_runs", "sweep"]
+__all__ = ["Swept", "main", "record_ready_file", "stale_runs", "sweep"]
 
 _CONNECT_S = 0.2
 _READY_FILE = "ready-file"
@@ -86,14 +85,12 @@ def _owner_lives(folder: Path, pid: int) -> bool:
     """For systems without locks, and for a folder that was removed while its run made it again."""
     start = start_of(pid)
     try:
-        return start is not None and (folder / OWNER).read_text() in ("", start)
+        return start is not None and (not start or (folder / OWNER).read_text() in ("", start))
     except OSError:
         return start is not None
 
 
 def _listening_sockets(folder: Path) -> list[Path]:
-    if sys.platform == "win32":
-        return []
     try:
         return [path for path in sorted(folder.iterdir()) if _is_listening(path)]
     except OSError:
@@ -103,7 +100,7 @@ def _listening_sockets(folder: Path) -> list[Path]:
 def _is_listening(path: Path) -> bool:
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with native.unix_socket() as probe:
         probe.settimeout(_CONNECT_S)
         try:
             probe.connect(str(path))
@@ -133,7 +130,7 @@ def _swept(folder: Path, pid: int) -> Swept | None:
         ended = kill_owned(folder)
         ready = _recorded_ready_file(folder)
         removed = ready is not None and ready_file.remove_left_by(pid, ready)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
         return Swept(folder, pid, ended, ready if removed else None)
 
 
@@ -158,5 +155,10 @@ def _is_old(path: Path) -> bool:
     return datetime.now(UTC).timestamp() - path.lstat().st_mtime > _PART_IS_OLD_S
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process: its argument is the folder."""
     sweep(only=Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

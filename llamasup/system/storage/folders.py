@@ -9,14 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import select
+import shutil
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 
 __all__ = [
     "Claimed",
@@ -29,11 +29,14 @@ __all__ = [
     "open_private",
     "private_folder",
     "read_bounded",
+    "remove_folder",
     "state_folder",
 ]
 
 # The command that writes to the pipe may first ask the user for a password.
 PIPE_WAIT_S = 60.0
+_GONE_WITHIN_S = 1.0
+_GONE_POLL_S = 0.02
 # O_NONBLOCK: opening a FIFO would wait for a writer.
 _NO_WAIT = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
 _NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -49,14 +52,23 @@ def private_folder(path: Path) -> Path:
         status = path.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise unusable(path, "it is a symlink" if stat.S_ISLNK(status.st_mode) else "it is not a folder")
-        if sys.platform != "win32":
-            if status.st_uid != os.geteuid():
-                raise unusable(path, f"it belongs to user {status.st_uid}")
-            if stat.S_IMODE(status.st_mode) & 0o077:
-                path.chmod(0o700)
+        if problem := native.make_private(path, status):
+            raise unusable(path, problem)
     except OSError as error:
         raise unusable(path, error.strerror or str(error)) from error
     return path
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with its content. Waits 1 s at most for processes that are just ending: on Windows, a
+    folder with an open file, or in which a process works, stays. Never raises.
+    """
+    until = monotonic() + _GONE_WITHIN_S
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        if not native.keeps_open_files or not path.exists() or monotonic() > until:
+            return
+        sleep(_GONE_POLL_S)
 
 
 def unusable(path: Path, reason: str) -> FolderUnusable:
@@ -71,9 +83,9 @@ def open_private(path: Path, flags: int = os.O_RDONLY) -> int:
 
     Raises OSError; with an errno of None for a file of another type or owner.
     """
-    fd = os.open(path, flags | _NO_WAIT | _NO_FOLLOW, 0o600)
+    fd = native.open_shared(path, flags | _NO_WAIT | _NO_FOLLOW)
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid()):
+    if not (stat.S_ISREG(status.st_mode) and native.is_own(status)):
         os.close(fd)
         raise OSError(f"not a regular file of this user (mode {status.st_mode:o}, owner {status.st_uid})")
     return fd
@@ -99,20 +111,16 @@ def atomic_write(path: Path, content: bytes, *, durable: bool = False, mode: int
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             if mode != 0o600:
-                os.fchmod(file.fileno(), mode)  # whatever the umask says
+                native.set_mode(file.fileno(), mode)  # whatever the umask says
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-        part.replace(path)
+        native.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    if durable and sys.platform != "win32":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    if durable:
+        native.sync_folder(path.parent)
 
 
 def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes, os.stat_result]:
@@ -124,7 +132,7 @@ def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes,
     flags |= os.O_RDONLY | _NO_WAIT | getattr(os, "O_NOCTTY", 0)
     with os.fdopen(os.open(path, flags), "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
-        wait = _pipe_wait(file.fileno()) if not stat.S_ISREG(status.st_mode) else None
+        wait = None if stat.S_ISREG(status.st_mode) else _pipe_wait(file.fileno())
         content = b""
         while len(content) < most_bytes:
             if wait is not None:
@@ -136,15 +144,11 @@ def read_bounded(path: Path, most_bytes: int, *, flags: int = 0) -> tuple[bytes,
     return content, status
 
 
-def _pipe_wait(fd: int) -> Callable[[], None] | None:
-    if sys.platform == "win32":
-        return None
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
+def _pipe_wait(fd: int) -> Callable[[], None]:
     until = monotonic() + PIPE_WAIT_S
 
     def wait() -> None:
-        if not poll.poll(max(0.0, until - monotonic()) * 1000.0):
+        if not native.readable([fd], until - monotonic()):
             raise TimeoutError(errno.ETIMEDOUT, f"it is a pipe that was not closed within {PIPE_WAIT_S:g} s")
 
     return wait
@@ -201,27 +205,21 @@ def claim(folder: Path) -> int | None:
     containers, and only one of two processes that find an abandoned folder gets it. None where folders
     cannot be locked (Windows, NFS). Raises Claimed if another process holds it, OSError if it is no folder.
     """
-    if sys.platform == "win32":
-        return None
-    return _locked(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), folder)
+    fd = native.open_folder(folder)
+    return None if fd is None else _locked(fd, folder)
 
 
 def claim_file(path: Path) -> int | None:
     """The same for a lock file, which stays. Raises OSError if it cannot be created."""
-    if sys.platform == "win32":
-        return None
     return _locked(os.open(path, os.O_RDWR | os.O_CREAT | _NO_WAIT | _NO_FOLLOW, 0o600), path)
 
 
 def _locked(fd: int, path: Path) -> int | None:
-    import fcntl
-
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if native.lock(fd):
+            return fd
     except BlockingIOError:
         os.close(fd)
         raise Claimed(str(path)) from None
-    except OSError:
-        os.close(fd)
-        return None
-    return fd
+    os.close(fd)
+    return None

@@ -46,7 +46,7 @@ def expanded(name: str | Path, wrong: type[LlamasupError] = ModelMissing, *, of:
     try:
         return Path(name).expanduser().absolute()
     except RuntimeError:
-        user = str(name).split("/")[0]
+        user = Path(name).parts[0]
         raise wrong(
             f"{given}: there is no user {user.removeprefix('~')!r}",
             remedy=f"Write the path out; for a file of this name in the current folder write ./{name}",

@@ -9,6 +9,7 @@ from time import monotonic
 
 import pytest
 
+from llamasup.errors import RequestUnknown
 from llamasup.llama_server.answers import SlotProgress
 from llamasup.proxy import Limits, ProxyConfig
 from llamasup.proxy.live.requests import MAX_ENDED, LiveRequests
@@ -201,6 +202,17 @@ def test_two_queries_read_the_slots_once(make_rig: MakeRig) -> None:
     assert view.queries == 1
 
 
+def test_slots_of_short_requests_are_not_read_for_a_settled_view(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    view = LiveView(rig)
+    rig.begin(post(CHAT, b"{}"))
+    view.slots = [SlotProgress(3, 100, 40, 0)]
+    (short,) = rig.complete(view.live.in_flight(settled_s=3600.0))
+    assert (short.percent, view.queries) == (None, 0)
+    (settled,) = rig.complete(view.live.in_flight())  # at once: the last answer is not a fresh one
+    assert (settled.percent, view.queries) == (40.0, 1)
+
+
 def test_finished_requests_are_kept_up_to_a_limit(make_rig: MakeRig) -> None:
     rig = make_rig()
     live = LiveView(rig).live
@@ -292,7 +304,8 @@ def test_request_is_cancelled_while_its_body_arrives(make_rig: MakeRig, limits: 
 def test_unknown_id_cancels_nothing(make_rig: MakeRig) -> None:
     rig = make_rig()
     client, child = rig.begin(post(CHAT, b"{}", b"X-Request-Id: mine"))
-    assert LiveView(rig).cancel("other") == ()
+    with pytest.raises(RequestUnknown, match="No request in flight has the id 'other'"):
+        LiveView(rig).cancel("other")
     child.send(answer())
     assert status(client.message()[0]) == 200
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import ConfigInvalid
+from llamasup.service.systemd import notify
 from llamasup.service.systemd.notify import FIRST_FD, Notifier, take_sockets, take_systemd
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux")
@@ -175,6 +176,22 @@ def test_connection_and_file_are_rejected() -> None:
     ):
         assert "does not listen" in output_with_descriptors(sock.fileno())[0]
         assert "78 " in output_with_descriptors(listener.fileno(), file.fileno())[0]
+
+
+def test_socket_of_a_family_without_a_name_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel that is newer than Python."""
+
+    class Unknown(socket.socket):
+        @property
+        def family(self) -> int:  # type: ignore[override]
+            return 999
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        descriptor = os.dup(listening.fileno())
+        monkeypatch.setattr(notify, "FIRST_FD", descriptor)
+        monkeypatch.setattr(socket, "socket", Unknown)
+        with pytest.raises(ConfigInvalid, match="it is not a stream socket"):
+            take_sockets({"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())})
 
 
 def test_no_sockets_are_taken_without_activation() -> None:

@@ -220,3 +220,9 @@ def test_invalid_service_name_is_rejected(name: str) -> None:
 
 def test_unit_file_is_named_after_the_service() -> None:
     assert PLAIN.file_name == "llamasup-qwen.service"
+
+
+def test_service_with_other_nodes_reaches_the_network() -> None:
+    unit = replace(PLAIN, has_nodes=True)
+    assert settings(unit, "IPAddressDeny") == []
+    assert settings(unit, "Wants") == ["network-online.target"]

@@ -14,6 +14,7 @@ import pytest
 
 from llamasup.system.hardware import probe as effect
 from llamasup.system.hardware.facts import read_hardware
+from llamasup.system.native import native
 from tests.paths import FIXTURES
 
 MACHINES = FIXTURES / "hardware"
@@ -127,9 +128,8 @@ def test_a_real_group_has_its_limit_and_is_not_full_of_files_that_were_read(
 
 
 def test_a_machine_without_proc_is_read_by_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(native, "has_proc", False)
     machine = effect.hardware()
-    assert machine.platform == "darwin"
     assert machine.cpus_allowed == psutil.cpu_count()
     assert machine.memory_total_bytes == psutil.virtual_memory().total
     assert machine.memlock_limit_bytes == 0

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from llamasup.system.process import exit_watch
-from llamasup.system.process.exit_watch import HandleEnd, KqueueEnd, PolledEnd, end_of
-from llamasup.system.process.windows import ExtendedLimits, JobObject
+from llamasup.system.native import linux, native
+from llamasup.system.native.kernel_objects import ExtendedLimits, HandleEnd, JobObject, started_in
+from llamasup.system.native.macos import KqueueEnd
 
 # --- Linux ---------------------------------------------------------------------------------------
 
@@ -28,19 +28,19 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
             raise PermissionError(pid)  # a seccomp filter
 
         monkeypatch.setattr(os, "pidfd_open", refused)
-        monkeypatch.setattr(exit_watch, "_POLL_S", 0.001)
+        monkeypatch.setattr(linux, "_POLL_S", 0.001)
     return str(request.param)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the way of Linux")
-def test_exit_is_detected_whoever_reaps(way: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_exit_is_detected_whoever_reaps() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
-        end = end_of(process.pid)
-        assert isinstance(end, PolledEnd) == (way == "polled")
+        wait = native.wait_for_exit(process.pid)
         seen = threading.Event()
 
         def watch() -> None:
-            end.wait()
+            wait()
             seen.set()
 
         thread = threading.Thread(target=watch)
@@ -57,10 +57,10 @@ def test_exited_process_cannot_be_watched() -> None:
     with subprocess.Popen(["true"]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(ProcessLookupError):  # a zombie
-            end_of(process.pid)
+            native.wait_for_exit(process.pid)
         process.wait()
         with pytest.raises(ProcessLookupError):
-            end_of(process.pid)
+            native.wait_for_exit(process.pid)
 
 
 # --- macOS ---------------------------------------------------------------------------------------
@@ -133,14 +133,17 @@ WAIT_OBJECT_0, WAIT_TIMEOUT = 0, 258
 
 def test_a_handle_is_waited_for_and_closed() -> None:
     api = SimpleNamespace(
-        OpenProcess=Call(77), WaitForSingleObject=Call(WAIT_TIMEOUT, WAIT_OBJECT_0), CloseHandle=Call(1)
+        OpenProcess=Call(77),
+        WaitForSingleObject=Call(WAIT_TIMEOUT, WAIT_TIMEOUT, WAIT_TIMEOUT, WAIT_OBJECT_0),
+        CloseHandle=Call(1),
     )
     end = HandleEnd(42, api, lambda: 0)
     assert api.OpenProcess.calls == [(0x00100000, False, 42)]
     assert api.OpenProcess.restype is ctypes.c_void_p  # a handle is 64 bits wide
     assert api.CloseHandle.calls == []
     end.wait()
-    assert api.WaitForSingleObject.calls == [(77, 0), (77, 0xFFFFFFFF)]
+    # In turns, so that Ctrl-C is handled in between.
+    assert api.WaitForSingleObject.calls == [(77, 0), *[(77, 250)] * 3]
     assert api.CloseHandle.calls == [(77,)]
 
 
@@ -212,3 +215,59 @@ def test_struct_of_limits_has_windows_size() -> None:
 def test_a_job_that_cannot_be_made_is_an_error(name: str) -> None:
     with pytest.raises(OSError, match=name):
         JobObject(FakeJobs(refuses=name))
+
+
+def test_a_job_that_cannot_be_made_leaves_no_handle() -> None:
+    api = FakeJobs(refuses="SetInformationJobObject")
+    with pytest.raises(OSError, match="SetInformationJobObject"):
+        JobObject(api)
+    assert api.calls[-1] == ("CloseHandle", 99)
+
+
+def test_a_job_that_refuses_to_end_its_processes_is_no_error() -> None:
+    """The exit of the child is reported all the same; the close of the job ends them."""
+    JobObject(FakeJobs(refuses="TerminateJobObject")).kill()
+
+
+class FakePopen:
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
+        self._handle = 55
+
+    def kill(self) -> None:
+        self._calls.append("kill")
+
+    def wait(self) -> None:
+        self._calls.append("wait")
+
+
+@pytest.mark.parametrize("fails", ["start", "AssignProcessToJobObject", "resume", ""])
+def test_child_runs_only_in_its_job_and_no_process_is_left_after_an_error(fails: str) -> None:
+    calls: list[str] = []
+    api = FakeJobs(refuses=fails)
+
+    def start() -> Any:
+        if fails == "start":
+            raise FileNotFoundError("start")
+        return FakePopen(calls)
+
+    def resume(handle: int) -> None:
+        calls.append(f"resume {handle}")
+        if fails == "resume":
+            raise OSError("resume")
+
+    if fails:
+        with pytest.raises(OSError, match=fails):
+            started_in(JobObject(api), start, resume)
+    else:
+        started_in(JobObject(api), start, resume)
+    assert (
+        calls
+        == {
+            "start": [],
+            "AssignProcessToJobObject": ["kill", "wait"],
+            "resume": ["resume 55", "kill", "wait"],
+            "": ["resume 55"],
+        }[fails]
+    )
+    assert (api.calls[-1] == ("CloseHandle", 99)) is bool(fails)

@@ -11,11 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.system.native import native
+from llamasup.system.native.linux import Linux
 from llamasup.system.process.identity import began_after, is_tagged, kill_if, processes_tagged, start_of
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 BOOT = "sys/kernel/random/boot_id"
+
+
+def test_process_that_hides_its_start_is_not_younger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "start_of", lambda pid: "" if pid == 1 else "boot/7")
+    assert not began_after(1, 2)
+    assert not began_after(2, 1)
 
 
 @pytest.fixture
@@ -46,21 +54,21 @@ def test_start_time_identifies_a_process(sleeper: subprocess.Popen[bytes]) -> No
 
 @linux
 def test_same_pid_with_another_start_or_boot_is_another_process(tmp_path: Path) -> None:
-    first = start_of(7, stat_of(tmp_path, 7, "a", "S", 100))
-    assert first == start_of(7, stat_of(tmp_path, 7, "a", "R", 100))
-    assert first != start_of(7, stat_of(tmp_path, 7, "a", "S", 101))
-    assert first != start_of(7, stat_of(tmp_path, 7, "a", "S", 100, boot="two"))
+    first = Linux().start_of(7, stat_of(tmp_path, 7, "a", "S", 100))
+    assert first == Linux().start_of(7, stat_of(tmp_path, 7, "a", "R", 100))
+    assert first != Linux().start_of(7, stat_of(tmp_path, 7, "a", "S", 101))
+    assert first != Linux().start_of(7, stat_of(tmp_path, 7, "a", "S", 100, boot="two"))
 
 
 @linux
 def test_a_name_with_brackets_and_blanks_does_not_shift_the_fields(tmp_path: Path) -> None:
-    assert start_of(7, stat_of(tmp_path, 7, "sh) Z 1 (x", "S", 100)) == "one/100"
+    assert Linux().start_of(7, stat_of(tmp_path, 7, "sh) Z 1 (x", "S", 100)) == "one/100"
 
 
 @linux
 @pytest.mark.parametrize("state", ["Z", "X"])
 def test_zombie_has_exited(tmp_path: Path, state: str) -> None:
-    assert start_of(7, stat_of(tmp_path, 7, "a", state, 100)) is None
+    assert Linux().start_of(7, stat_of(tmp_path, 7, "a", state, 100)) is None
 
 
 def test_missing_process_has_no_start_time(sleeper: subprocess.Popen[bytes]) -> None:

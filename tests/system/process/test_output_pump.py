@@ -16,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llamasup.system.process.output_pump import LogPump
+from llamasup.system.native import native
+from llamasup.system.process import output_pump
+from llamasup.system.process.output_pump import LogPump, RotatedFile
 
 Open = Callable[..., tuple[LogPump, int]]
 
@@ -146,6 +148,36 @@ def test_single_file_is_truncated_when_it_is_full(open_pump: Open, tmp_path: Pat
     tail_after(pump, write_fd, b"z" * 1_000_000)
     assert [path.name for path in tmp_path.iterdir()] == ["child.log"]
     assert 0 < (tmp_path / "child.log").stat().st_size <= 100_000
+
+
+def test_log_that_another_program_has_open_goes_on_and_is_rotated_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows such a file cannot be renamed. The pump must not wait."""
+    in_use = True
+    replace = native.try_replace
+    monkeypatch.setattr(native, "try_replace", lambda *paths: not in_use and replace(*paths))
+    monkeypatch.setattr(output_pump, "_ROTATE_RETRY_S", 0.0)
+    log = RotatedFile(tmp_path / "child.log", max_bytes=100, files=3)
+    for number in range(15):
+        log.write(b"line %04d\n" % number)
+    assert log.error is None
+    assert (
+        (tmp_path / "child.log")
+        .read_bytes()
+        .endswith(b"line 0009\nline 0010\nline 0011\nline 0012\nline 0013\nline 0014\n")
+    )
+    for number in range(15, 40):  # it stays within a bound all the same
+        log.write(b"line %04d\n" % number)
+        assert (tmp_path / "child.log").stat().st_size <= 220
+    in_use = False
+    for number in range(40, 60):
+        log.write(b"line %04d\n" % number)
+    log.close()
+    kept = sorted(tmp_path.iterdir(), reverse=True)
+    assert [path.name for path in kept] == ["child.log.2", "child.log.1", "child.log"]
+    joined = b"".join(path.read_bytes() for path in kept)
+    assert joined.endswith(b"".join(b"line %04d\n" % number for number in range(40, 60)))
 
 
 @pytest.mark.parametrize("obstacle", ["symlink", "folder", "fifo", "no folder"])

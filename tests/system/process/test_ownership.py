@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.system.native import native
 from llamasup.system.process.ownership import (
     OwnedProcess,
     end_descendants,
@@ -56,6 +57,17 @@ def output_ends(process: subprocess.Popen[bytes]) -> bool:
     return process.stdout.read() == b""
 
 
+def test_a_recorded_child_that_hides_its_start_is_left_alone(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its PID may have been reused."""
+    child = start()
+    monkeypatch.setattr(native, "start_of", lambda pid: "")
+    record_child(tmp_path, child.pid, "sleep")
+    assert kill_owned(tmp_path) == ()
+    assert child.poll() is None
+
+
 def test_a_recorded_child_is_ended_with_its_group(tmp_path: Path, start: Start) -> None:
     child = start("sleep 600 & sleep 600")
     record_child(tmp_path, child.pid, "/bin/server")
@@ -99,7 +111,7 @@ def test_tagged_descendants_are_killed_outside_the_group(tmp_path: Path, start: 
     env = tag_environment({}, tmp_path)
     child = start("(setsid sleep 600 &) ; (setsid setsid sleep 600 &) ; exit 0", env)
     child.wait()
-    assert len(end_descendants(env)) == 2
+    assert len(end_descendants(env)) >= 2  # a shell between, or a setsid that has forked, may still run
     assert output_ends(child)
     assert end_descendants(env) == ()
 

@@ -20,7 +20,8 @@ import uvloop
 
 from llamasup.errors import BrokenRuntime
 from llamasup.llama_server.diagnosis import diagnose
-from llamasup.system.process import spawn as process
+from llamasup.system.native import native
+from llamasup.system.process import spawn as spawn_module
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.spawn import Child, spawn
 from tests.paths import ROOT
@@ -39,7 +40,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways of seeing the end: pidfd, and the thread of systems without it."""
     if request.param == "thread":
-        monkeypatch.setattr(process, "_pidfd", lambda pid: None)
+        monkeypatch.setattr(native, "pidfd", lambda pid: None)
     return str(request.param)
 
 
@@ -300,6 +301,20 @@ def test_child_starts_with_default_signals_and_no_inherited_descriptors(run: Run
     assert lines[4:] == ["0", "1", "2", "3"]  # 3 is the folder that ls reads
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_child_ignores_sigpipe_only_on_request(is_frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)  # frozen: without exec_child.py
+    shown = []
+    for ignores in (False, True):
+        child = spawn(sh("grep SigIgn /proc/self/status"), env=ENV, cwd=Path("/"), ignores_sigpipe=ignores)
+        asyncio.run(child.wait())
+        shown.append(int(read_all(child).split()[1], 16))
+        os.close(child.output_fd)
+    sigpipe = 1 << (signal.SIGPIPE - 1)
+    assert [bool(mask & sigpipe) for mask in shown] == [False, True]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 @pytest.mark.parametrize("helper", ["exec_child", "setpriv"])
 def test_the_child_dies_with_a_supervisor_that_is_killed(helper: str) -> None:
@@ -323,8 +338,9 @@ def test_the_child_dies_with_a_supervisor_that_is_killed(helper: str) -> None:
 def test_child_does_not_start_if_the_supervisor_died_before(tmp_path: Path) -> None:
     proof = tmp_path / "started"
     somebody_else = "1"
-    helper = Path(process.__file__).with_name("exec_child.py")
-    argv = [sys.executable, "-I", "-S", str(helper), somebody_else, "/usr/bin/touch", "touch", str(proof)]
+    helper = Path(spawn_module.__file__).with_name("exec_child.py")
+    words = [somebody_else, "0", "/usr/bin/touch", "touch", str(proof)]
+    argv = [sys.executable, "-I", "-S", str(helper), *words]
     assert subprocess.run(argv, check=False).returncode == 1
     assert not proof.exists()
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from llamasup.system.native import native
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.exit import StaleRun
-from llamasup.system.process.run_folder import run_folder, run_folders
+from llamasup.system.process.run_folder import OWNER, run_folder, run_folders
 from llamasup.system.process.sweep import record_ready_file, stale_runs, sweep
 from llamasup.system.storage import folders
 from llamasup.system.storage.folders import cache_folder, claim, state_folder
@@ -51,6 +52,16 @@ def test_folder_of_a_running_process_is_not_stale(base: Path) -> None:
     with run_folder() as run:
         assert list(run_folders()) == [(run.path, os.getpid())]
         assert stale_runs() == ()
+
+
+def test_folder_whose_process_hides_its_start_is_not_stale(
+    base: Path, dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows: it belongs to the administrators, and this process does not."""
+    folder = made(base / "llamasup" / f"{dead}-abc")
+    (folder / OWNER).write_text("7")
+    monkeypatch.setattr(native, "start_of", lambda pid: "")
+    assert stale_runs() == ()
 
 
 def test_folder_of_an_exited_process_is_stale(base: Path, dead: int) -> None:

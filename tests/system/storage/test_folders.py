@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from llamasup.errors import FolderUnusable
+from llamasup.system.native import native
 from llamasup.system.process import run_folder as module
 from llamasup.system.process.run_folder import LONGEST_SOCKET_NAME, run_folder
 from llamasup.system.storage.folders import atomic_write, cache_folder, private_folder, state_folder
@@ -166,6 +167,15 @@ def test_no_usable_folder_is_an_error_with_the_last_one(monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "_short_temporary_folder", lambda: Path("/proc/self/fd"))
     with pytest.raises(FolderUnusable, match="/proc/self/fd"):
         run_folder()
+
+
+def test_last_run_folder_is_made_private_or_removed(short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows it inherits the rights of the temporary folder."""
+    monkeypatch.setattr(native, "make_private", lambda path, status: "its drive has no ACLs")
+    before = set(short.iterdir())
+    with pytest.raises(FolderUnusable, match="its drive has no ACLs"):
+        run_folder()
+    assert set(short.iterdir()) == before
 
 
 def test_folder_is_removed_at_interpreter_exit_but_not_by_a_fork(short: Path) -> None:

@@ -3,12 +3,19 @@ import { control, eventsOf, get } from "./api.js";
 
 const ENDED_KEPT = 200;
 const STATUS_DELAY_MS = 250;
+const STATUS_BUSY_MS = 5000; // while requests come and go, the status changes all the time
+const ENDED_DELAY_MS = 2000;
 const RETRY_MS = [500, 1000, 2000, 5000, 10000];
 
-let state = { status: null, requests: { live: [], ended: [] }, connected: false, error: null, session: null, draft: null };
+let state = { status: null, requests: { live: [], ended: [], ended_total: 0 }, connected: false, error: null, session: null, draft: null };
 const listeners = new Set();
 let source = null;
 let statusTimer = 0;
+let statusDue = 0;
+let statusRead = -Infinity;
+let statusAsked = 0;
+let statusShown = 0;
+let endedTimer = 0;
 let retryTimer = 0;
 let retries = 0;
 let running = false;
@@ -33,23 +40,41 @@ export function mergeEnded(known, news) {
 export async function refreshStatus() {
   clearTimeout(statusTimer);
   statusTimer = 0;
+  statusRead = performance.now();
+  const mine = ++statusAsked;
   try {
     const status = await get("status");
+    if (mine < statusShown) return; // a later question has its answer already
+    statusShown = mine;
     update({ status, error: null });
   } catch (error) {
-    update({ error });
+    if (mine > statusShown) update({ error });
   }
 }
 
-function statusSoon() {
-  if (!statusTimer) statusTimer = setTimeout(refreshStatus, STATUS_DELAY_MS);
+function statusSoon(delay = STATUS_DELAY_MS) {
+  const due = performance.now() + delay;
+  if (statusTimer && statusDue <= due) return;
+  clearTimeout(statusTimer);
+  statusDue = due;
+  statusTimer = setTimeout(refreshStatus, delay);
+}
+
+// An event has only the last finished requests of a second. When there are no longer more of them, the list is read.
+function readEndedSoon() {
+  clearTimeout(endedTimer);
+  endedTimer = setTimeout(() => {
+    endedTimer = 0;
+    readRequests(source);
+  }, ENDED_DELAY_MS);
 }
 
 function take(event) {
   switch (event.event) {
     case "requests":
-      update({ requests: { live: event.live ?? [], ended: mergeEnded(state.requests.ended, event.ended ?? []) } });
-      statusSoon();
+      if (event.ended_total - state.requests.ended_total > event.ended.length) readEndedSoon();
+      update({ requests: { live: event.live, ended: mergeEnded(state.requests.ended, event.ended), ended_total: event.ended_total } });
+      statusSoon(Math.max(STATUS_DELAY_MS, statusRead + STATUS_BUSY_MS - performance.now()));
       break;
     case "progress":
       noteProgress(event);
@@ -93,6 +118,10 @@ async function open() {
 
 async function takeSnapshot(mine) {
   await refreshStatus();
+  await readRequests(mine);
+}
+
+async function readRequests(mine) {
   try {
     const requests = await get(`requests?ended=${ENDED_KEPT}`);
     if (mine === source) update({ requests });
@@ -104,7 +133,8 @@ async function takeSnapshot(mine) {
 function close() {
   clearTimeout(retryTimer);
   clearTimeout(statusTimer);
-  statusTimer = 0;
+  clearTimeout(endedTimer);
+  statusTimer = endedTimer = 0;
   source?.abort();
   source = null;
 }

@@ -9,6 +9,8 @@ import { refreshStatus } from "../store.js";
 const SHOWN = 100;
 const SHOWN_DECISIONS = 5;
 const LOADED = new Set(["starting", "loading", "warming", "ready", "draining", "backoff"]);
+// A restart passes through "stopping": an "Unload" pressed then must not be lost.
+const UNLOADABLE = new Set([...LOADED, "stopping", "waiting"]);
 
 export default function Models() {
   const { status } = useStore();
@@ -60,7 +62,6 @@ function Model({ model }) {
     }
     refreshStatus();
   };
-  const isLoaded = LOADED.has(model.state);
   const isIdle = model.state === "stopped" || model.state === "failed";
   const memory = (model.memory?.ram_bytes ?? 0) + (model.memory?.vram_bytes ?? 0);
   const facts = [
@@ -73,23 +74,24 @@ function Model({ model }) {
     ["Restarts", count(model.restarts)],
   ];
   if (model.replicas) facts.push(["Replicas", `${model.replicas.filter((replica) => replica.state === "ready").length} of ${model.replicas.length} ready`]);
+  // The buttons are above all that comes and goes: they must not move while they are pressed.
   return html`<li class="card">
     <h2>${model.id} <${State} state=${model.state} /></h2>
+    <p class="actions">
+      <button disabled=${!isIdle} onClick=${act("load")} aria-label=${`Load ${model.id}`}>Load</button>
+      <button disabled=${!UNLOADABLE.has(model.state)} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
+      <button disabled=${!LOADED.has(model.state)} onClick=${act("restart")} aria-label=${`Restart ${model.id}`}>Restart</button>
+      <button class="quiet" aria-expanded=${asksWhy} onClick=${() => setAsksWhy(!asksWhy)} aria-label=${`Why is ${model.id} ${model.state}?`}>Why?</button>
+      <a href=${`#logs/${encodeURIComponent(model.id)}`} aria-label=${`Log of ${model.id}`}>Log</a>
+    </p>
+    <${Problem} error=${error} />
+    ${asksWhy && html`<${Why} model=${model} />`}
     ${model.aliases.length > 0 && html`<p class="note">Also ${model.aliases.join(", ")}</p>`}
     ${model.load && html`<${Progress} load=${model.load} name=${model.id} />`}
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     ${model.replicas && html`<${Replicas} replicas=${model.replicas} name=${model.id} />`}
     ${model.problem && html`<${Problem} error=${{ message: model.problem, remedy: model.remedy }} />`}
     ${model.last_exit && html`<${LastEnd} end=${model.last_exit} />`}
-    <${Problem} error=${error} />
-    <p class="actions">
-      <button disabled=${!isIdle} onClick=${act("load")} aria-label=${`Load ${model.id}`}>Load</button>
-      <button disabled=${!isLoaded && model.state !== "waiting"} onClick=${act("unload")} aria-label=${`Unload ${model.id}`}>Unload</button>
-      <button disabled=${!isLoaded} onClick=${act("restart")} aria-label=${`Restart ${model.id}`}>Restart</button>
-      <button class="quiet" aria-expanded=${asksWhy} onClick=${() => setAsksWhy(!asksWhy)} aria-label=${`Why is ${model.id} ${model.state}?`}>Why?</button>
-      <a href=${`#logs/${encodeURIComponent(model.id)}`} aria-label=${`Log of ${model.id}`}>Log</a>
-    </p>
-    ${asksWhy && html`<${Why} model=${model} />`}
   </li>`;
 }
 

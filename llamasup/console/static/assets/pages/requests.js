@@ -33,6 +33,7 @@ export default function Requests() {
           <td><button aria-label=${`Cancel request ${request.id}`} onClick=${() => cancel(request.id)}>Cancel</button></td>
         </tr>`)}</tbody></table></div>`}
     <h2>Finished</h2>
+    ${requests.ended_total > requests.ended.length && html`<p class="note">${count(requests.ended_total)} requests have finished. The list has the last ${count(requests.ended.length)}, but at most 20 of each second.</p>`}
     <label class="check"><input type="checkbox" checked=${onlySlow} onChange=${(event) => setOnlySlow(event.target.checked)} /> Only those of ${SLOW_S} s or longer</label>
     ${ended.length === 0
       ? html`<p class="note">None yet.</p>`

@@ -1,0 +1,1 @@
+"""Runs many requests from a file, survives crashes, and gives way to interactive clients (docs/batch.md)."""

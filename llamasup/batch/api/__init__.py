@@ -1,0 +1,1 @@
+"""The API for files and batches that OpenAI's client uses (docs/batch.md)."""

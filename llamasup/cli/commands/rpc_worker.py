@@ -1,0 +1,116 @@
+"""``llamasup rpc-worker``: lends the memory of this machine to a llama-server on another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llamasup.cli.command_group import command_set
+from llamasup.cli.options import shared as o
+from llamasup.cli.options.groups import takes_groups
+from llamasup.cli.options.parsers import of_kind, whole_number
+from llamasup.settings.address_kinds import Listen
+from llamasup.settings.kinds import SizeText
+
+if TYPE_CHECKING:
+    from llamasup.service.rpc_worker import RpcWorker
+    from llamasup.supervision.events import Bus
+
+__all__ = ["commands"]
+
+commands = command_set()
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        "--host", metavar="ADDRESS", help="Loopback or private IPv4 address to listen on. Default: 127.0.0.1."
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option("--port", metavar="N", parser=whole_number, help="Port to listen on. Default: 50052."),
+]
+Runtime = Annotated[
+    str | None,
+    typer.Option(
+        "--runtime",
+        metavar="PATH|NAME",
+        help="llama.cpp's rpc-server, or the llama-server next to it. Env: $LLAMASUP_RUNTIME.",
+    ),
+]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", min=1, help="Number of CPU threads.")]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", metavar="NAME", help="A device to offer, such as CUDA0. Repeatable."),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        parser=of_kind(SizeText(percent=False)),
+        help="Memory to offer, such as 12GiB, if this rpc-server can limit it.",
+    ),
+]
+Cache = Annotated[bool, typer.Option("--cache", help="Keep the weights on disk for the next load.")]
+Tunnel = Annotated[
+    str | None,
+    typer.Option(
+        "--tunnel",
+        metavar="HOST:PORT",
+        parser=of_kind(Listen()),
+        help="Accept connections of other llamasups here, with TLS and certificates on both sides.",
+    ),
+]
+Cert = Annotated[
+    Path | None, typer.Option("--cert", help="With --tunnel: PEM file with the certificate and its chain.")
+]
+Key = Annotated[Path | None, typer.Option("--key", help="With --tunnel: PEM file with the private key.")]
+ClientCa = Annotated[
+    Path | None,
+    typer.Option("--client-ca", help="With --tunnel: PEM file of the CA of the clients' certificates."),
+]
+
+
+@commands.command()
+@takes_groups
+def rpc_worker(
+    ctx: typer.Context,
+    *,
+    host: Host = None,
+    port: Port = None,
+    runtime: Runtime = None,
+    threads: Threads = None,
+    devices: Devices = None,
+    memory: Memory = None,
+    cache: Cache = False,
+    tunnel: Tunnel = None,
+    cert: Cert = None,
+    key: Key = None,
+    client_ca: ClientCa = None,
+    foreground: o.Foreground,
+    parent: o.ParentProgram,
+    logging: o.Logging,
+) -> int:
+    """Lend the memory of this machine to another llamasup."""
+    from llamasup.cli.foreground import OutputOptions, serve_until_stopped
+
+    def prepare() -> Callable[[Bus], RpcWorker]:
+        from llamasup.llama_server.rpc.worker_line import WorkerOptions
+        from llamasup.service.rpc_worker import RpcWorker, RpcWorkerOptions, listening
+
+        size = None if memory is None else SizeText(percent=False).parse(memory).bytes
+        options = RpcWorkerOptions(
+            runtime=runtime,
+            worker=WorkerOptions(threads, tuple(devices or ()), size, cache),
+            **listening(host, port, tunnel, cert=cert, key=key, client_ca=client_ca),
+            **foreground,
+        )
+        return partial(RpcWorker, options)
+
+    output = OutputOptions(**parent, **logging)
+    return serve_until_stopped(prepare, output, ctx.obj)

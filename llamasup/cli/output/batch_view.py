@@ -1,0 +1,132 @@
+"""Shows a batch: a bar on a terminal, occasional lines elsewhere, events for programs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from llamasup.batch.engine import Progress
+from llamasup.cli.output.results import write_result
+from llamasup.cli.output.view import View, duration_text
+from llamasup.system.text import json_text
+
+__all__ = ["BatchBar", "BatchEvents", "BatchLines", "progress_fields", "progress_text"]
+
+_LIVE_INTERVAL_S = 0.25
+_LINE_INTERVAL_S = 10.0
+
+
+def progress_fields(progress: Progress, now_s: float) -> dict[str, Any]:
+    """The counts, for programs."""
+    per_s, left_s = progress.rates(now_s)
+    return {
+        "state": progress.state,
+        "total": progress.total,
+        "done": progress.done,
+        "failed": progress.failed,
+        "in_flight": progress.in_flight,
+        "put_back": progress.put_back,
+        "events_lost": progress.events_lost,
+        "tokens_prompt": progress.tokens_prompt,
+        "tokens_cached": progress.tokens_cached,
+        "tokens_completion": progress.tokens_completion,
+        "tokens_per_s": round(per_s, 1),
+        "left_s": None if left_s is None else round(left_s),
+    }
+
+
+def progress_text(progress: Progress, now_s: float) -> str:
+    """``120 of 1000 lines, 2 failed, 340 tokens/s, 3 min left``."""
+    per_s, left_s = progress.rates(now_s)
+    parts = [f"{progress.done + progress.failed} of {progress.total} lines"]
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    if progress.state != "running":
+        return ", ".join((*parts, progress.state))
+    if per_s >= 0.05:
+        parts.append(f"{per_s:.0f} tokens/s" if per_s >= 10 else f"{per_s:.1f} tokens/s")
+    if left_s is not None and progress.left:
+        parts.append(f"{duration_text(left_s)} left")
+    return ", ".join(parts)
+
+
+class BatchLines:
+    """A line every ten seconds."""
+
+    interval_s = _LINE_INTERVAL_S
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._shown_s = time.monotonic()
+
+    def reading(self, read: int, size: int) -> None:
+        if self._is_due(time.monotonic()):
+            self._show_text(f"reading the input: {100 * read // max(size, 1)} %")
+
+    def moved(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if self._is_due(now_s):
+            self._show(progress, now_s)
+
+    def close(self) -> None:
+        pass
+
+    def _is_due(self, now_s: float) -> bool:
+        if now_s - self._shown_s < self.interval_s:
+            return False
+        self._shown_s = now_s
+        return True
+
+    def _show(self, progress: Progress, now_s: float) -> None:
+        self._show_text(progress_text(progress, now_s))
+
+    def _show_text(self, text: str) -> None:
+        self._view.say("info", "batch", text)
+
+
+class BatchEvents(BatchLines):
+    """One JSON object a line on standard output."""
+
+    interval_s = 1.0
+
+    def event(self, name: str, /, **fields: Any) -> None:
+        write_result(json_text({"event": name, "protocol": 1, **fields}))
+
+    def _show(self, progress: Progress, now_s: float) -> None:
+        self.event("progress", **progress_fields(progress, now_s))
+
+    def _show_text(self, text: str) -> None:
+        self.event("note", text=text)
+
+
+class BatchBar(BatchLines):
+    """A bar, drawn by a thread of rich, which only this class imports."""
+
+    interval_s = _LIVE_INTERVAL_S
+
+    def __init__(self, view: View) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        super().__init__(view)
+        self._bar = Bar(
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}", markup=False),
+            console=Console(stderr=True, highlight=False),
+            transient=True,
+            expand=True,
+        )
+        self._task = self._bar.add_task("", total=None)
+        self._bar.start()
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _show(self, progress: Progress, now_s: float) -> None:
+        over = progress.done + progress.failed
+        text = progress_text(progress, now_s)
+        self._bar.update(self._task, total=progress.total, completed=over, description=text)
+
+    def _show_text(self, text: str) -> None:
+        self._bar.update(self._task, description=text)

@@ -1,0 +1,1 @@
+"""The settings of clients for a running llamasup (docs/connect.md)."""

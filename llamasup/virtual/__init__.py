@@ -1,0 +1,1 @@
+"""Virtual models: names that change requests, or stand for one of several models (docs/virtual-models.md)."""

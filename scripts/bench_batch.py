@@ -1,0 +1,268 @@
+#!/usr/bin/env python3
+"""Measures batches on a real llama-server: crashes, other clients, speed, shared prompts, memory.
+
+    scripts/bench_batch.py [--runtime PATH] [--model PATH] [crash|beside|speed|prefix|memory]…
+
+``--lines`` and ``--kills`` set the size. The results are in docs/batch.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from llamasup.batch.client import Answer, BatchClient
+from llamasup.batch.engine import EngineOptions
+from llamasup.batch.job import job_of, prepare
+from llamasup.testing.tiny import tiny_decoder
+from tests.real.batch_chaos import BatchUnderTest, answers_of, write_lines
+
+SLOTS = 4
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "llamasup", *words]
+
+
+@contextmanager
+def served(model: Path, *options: str) -> Iterator[str]:
+    words = command(
+        "run", str(model), "--sidecar", "--parallel", str(SLOTS), "--log-level", "warning", *options
+    )
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "ready":
+                break
+        process.stdout.close()
+        yield event["url"]
+        process.stdin.close()
+
+
+def run_batch(source: Path, output: Path, url: str, *options: str) -> Mapping[str, Any]:
+    words = command("batch", "run", str(source), "-o", str(output), "--url", url, "--json", *options)
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True)
+    last: Mapping[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return last
+
+
+def write(path: Path, bodies: Sequence[Mapping[str, Any]]) -> None:
+    with path.open("w") as file:
+        for number, body in enumerate(bodies):
+            line = {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+
+
+async def closed_loop(
+    url: str, bodies: Sequence[Mapping[str, Any]], concurrency: int
+) -> tuple[float, int, int]:
+    """Seconds, tokens of answers, and prompt tokens that were computed."""
+    left = iter(bodies)
+    tokens = computed = 0
+    began_s = time.monotonic()
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
+
+        async def loop() -> None:
+            nonlocal tokens, computed
+            for body in left:
+                usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+                tokens += usage["completion_tokens"]
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+                computed += usage["prompt_tokens"] - cached
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(concurrency):
+                tasks.create_task(loop())
+    return time.monotonic() - began_s, tokens, computed
+
+
+def crash(folder: Path, model: Path, runtime: str, lines: int, kills: int, seed: int) -> None:
+    source = folder / "in.jsonl"
+    write_lines(source, lines)
+    with served(model, "--runtime", runtime) as url:
+        began_s = time.monotonic()
+        run_batch(source, folder / "undisturbed.jsonl", url)
+        undisturbed_s = time.monotonic() - began_s
+    expected = answers_of(folder / "undisturbed.jsonl")
+    chance = random.Random(seed)
+    pause_s = undisturbed_s / kills
+    began_s = time.monotonic()
+    with BatchUnderTest(folder, model, runtime, source, folder / "out.jsonl").started() as batch:
+        while batch.kills.total() < kills and not batch.is_over:
+            time.sleep(chance.uniform(0.2 * pause_s, pause_s))
+            batch.kill_one(chance)
+        code = batch.end()
+    got = answers_of(folder / "out.jsonl")
+    different = sum(got.get(id_) != text for id_, text in expected.items())
+    print(
+        f"crash: {lines} lines, kills {dict(batch.kills)}, seed {seed}: exit code {code},"
+        f" lost {len(expected.keys() - got.keys())}, doubled 0, different {different};"
+        f" {undisturbed_s:.0f} s undisturbed, {time.monotonic() - began_s:.0f} s with kills"
+    )
+
+
+def beside(folder: Path, model: Path, runtime: str, lines: int) -> None:
+    """Other clients ask at random times; a batch of long answers runs, or does not."""
+    bodies = [{"prompt": f"Once {n}", "max_tokens": 400, "ignore_eos": True} for n in range(10_000)]
+    write(folder / "beside.jsonl", bodies)
+    chance = random.Random(7)
+    pauses = [chance.expovariate(1 / 1.0) for _ in range(lines)]
+
+    def first_tokens(url: str) -> list[float]:
+        took: list[float] = []
+        with httpx.Client(base_url=url, timeout=600) as client:
+            for pause_s in pauses:
+                time.sleep(pause_s)
+                asked_s = time.monotonic()
+                body = {"prompt": "A short question " * 20 + str(asked_s), "max_tokens": 16, "stream": True}
+                with client.stream("POST", "/v1/completions", json=body) as answer:
+                    chunks = answer.iter_raw()
+                    next(chunks)
+                    took.append(time.monotonic() - asked_s)
+                    for _ in chunks:
+                        pass
+        return took
+
+    with served(model, "--runtime", runtime, "--ctx-size", "8192") as url:
+        first_tokens(url)
+        without = first_tokens(url)
+        words = command(
+            "batch", "run", str(folder / "beside.jsonl"), "-o", str(folder / "b.out"), "--url", url
+        )
+        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as batch:
+            time.sleep(5)
+            beside_it = first_tokens(url)
+            batch.terminate()
+            assert batch.stdout is not None
+            events = [json.loads(line) for line in batch.stdout]
+        again = first_tokens(url)
+    last = [event for event in events if event["event"] == "progress"][-1]
+    for name, took in (("without", without), ("beside", beside_it), ("without again", again)):
+        p50, p95 = statistics.median(took), statistics.quantiles(took, n=20)[-1]
+        print(f"beside: {name}: {len(took)} requests, p50 {p50 * 1e3:.1f} ms, p95 {p95 * 1e3:.1f} ms")
+    print(
+        f"beside: the batch: {last['done']} lines, {last['put_back']} put back,"
+        f" {last['events_lost']} tokens lost"
+    )
+
+
+def speed(folder: Path, model: Path, runtime: str, lines: int) -> None:
+    bodies = [{"prompt": f"Once {n}", "max_tokens": 64, "ignore_eos": True} for n in range(lines)]
+    write(folder / "speed.jsonl", bodies)
+    with served(model, "--runtime", runtime) as url:
+        asyncio.run(closed_loop(url, bodies[:50], SLOTS))
+        best = 0.0
+        for concurrency in (SLOTS, SLOTS + 2, 2 * SLOTS):
+            took_s, tokens, _ = asyncio.run(closed_loop(url, bodies, concurrency))
+            best = max(best, tokens / took_s)
+            print(f"speed: closed loop of {concurrency}: {tokens / took_s:.0f} tokens/s")
+        for run in range(2):
+            time.sleep(3)
+            last = run_batch(folder / "speed.jsonl", folder / f"speed{run}.out", url)
+            print(
+                f"speed: batch: {last['tokens_per_s']:.0f} tokens/s,"
+                f" {last['tokens_per_s'] / best:.2f} of the best"
+            )
+
+
+def prefix(folder: Path, model: Path, runtime: str, lines: int) -> None:
+    """Eight system prompts of about a thousand tokens, in turns."""
+    systems = [
+        f"You are number {n}. " + " ".join(f"rule {n * 1000 + i}" for i in range(140)) for n in range(8)
+    ]
+    bodies = [
+        {"prompt": f"{systems[n % 8]} Question {n}: why?", "max_tokens": 2, "temperature": 0}
+        for n in range(lines)
+    ]
+    write(folder / "prefix.jsonl", bodies)
+    with served(model, "--runtime", runtime, "--ctx-size", "8192", "--", "--cache-ram", "0") as url:
+        _, _, without = asyncio.run(closed_loop(url, bodies, SLOTS))
+    with served(model, "--runtime", runtime, "--ctx-size", "8192", "--", "--cache-ram", "0") as url:
+        last = run_batch(folder / "prefix.jsonl", folder / "prefix.out", url)
+    with_order = last["tokens_prompt"] - last["tokens_cached"]
+    print(
+        f"prefix: {lines} lines, {last['tokens_prompt'] / lines:.0f} tokens each: {without} computed in the"
+        f" order of the file, {with_order} in the order of the batch: {without / with_order:.1f} times fewer"
+    )
+
+
+class InstantClient(BatchClient):
+    """Has the answer at once: what remains is the work of the run itself."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def send(self, url: str, body: bytes, *, stream: bool = False) -> Answer:
+        return Answer(200, b'{"choices": [{"text": "a story of a fox"}], "usage": {"completion_tokens": 8}}')
+
+
+def memory(folder: Path, sizes: Sequence[int]) -> None:
+    """The peak memory of a process that reads and checks the input, and runs all lines."""
+    for size in sizes:
+        source = folder / f"memory{size}.jsonl"
+        write_lines(source, size)
+        child = os.fork()
+        if not child:
+            began_s = time.monotonic()
+            with prepare(job_of(source, folder / f"memory{size}.out")) as prepared:
+                read_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                counts = asyncio.run(prepared.run(InstantClient(), EngineOptions()).run())
+            assert counts.done == size
+            peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            print(
+                f"memory: {size} lines: {read_mib:.0f} MiB after reading, {peak_mib:.0f} MiB at the end,"
+                f" {time.monotonic() - began_s:.1f} s",
+                flush=True,
+            )
+            os._exit(0)
+        os.waitpid(child, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", nargs="*", default=["crash", "beside", "speed", "prefix", "memory"])
+    parser.add_argument("--runtime", default="llama-server")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["XDG_STATE_HOME"] = str(folder / "state")
+        model = given.model or folder / "tiny.gguf"
+        if given.model is None:
+            model.write_bytes(tiny_decoder())
+        if "memory" in given.what:
+            memory(folder, [size for size in (1_000, 100_000, 1_000_000) if size <= 10 * given.lines])
+        if "crash" in given.what:
+            crash(folder, model, given.runtime, given.lines, given.kills, given.seed)
+        if "beside" in given.what:
+            beside(folder, model, given.runtime, min(given.lines, 100))
+        if "speed" in given.what:
+            speed(folder, model, given.runtime, min(given.lines, 1_000))
+        if "prefix" in given.what:
+            prefix(folder, model, given.runtime, min(given.lines, 200))
+
+
+if __name__ == "__main__":
+    main()
