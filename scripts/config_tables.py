@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable
+from inspect import cleandoc
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +32,7 @@ from llamasup.settings.kinds import (  # noqa: E402
     Time,
 )
 from llamasup.settings.model import ModelEntry, ModelSettings  # noqa: E402
-from llamasup.settings.sections import PeerEntry, VirtualEntry  # noqa: E402
+from llamasup.settings.sections import Fleet, FleetModel, PeerEntry, VirtualEntry  # noqa: E402
 from scripts.pages import keep_current  # noqa: E402
 
 DOC = ROOT / "docs" / "configuration.md"
@@ -57,7 +58,12 @@ def tables() -> str:
             parts.append(_table("`peers`", f"Of one node: {about[0].lower()}{about[1:]}", rows_of(PeerEntry)))
         elif isinstance(setting.kind, Section):
             group = setting.kind.keys
-            parts.append(_table(f"`{name}`", (group.__doc__ or "").replace("``", "`"), rows_of(group)))
+            about = cleandoc(group.__doc__ or "").replace("``", "`").replace("\n", " ")
+            about = about.replace("docs/fleet.md", "[fleet.md](fleet.md#with-ray)")
+            parts.append(_table(f"`{name}`", about, rows_of(group)))
+            if group is Fleet:
+                about = cleandoc(FleetModel.__doc__ or "")
+                parts.append(_table("`fleet.models`", about, rows_of(FleetModel)))
     return "\n\n".join(parts)
 
 

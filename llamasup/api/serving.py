@@ -192,6 +192,10 @@ class Serving:
     def _serve_options(self, given: ConfigInputs) -> ServeOptions:
         require_folders(given.folders, of="models_dir")
         options = serve_options(given, config_file=given.file, **self._options)
+        if options.initial_config is not None and options.initial_config.is_front:
+            from llamasup.fleet.front import as_front
+
+            options = as_front(options, given.environ, has_own_models=bool(given.models or given.folders))
         keys = (*options.api_keys, *environment_keys(given.environ))
         if keys or options.api_key_file is not None:
             # Only digests of a file's keys are known, and keys may have limits, so the client gets its own

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
+from msgspec.structs import replace
+
 from llamasup.config.issues import Place
 from llamasup.http.address import Address, TcpAddress, UnixAddress
 from llamasup.models.rules import ModelRule
@@ -151,6 +153,16 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     def port(self) -> int:
         """The port of all TCP addresses in ``listen``; 0 if it has only sockets."""
         return next((address.port for address in self.listen if isinstance(address, TcpAddress)), 0)
+
+    @property
+    def is_front(self) -> bool:
+        """Whether it serves the models of a fleet, and none itself."""
+        return self.fleet is not None and self.fleet.directory is not None
+
+    def without_models(self) -> Config:
+        """Of a front: the models are on the nodes, and only the way to the directory counts here."""
+        fleet = self.fleet and Fleet(directory=self.fleet.directory, key_file=self.fleet.key_file)
+        return replace(self, models={}, models_dir=(), caches=(), groups={}, fleet=fleet)
 
     @property
     def default_options(self) -> ModelSettings:

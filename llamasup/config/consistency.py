@@ -36,6 +36,7 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_worker_issues(config),
         *_download_issues(config),
         *_peer_issues(config),
+        *_fleet_issues(config),
     ]
     if models_are_known:
         found += _unserved_issues(config, lines)
@@ -309,6 +310,44 @@ def _peer_issues(config: Config) -> _Found:
             yield key, "key_file is missing; another machine needs an API key (`llamasup key new` there)"
         if entry.ca_file is not None and not is_encrypted:
             yield (*key, "ca_file"), "has no effect without https; change url, or remove it"
+
+
+def _fleet_issues(config: Config) -> _Found:
+    """Serve places one process for each replica, and a front has no models of its own."""
+    fleet = config.fleet
+    if fleet is None:
+        return
+    if fleet.min_replicas > fleet.max_replicas:
+        what = f"min_replicas is {fleet.min_replicas}, and max_replicas {fleet.max_replicas}"
+        yield ("fleet", "min_replicas"), f"{what}; the least number must not be above the largest"
+    for name, own in fleet.models.items():
+        least = fleet.min_replicas if own.min_replicas is None else own.min_replicas
+        most = fleet.max_replicas if own.max_replicas is None else own.max_replicas
+        if least > most and (own.min_replicas is not None or own.max_replicas is not None):
+            what = f"min_replicas is {least}, and max_replicas {most}"
+            yield ("fleet", "models", name), f"{what}; the least number must not be above the largest"
+    if fleet.listen is not None and int(fleet.listen.rpartition(":")[2]) not in range(1, 65536):
+        yield ("fleet", "listen"), f"invalid port in {shown(fleet.listen)}; a port is from 1 to 65535"
+    for place, entry in (
+        (("defaults",), config.defaults),
+        *((("models", name), entry) for name, entry in config.models.items()),
+    ):
+        if (entry.replicas or 1) > 1:
+            yield (*place, "replicas"), "has no effect in a fleet; use max_replicas of fleet"
+        if entry.rpc:
+            yield (*place, "rpc"), "is not possible in a fleet: each replica would need workers of its own"
+    if fleet.directory is None:
+        return
+    if host_of_url("http://" + fleet.directory.partition("://")[2].partition("/")[0]) is None:
+        yield ("fleet", "directory"), "is not a valid URL; write it like http://head:8000"
+    why = "has no effect with fleet.directory, because a front serves the models of the fleet"
+    for place, is_set in (
+        (("peers",), bool(config.peers)),
+        (("downloads", "on_demand"), config.downloads.on_demand),
+        (("default_model",), config.default_model is not None),
+    ):
+        if is_set:
+            yield place, f"{why}; remove it"
 
 
 def _download_issues(config: Config) -> _Found:

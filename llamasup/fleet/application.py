@@ -10,32 +10,33 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
+from hmac import compare_digest
 from typing import Any
 
 import msgspec
 import ray.util
 from msgspec import Struct
+from msgspec.structs import replace
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
 from llamasup._version import __version__
+from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority
 from llamasup.fleet.directory_table import SETTLED_AFTER_S, DirectoryTable
 from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, NodeLoad, NodeReport, Poll
-from llamasup.fleet.node_process import NodeProcess, NodeSpec
+from llamasup.fleet.node_process import NO_ANSWER, STOP_S, NodeProcess, NodeSpec
 from llamasup.fleet.scaling import LOAD, ScaleByLoad
 from llamasup.fleet.secret import directory_key, signature
-from llamasup.http.httpx_import import httpx
+from llamasup.fleet.serve_view import DIRECTORY, deployment_name
 from llamasup.settings.sections import Fleet, FleetModel
 
-__all__ = ["DIRECTORY", "FleetModelSpec", "application", "deployment_name"]
-
-DIRECTORY = "directory"
+__all__ = ["FleetModelSpec", "application"]
 
 _REPORT_S = 1.0
 _LEAVE_S = SETTLED_AFTER_S + 3.0
@@ -44,6 +45,7 @@ _DRAIN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 _ONGOING = 1_000_000  # Serve's limit of requests for a replica; llamasup has its own
+_MAX_POLL = 1 << 20  # bytes; a poll names the models that requests wait for
 
 _log = logging.getLogger("ray.serve")
 
@@ -52,19 +54,15 @@ class FleetModelSpec(Struct, frozen=True):
     """``actor_options``: what Ray reserves for each replica."""
 
     node: NodeSpec
+    aliases: tuple[str, ...]
     actor_options: Mapping[str, Any]
     own: FleetModel
-
-
-def deployment_name(model: str) -> str:
-    """Serve reserves #, and shows / in URLs of its dashboard."""
-    return "model-" + model.replace("/", "--").replace("#", "-")
 
 
 def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> serve.Application:
     specs = {spec.node.model: spec for spec in models}
     handles = {model: _model(fleet, spec) for model, spec in specs.items()}
-    listed = [ListedModel(model, spec.node.aliases) for model, spec in specs.items()]
+    listed = [ListedModel(model, spec.aliases) for model, spec in specs.items()]
     directory = serve.deployment(Directory).options(
         name=DIRECTORY, ray_actor_options={"num_cpus": 0}, num_replicas=1, max_ongoing_requests=_ONGOING
     )
@@ -74,7 +72,7 @@ def application(fleet: Fleet, models: Iterable[FleetModelSpec], secret: str) -> 
 
 def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
     least = fleet.min_replicas if spec.own.min_replicas is None else spec.own.min_replicas
-    most = max(least, fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas)
+    most = fleet.max_replicas if spec.own.max_replicas is None else spec.own.max_replicas
     # Serve's look-back window; the delays come after it.
     window_s = min(5.0, max(1.0, fleet.upscale_after_s))
     scaling = AutoscalingConfig(
@@ -97,7 +95,7 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
-        graceful_shutdown_timeout_s=spec.node.drain_timeout_s + _LEAVE_S + 20.0,
+        graceful_shutdown_timeout_s=_LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 20.0,
         max_surge_percent=100 if fleet.surge else 0,
     )
     encoded = msgspec.json.encode(spec.node)
@@ -122,34 +120,33 @@ class Node:
         context = serve.get_replica_context()
         self._name = f"{self._spec.model}@{context.replica_id.unique_id}"
         self._process = NodeProcess(self._spec, ray.util.get_node_ip_address())
-        await self._process.start()
         self._load = NodeLoad(slots=1)
         self._directory = serve.get_deployment_handle(DIRECTORY, context.app_name)
+        try:
+            await self._process.start()
+        except ServerFailed as error:
+            await self._tell("failed", 5.0, f"{error.message} {error.remedy}".strip())
+            raise
         self._reporting = asyncio.get_running_loop().create_task(self._report(), name="report")
 
     async def wake(self) -> None:
-        """Called for a model that is wanted: Serve starts the first replica for a waiting call."""
+        """Called while requests wait for the model: Serve starts the first replica for a waiting call."""
 
     async def check_health(self) -> None:
         await self._process.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        return {LOAD: self._load.part}
-
-    async def forward(
-        self, method: str, path: str, headers: dict[str, str], body: bytes
-    ) -> AsyncIterator[tuple[int, dict[str, str]] | bytes]:
-        async for part in self._process.stream(method, path, headers, body):
-            yield part
+        return {LOAD: self._load.demand}
 
     async def _report(self) -> None:
+        backlog = 0.0
         while True:
-            with contextlib.suppress(httpx.HTTPError, KeyError):
-                self._load = await self._process.load()
+            with contextlib.suppress(*NO_ANSWER):
+                self._load = replace(await self._process.load(), waiting=backlog)
             try:
                 async with asyncio.timeout(_REPORT_S * 3):
-                    await self._directory.report.remote(self._encoded())
-            except Exception as error:  # Ray has many; the next report is soon
+                    backlog = await self._directory.report.remote(self._encoded())
+            except Exception as error:  # Ray raises many errors; the next report is soon
                 _log.warning("The directory did not take the report of %s: %r", self._name, error)
             await asyncio.sleep(_REPORT_S)
 
@@ -157,46 +154,51 @@ class Node:
         """Serve calls this once when the replica is to end. No request gets lost: fronts learn first that the
         node takes no new ones, and the running ones finish while the node still answers their probes.
         """
-        if (reporting := getattr(self, "_reporting", None)) is not None:
+        reporting, cuts = getattr(self, "_reporting", None), True
+        if reporting is not None:
             await self._tell("leave", _LEAVE_S + 2.0)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._spec.drain_timeout_s):
                     await self._idle()
+                    cuts = False
             reporting.cancel()
-        await self._process.stop()
+        await self._process.stop(now=cuts)
         if reporting is not None:
             await self._tell("end", 2.0)
 
     async def _idle(self) -> None:
         """Wait until no request is left, or llamasup has ended."""
         while self._process.exit_code is None:
-            with contextlib.suppress(httpx.HTTPError, KeyError):  # a busy machine answers late
+            with contextlib.suppress(*NO_ANSWER):  # a busy machine answers late
                 load = await self._process.load()
                 if not load.busy and not load.queued:
                     return
             await asyncio.sleep(_DRAIN_POLL_S)
 
-    async def _tell(self, what: str, timeout_s: float) -> None:
+    async def _tell(self, what: str, timeout_s: float, *more: str) -> None:
         with contextlib.suppress(Exception):  # the directory may end at the same time
             async with asyncio.timeout(timeout_s):
-                await getattr(self._directory, what).remote(self._encoded())
+                await getattr(self._directory, what).remote(self._encoded(), *more)
 
     def _encoded(self) -> bytes:
         return msgspec.json.encode(NodeReport(self._name, self._process.url, self._spec.model, self._load))
 
 
 class Directory:
-    """The ingress: long polls of fronts, and for those who enter at Serve's own address, requests."""
+    """The ingress: long polls of fronts. Requests of clients are not served here: they would pass through
+    three of Ray's processes, and without the limits and keys of a front.
+    """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, models: bytes, secret: str, handles: Mapping[str, DeploymentHandle]
     ) -> None:
         self._secret = secret
         self._handles = handles
-        listed = msgspec.json.decode(models, type=list[ListedModel])
-        self._names = {name: model.id for model in listed for name in (model.id, *model.aliases)}
         self._table = DirectoryTable(
-            listed, authority(secret), now_s=time.monotonic(), first_version=time.time_ns() // 1_000_000
+            msgspec.json.decode(models, type=list[ListedModel]),
+            authority(secret),
+            now_s=time.monotonic(),
+            first_version=time.time_ns() // 1_000_000,
         )
         self._news = asyncio.Event()
         self._wakes: dict[str, asyncio.Task[None]] = {}
@@ -204,8 +206,16 @@ class Directory:
 
     # --- nodes ------------------------------------------------------------------------------------------
 
-    async def report(self, report: bytes) -> None:
-        if self._table.report(msgspec.json.decode(report, type=NodeReport), time.monotonic()):
+    async def report(self, report: bytes) -> float:
+        """Returns the node's share of the requests that wait at the fronts."""
+        node = msgspec.json.decode(report, type=NodeReport)
+        if self._table.report(node, time.monotonic()):
+            self._publish()
+        return self._table.backlog(node.name)
+
+    async def failed(self, report: bytes, problem: str) -> None:
+        """The node could not start."""
+        if self._table.failed(msgspec.json.decode(report, type=NodeReport).model, problem):
             self._publish()
 
     async def leave(self, report: bytes) -> None:
@@ -224,7 +234,7 @@ class Directory:
 
     async def nodes(self) -> bytes:
         """The latest reports, for ``llamasup fleet status``."""
-        return msgspec.json.encode(self._table.reports())
+        return msgspec.json.encode(self._table.nodes())
 
     # --- fronts -----------------------------------------------------------------------------------------
 
@@ -232,15 +242,20 @@ class Directory:
         path = request.scope["path"].removeprefix(request.scope.get("root_path", "") or "")
         if path == POLL_PATH:
             return await self._poll(request)
-        if path.startswith("/v1/"):
-            return await self._forward(request, path)
-        return JSONResponse(_error("There is nothing at this path.", "not_found_error"), 404)
+        message = "This is the directory of a llamasup fleet. Send requests to a front of the fleet."
+        return JSONResponse(_error(message, "not_found_error"), 404)
 
     async def _poll(self, request: Request) -> Response:
-        if request.headers.get("authorization") != f"Bearer {directory_key(self._secret)}":
+        given, expected = request.headers.get("authorization", ""), f"Bearer {directory_key(self._secret)}"
+        if not compare_digest(given.encode(), expected.encode()):
             return JSONResponse(_error("The key is not that of this fleet.", "authentication_error"), 401)
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_POLL:
+                return JSONResponse(_error("The poll is too large.", "invalid_request_error"), 413)
         try:
-            poll = msgspec.json.decode(await request.body(), type=Poll)
+            poll = msgspec.json.decode(body, type=Poll)
         except msgspec.DecodeError as error:
             return JSONResponse(_error(f"The poll is invalid: {error}.", "invalid_request_error"), 400)
         self._table.poll(poll, time.monotonic())
@@ -249,15 +264,17 @@ class Directory:
             async with asyncio.timeout(POLL_S):
                 while poll.seen == self._table.version:
                     await self._news.wait()
-        body = msgspec.json.encode(self._table.snapshot(time.monotonic()))
+        answer = msgspec.json.encode(self._table.snapshot(time.monotonic()))
         return Response(
-            body,
+            answer,
             media_type="application/json",
-            headers={SIGNATURE: signature(self._secret, poll.nonce, body)},
+            headers={SIGNATURE: signature(self._secret, poll.nonce, answer)},
         )
 
     def _wake(self) -> None:
-        """Let one call wait at Serve for each wanted model, so that Serve starts its first replica."""
+        """Let one call wait at Serve for each model without a node that requests wait for, so that Serve
+        starts its first replica.
+        """
         wanted = self._table.wanted()
         for model in wanted.keys() - self._wakes.keys():
             task = asyncio.get_running_loop().create_task(self._wait_for(model), name=f"wake {model}")
@@ -284,39 +301,6 @@ class Directory:
             await asyncio.sleep(_REPORT_S)
             if self._table.expire(time.monotonic()):
                 self._publish()
-
-    # --- clients at Serve's own address -------------------------------------------------------------------
-
-    async def _forward(self, request: Request, path: str) -> Response:
-        """The node checks the client's key. The handle starts a replica if there is none."""
-        if path == "/v1/models":
-            models = [
-                {"id": name, "object": "model", "owned_by": "llamasup"} for name in self._names.values()
-            ]
-            return JSONResponse({"object": "list", "data": models})
-        body = await request.body()
-        try:
-            name = msgspec.json.decode(body, type=_Named).model
-        except msgspec.DecodeError:
-            name = ""
-        if (model := self._names.get(name)) is None:
-            return JSONResponse(_error(f"The fleet has no model {name!r}.", "not_found_error"), 404)
-        headers = {key: request.headers[key] for key in _FORWARDED if key in request.headers}
-        query = f"?{request.url.query}" if request.url.query else ""
-        handle = self._handles[model].options(stream=True)
-        answer = handle.forward.remote(request.method, path + query, headers, body)
-        parts = aiter(answer)
-        status, head = await anext(parts)
-        kept = {key: value for key, value in head.items() if key in _RETURNED}
-        return StreamingResponse(parts, status, kept)
-
-
-_FORWARDED = ("authorization", "content-type", "accept", "x-llamasup-priority", "x-request-id")
-_RETURNED = ("content-type", "retry-after", "server-timing", "x-request-id")
-
-
-class _Named(Struct):
-    model: str = ""
 
 
 def _error(message: str, kind: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which nodes a fleet has, and what its fronts wait for (pure; the deployment ``Directory`` owns it)."""
+"""Which nodes a fleet has, and which requests wait at its fronts (pure). Owned by ``Directory``."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class DirectoryTable:
         self._leaving: set[str] = set()
         self._fronts: dict[str, tuple[Poll, float]] = {}
         self._wanted_since_s: dict[str, float] = {}
+        self._problems: dict[str, str] = {}  # why the last start of a node failed, by the model
         self._start_s: dict[str, float] = {}  # how long the last start from zero took
         self.version = first_version
 
@@ -40,6 +41,7 @@ class DirectoryTable:
         """Note a report. True if the snapshot changes."""
         before = self._nodes.get(report.name)
         self._nodes[report.name] = report, now_s
+        self._problems.pop(report.model, None)
         if before is not None and before[0].url == report.url:
             return False
         if (since_s := self._wanted_since_s.pop(report.model, None)) is not None:
@@ -63,6 +65,25 @@ class DirectoryTable:
         self.version += 1
         return True
 
+    def failed(self, model: str, problem: str) -> bool:
+        """A node of the model could not start. True if the snapshot changes."""
+        if model in self._serving_models() or self._problems.get(model) == problem:
+            return False
+        self._problems[model] = problem
+        self.version += 1
+        return True
+
+    def backlog(self, node: str) -> float:
+        """The share of a node in the requests that wait for its model at the fronts."""
+        known = self._nodes.get(node)
+        if known is None or node in self._leaving:
+            return 0.0
+        model = known[0].model
+        sharing = sum(
+            report.model == model and report.name not in self._leaving for report, _ in self._nodes.values()
+        )
+        return self._waiting()[model] / sharing
+
     def expire(self, now_s: float) -> bool:
         """Forget nodes and fronts without a sign of life. True if the snapshot changes."""
         gone = [name for name, (_, at_s) in self._nodes.items() if now_s - at_s > GONE_AFTER_S]
@@ -81,7 +102,12 @@ class DirectoryTable:
     # --- fronts -------------------------------------------------------------------------------------------
 
     def poll(self, poll: Poll, now_s: float) -> None:
-        """Note a poll, which also says what the front has seen."""
+        """Note a poll, which also says what the front has seen. One that a later poll has overtaken counts
+        only as a sign of life.
+        """
+        before = self._fronts.get(poll.front)
+        if before is not None and before[0].number > poll.number:
+            poll = before[0]
         self._fronts[poll.front] = poll, now_s
         for model in self.wanted():
             self._wanted_since_s.setdefault(model, now_s)
@@ -97,21 +123,29 @@ class DirectoryTable:
 
     def wanted(self) -> Mapping[str, int]:
         """The waiting requests of all fronts, for each model of the fleet that has no node."""
+        served = self._serving_models()
+        return {model: number for model, number in self._waiting().items() if model not in served}
+
+    def _waiting(self) -> Counter[str]:
         total: Counter[str] = Counter()
         for poll, _ in self._fronts.values():
-            total.update({model: n for model, n in poll.wanted.items() if n > 0 and model in self._models})
-        served = {report.model for report, _ in self._nodes.values() if report.name not in self._leaving}
-        return {model: number for model, number in total.items() if model not in served}
+            total.update({model: n for model, n in poll.waiting.items() if n > 0 and model in self._models})
+        return total
+
+    def _serving_models(self) -> frozenset[str]:
+        return frozenset(
+            report.model for report, _ in self._nodes.values() if report.name not in self._leaving
+        )
 
     # --- views --------------------------------------------------------------------------------------------
 
-    def reports(self) -> tuple[NodeReport, ...]:
-        return tuple(report for report, _ in self._nodes.values())
+    def nodes(self) -> tuple[tuple[NodeReport, bool], ...]:
+        """The latest report of each node, and whether it leaves."""
+        return tuple((report, report.name in self._leaving) for report, _ in self._nodes.values())
 
     def snapshot(self, now_s: float) -> Snapshot:
         nodes = (
-            FleetNode(report.name, report.url, report.model, report.name in self._leaving)
-            for report in self.reports()
+            FleetNode(report.name, report.url, report.model, leaving) for report, leaving in self.nodes()
         )
         return Snapshot(
             self.version,
@@ -119,7 +153,9 @@ class DirectoryTable:
             self._ca,
             tuple(sorted(nodes, key=lambda node: node.name)),
             tuple(
-                ListedModel(model.id, model.aliases, self._eta_s(model.id, now_s))
+                ListedModel(
+                    model.id, model.aliases, self._eta_s(model.id, now_s), self._problems.get(model.id, "")
+                )
                 for model in self._models.values()
             ),
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from llamasup.errors import UsageInvalid
 from llamasup.fleet.membership import FleetMembership
 from llamasup.fleet.secret_file import fleet_secret
 from llamasup.peers.membership import ExpectedModel
@@ -19,18 +20,28 @@ if TYPE_CHECKING:
 __all__ = ["as_front"]
 
 
-def as_front(options: ServeOptions, directory: str, environ: Mapping[str, str]) -> ServeOptions:
-    """``options`` for a front of the fleet with this directory. Raises ConfigInvalid without its secret."""
+def as_front(
+    options: ServeOptions, environ: Mapping[str, str], *, has_own_models: bool = False
+) -> ServeOptions:
+    """``options`` for a front of the fleet in its config. ``has_own_models``: the caller adds models to those
+    of the config. Raises UsageInvalid for them, and ConfigInvalid without the secret of the fleet.
+    """
     initial, read, adjust = options.initial_config, options.config, options.adjust
     assert initial is not None
     assert initial.fleet is not None
+    assert initial.fleet.directory is not None
+    if has_own_models:
+        raise UsageInvalid(
+            "A front of a fleet serves only the models of the fleet.",
+            remedy="Name no other models or folders, or remove fleet.directory from the config.",
+        )
     secret = fleet_secret(initial.fleet, environ)
     return replace(
         options,
-        config=lambda: _without_models(read()),
-        initial_config=_without_models(initial),
-        adjust=None if adjust is None else lambda config: _without_models(adjust(config)),
-        membership=partial(FleetMembership, directory, secret, _models_of(initial)),
+        config=lambda: read().without_models(),
+        initial_config=initial.without_models(),
+        adjust=None if adjust is None else lambda config: adjust(config).without_models(),
+        membership=partial(FleetMembership, initial.fleet.directory, secret, _models_of(initial)),
     )
 
 
@@ -39,7 +50,3 @@ def _models_of(config: Config) -> tuple[ExpectedModel, ...]:
     return tuple(
         ExpectedModel(rule.name, rule.aliases, message) for rule in config.rules if not rule.is_pattern
     )
-
-
-def _without_models(config: Config) -> Config:
-    return replace(config, models={}, models_dir=(), caches=(), groups={}, default_model=None)

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, Poll, Snapshot
+from llamasup.fleet.messages import POLL_PATH, POLL_S, SIGNATURE, ListedModel, Poll, Snapshot
 from llamasup.fleet.secret import directory_key, is_signed, node_key
 from llamasup.http.httpx_import import httpx
 from llamasup.peers.membership import ExpectedModel, Peer
@@ -22,6 +22,7 @@ from llamasup.peers.membership import ExpectedModel, Peer
 __all__ = ["FleetMembership", "Known", "merged"]
 
 _RETRY_S: Final = 1.0
+_REPEAT_S: Final = 1.0  # a changed number of waiting requests is reported as often
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +41,15 @@ def merged(before: Known, snapshot: Snapshot, secret: str) -> Known:
     listed = {node.name: Peer(node.name, node.url, key, snapshot.ca, node.leaving) for node in snapshot.nodes}
     peers = listed if snapshot.settled else {**{peer.name: peer for peer in before.peers}, **listed}
     expected = tuple(
-        ExpectedModel(model.id, model.aliases, "No node of the fleet has the model yet", model.eta_s)
+        ExpectedModel(model.id, model.aliases, _why_not_served(model), model.eta_s)
         for model in snapshot.models
     )
     return Known(snapshot.version, tuple(sorted(peers.values(), key=lambda peer: peer.name)), expected)
+
+
+def _why_not_served(model: ListedModel) -> str:
+    problem = f"; its last start failed: {model.problem.rstrip('.')}" if model.problem else ""
+    return f"No node of the fleet has the model yet{problem}"
 
 
 class FleetMembership:
@@ -57,9 +63,10 @@ class FleetMembership:
         self._front = secrets.token_hex(8)
         self._known = Known(expected=models)
         self._waiting: dict[str, int] = {}
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
+        self._number = 0
         self._changed = asyncio.Event()
-        self._wanted_changed = asyncio.Event()
+        self._waiting_changed = asyncio.Event()
         self.problem = ""
         """Why the last poll failed; empty if it did not."""
 
@@ -82,8 +89,8 @@ class FleetMembership:
             self._waiting[model] = waiting
         else:
             self._waiting.pop(model, None)
-        if self._waiting.keys() != self._told.keys():
-            self._wanted_changed.set()
+        if self._waiting != self._reported:
+            self._waiting_changed.set()
 
     # --- polling ----------------------------------------------------------------------------------------
 
@@ -99,25 +106,40 @@ class FleetMembership:
                     self._note_problem("")
 
     async def _poll(self, client: httpx.AsyncClient) -> None:
-        """One poll, which ends early if other models are wanted."""
-        self._wanted_changed.clear()
-        self._told = dict(self._waiting)
-        asking = asyncio.get_running_loop().create_task(self._ask(client), name="poll")
-        wanting = asyncio.get_running_loop().create_task(self._wanted_changed.wait(), name="wanted")
+        """One poll, which ends early to report other waiting requests."""
+        self._waiting_changed.clear()
+        self._reported = dict(self._waiting)
+        loop = asyncio.get_running_loop()
+        asking = loop.create_task(self._ask(client), name="poll")
+        outdated = loop.create_task(self._report_is_outdated(loop.time()), name="outdated")
         try:
-            await asyncio.wait({asking, wanting}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asking, outdated}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
                 self._apply(asking.result())
         finally:
             asking.cancel()
-            wanting.cancel()
-            await asyncio.wait({asking, wanting})  # so that a cancellation of this task passes
+            outdated.cancel()
+            await asyncio.wait({asking, outdated})  # so that a cancellation of this task passes
             if not asking.cancelled():
                 asking.exception()  # marks it as retrieved
 
+    async def _report_is_outdated(self, began_s: float) -> None:
+        """Return at once for a model that requests begin to wait for, since a node must start; else after a
+        while.
+        """
+        while self._waiting.keys() <= self._reported.keys():
+            rest_s = began_s + _REPEAT_S - asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(max(rest_s, 0.0) if self._waiting != self._reported else None):
+                    await self._waiting_changed.wait()
+            except TimeoutError:
+                return
+            self._waiting_changed.clear()
+
     async def _ask(self, client: httpx.AsyncClient) -> Snapshot:
         nonce = secrets.token_hex(16)
-        poll = Poll(self._front, nonce, self._known.seen, self._told)
+        self._number += 1
+        poll = Poll(self._front, nonce, self._known.seen, self._reported, self._number)
         answer = await client.post(
             self._directory + POLL_PATH,
             content=msgspec.json.encode(poll),

@@ -26,16 +26,19 @@ POLL_S = 20.0
 
 
 class NodeLoad(Struct, frozen=True):
-    """``slots``: how many requests the model serves at a time."""
+    """``slots``: how many requests the model serves at a time. ``waiting``: this node's share of the requests
+    that wait at the fronts, which send a node only as many as it has slots.
+    """
 
     slots: int = 0
     busy: int = 0
     queued: int = 0
+    waiting: float = 0.0
 
     @property
-    def part(self) -> float:
-        """The part of its slots that the node would need for all requests it has."""
-        return (self.busy + self.queued) / max(self.slots, 1)
+    def demand(self) -> float:
+        """How many times its slots the node would need to serve all requests at once."""
+        return (self.busy + self.queued + self.waiting) / max(self.slots, 1)
 
 
 class NodeReport(Struct, frozen=True):
@@ -57,22 +60,26 @@ class FleetNode(Struct, frozen=True):
 
 
 class ListedModel(Struct, frozen=True):
-    """A model of the fleet. ``eta_s``: when its first node will be ready; None: not known."""
+    """A model of the fleet. ``eta_s``: when its first node will be ready; None: not known. ``problem``: why
+    the last start of a node failed, as long as no node serves the model.
+    """
 
     id: str
     aliases: tuple[str, ...] = ()
     eta_s: float | None = None
+    problem: str = ""
 
 
 class Poll(Struct, frozen=True):
-    """A front asks for a snapshot with another version than ``seen``. ``wanted``: how many of its requests
-    wait for a model without nodes.
+    """A front asks for a snapshot with another version than ``seen``. ``waiting``: how many of its requests
+    wait for each model. ``number`` grows: a poll may arrive after the one that replaces it.
     """
 
     front: str
     nonce: str
     seen: int = 0
-    wanted: Mapping[str, int] = {}
+    waiting: Mapping[str, int] = {}
+    number: int = 0
 
 
 class Snapshot(Struct, frozen=True):

@@ -1,72 +1,80 @@
 """The config of one node (pure): the fleet's config, with one model.
 
-The result is an ordinary config for ``llamasup serve``, in YAML's subset JSON. Keys about other models, about
-addresses and about the fleet itself are left out.
+The result is an ordinary config for ``llamasup serve``. Keys about other models, about addresses and about
+the fleet itself are left out, so that their change replaces no node. Values keep their text and their quotes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-import msgspec
+import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
+from llamasup.config.nodes import Entry, Items, Node, Scalar, Table
+from llamasup.models.names import pattern
 from llamasup.settings.declaration import settings_of
 from llamasup.settings.kinds import FilePath, Many
 from llamasup.settings.model import ModelEntry
+from llamasup.settings.names import is_pattern
 from llamasup.settings.sections import Downloads
 
-__all__ = ["NodeFiles", "node_config"]
+__all__ = ["CERTIFICATE", "KEYS", "PRIVATE_KEY", "node_config"]
+
+# The files that a node writes next to its config.
+KEYS: Final = "keys"
+CERTIFICATE: Final = "certificate.pem"
+PRIVATE_KEY: Final = "key.pem"
 
 _KEPT: Final = ("runtime", "memory", "defaults", "downloads", "slots")
-_MODEL_FILES: Final = ("path", "repo", "url")
+_REPLACED: Final = ("path", "repo", "url", "aliases", "preload", "ttl")
 
 
-class NodeFiles(Struct, frozen=True):
-    """The files that a node writes for its llamasup."""
-
-    keys: str
-    certificate: str
-    private_key: str
-
-
-def node_config(
-    written: Mapping[str, Any],
-    *,
-    folder: str,
-    model: str,
-    source: str,
-    aliases: tuple[str, ...],
-    files: NodeFiles,
-) -> bytes:
-    """``written``: the fleet's config as a mapping; ``folder``: where it is, for relative paths. ``source``:
-    the model's file, ``org/repo:quant`` or URL.
+def node_config(written: Table, *, folder: str, model: str, source: str, aliases: tuple[str, ...]) -> str:
+    """``written``: the fleet's config; ``folder``: its location, for relative paths. ``source``: the model's
+    file, ``org/repo:quant`` or URL.
 
     The model is loaded at the start and stays loaded: Serve decides how many replicas there are.
     """
-    kept = {key: written[key] for key in _KEPT if key in written}
-    entries = written.get("models") or {}
+    kept = {key: node for key, node in _entries(written) if key in _KEPT}
+    models = dict(_entries(_at(written, "models")))
     rules = {
-        name: _absolute(entry, ModelEntry, folder) for name, entry in entries.items() if set(name) & set("*?")
+        name: _absolute(node, ModelEntry, folder)
+        for name, node in models.items()
+        if is_pattern(name) and any(map(pattern(name).fullmatch, (model, *aliases)))
     }
-    own = _absolute(entries.get(model) or {}, ModelEntry, folder)
-    own = {key: value for key, value in own.items() if key not in _MODEL_FILES}
-    entry = {**own, _key_of(source): source, "aliases": list(aliases), "preload": True, "ttl": "never"}
-    for key, group in (("defaults", ModelEntry), ("downloads", Downloads)):
-        if key in kept:
-            kept[key] = _absolute(kept[key] or {}, group, folder)
-    if isinstance(runtime := kept.get("runtime"), str):
-        kept["runtime"] = _path(runtime, folder) if "/" in runtime else runtime
-    config = {
-        **kept,
-        "models": {model: entry, **rules},
-        "auth": {"api_key_file": files.keys},
-        "http": {"tls_cert": files.certificate, "tls_key": files.private_key, "ui": False},
-        "usage": {"enabled": False},  # the front counts each request
+    own = dict(_entries(_absolute(models.get(model), ModelEntry, folder)))
+    entry = {
+        **{key: node for key, node in own.items() if key not in _REPLACED},
+        _key_of(source): _text(source),
+        "aliases": Items(0, [_text(alias) for alias in aliases]),
+        "preload": _plain("true"),
+        "ttl": _plain("never"),
     }
-    return msgspec.json.format(msgspec.json.encode(config), indent=2)
+    if "defaults" in kept:
+        kept["defaults"] = _absolute(kept["defaults"], ModelEntry, folder)
+    if "downloads" in kept:
+        downloads = dict(_entries(_absolute(kept["downloads"], Downloads, folder)))
+        downloads.pop("on_demand", None)
+        kept["downloads"] = _mapping(downloads)
+    if isinstance(runtime := kept.get("runtime"), Scalar) and "/" in runtime.text:
+        kept["runtime"] = replace(runtime, text=_path(runtime.text, folder))
+    http = {"tls_cert": _text(CERTIFICATE), "tls_key": _text(PRIVATE_KEY), "ui": _plain("false")}
+    media = dict(_entries(_at(written, "http"))).get("remote_media")  # the node checks bodies again
+    return _yaml(
+        _mapping(
+            {
+                **kept,
+                "models": _mapping({model: _mapping(entry), **rules}),
+                "auth": _mapping({"api_key_file": _text(KEYS)}),
+                "http": _mapping(http if media is None else {**http, "remote_media": media}),
+                "usage": _mapping({"enabled": _plain("false")}),  # the front counts each request
+            }
+        )
+    )
 
 
 def _key_of(source: str) -> str:
@@ -75,24 +83,86 @@ def _key_of(source: str) -> str:
     return "url" if "://" in source else "repo"
 
 
-def _absolute(entry: Mapping[str, Any] | None, group: type[Struct], folder: str) -> dict[str, Any]:
-    """``entry`` with absolute paths."""
+# --- relative paths ----------------------------------------------------------------------------------
+
+
+def _absolute(node: Node | None, group: type[Struct], folder: str) -> Table:
+    """The mapping ``node`` with absolute paths."""
     known = settings_of(group)
-    return {
-        key: _absolute_value(value, known[key][1].kind, folder) if key in known else value
-        for key, value in (entry or {}).items()
-    }
+    return _mapping(
+        {
+            key: _absolute_value(value, known[key][1].kind, folder) if key in known else value
+            for key, value in _entries(node)
+        }
+    )
 
 
-def _absolute_value(value: Any, kind: Any, folder: str) -> Any:
-    if isinstance(value, list) and isinstance(kind, Many):
-        return [_absolute_value(item, kind.kind, folder) for item in value]
-    kind = kind.kind if isinstance(kind, Many) else kind
-    if isinstance(kind, FilePath) and isinstance(value, str) and value not in kind.literal:
-        return _path(value, folder)
-    return value
+def _absolute_value(node: Node, kind: Any, folder: str) -> Node:
+    if isinstance(kind, Many):
+        if isinstance(node, Items):
+            return Items(0, [_absolute_value(item, kind.kind, folder) for item in node.items])
+        kind = kind.kind
+    if not (isinstance(kind, FilePath) and isinstance(node, Scalar)):
+        return node
+    if node.is_null or node.text in kind.literal:
+        return node
+    return replace(node, text=_path(node.text, folder))
 
 
 def _path(value: str, folder: str) -> str:
     """``~`` and variables are those of the node."""
     return value if value.startswith(("/", "~", "${")) else str(PurePosixPath(folder, value))
+
+
+# --- the tree of a config ----------------------------------------------------------------------------
+
+
+def _entries(node: Node | None) -> Iterator[tuple[str, Node]]:
+    """Those of a mapping; none if it is null or missing."""
+    if isinstance(node, Table):
+        yield from ((entry.key, entry.node) for entry in node.entries)
+
+
+def _at(node: Table, key: str) -> Node | None:
+    return dict(_entries(node)).get(key)
+
+
+def _mapping(entries: Mapping[str, Node]) -> Table:
+    return Table(0, [Entry(key, 0, node) for key, node in entries.items()])
+
+
+def _text(text: str) -> Scalar:
+    return Scalar(0, text, plain=False)
+
+
+def _plain(text: str) -> Scalar:
+    return Scalar(0, text, plain=True)
+
+
+def _yaml(root: Table) -> str:
+    events = (
+        yaml.StreamStartEvent(),
+        yaml.DocumentStartEvent(),
+        *_events(root),
+        yaml.DocumentEndEvent(),
+        yaml.StreamEndEvent(),
+    )
+    text: str = yaml.emit(events, width=1 << 20, allow_unicode=True)
+    return text
+
+
+def _events(node: Node) -> Iterator[yaml.Event]:
+    match node:
+        case Scalar(_, text, plain):
+            yield yaml.ScalarEvent(None, None, (plain, not plain), text, style=None if plain else '"')
+        case Items(_, items):
+            yield yaml.SequenceStartEvent(None, None, implicit=True)
+            for item in items:
+                yield from _events(item)
+            yield yaml.SequenceEndEvent()
+        case Table(_, entries):
+            yield yaml.MappingStartEvent(None, None, implicit=True)
+            for entry in entries:
+                yield from _events(_text(entry.key))
+                yield from _events(entry.node)
+            yield yaml.MappingEndEvent()

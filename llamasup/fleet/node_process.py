@@ -10,11 +10,11 @@ import contextlib
 import os
 import shutil
 import ssl
-import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -22,29 +22,38 @@ from msgspec import Struct
 from llamasup.errors import ServerFailed
 from llamasup.fleet.certificates import authority, node_certificate
 from llamasup.fleet.messages import NodeLoad
-from llamasup.fleet.node_config import NodeFiles, node_config
+from llamasup.fleet.node_config import CERTIFICATE, KEYS, PRIVATE_KEY
 from llamasup.fleet.secret import control_key, node_key
+from llamasup.fleet.secret_file import VARIABLE
 from llamasup.http.httpx_import import httpx
+from llamasup.system.own_command import own_command
+from llamasup.system.storage.folders import Claimed, claim
 
-__all__ = ["NodeProcess", "NodeSpec"]
+__all__ = ["NO_ANSWER", "STOP_S", "NodeProcess", "NodeSpec"]
+
+STOP_S: Final = 60.0
+"""``stop`` takes at most as long."""
+NO_ANSWER: Final = (httpx.HTTPError, KeyError, ValueError)
+"""What a busy or ending llamasup makes of a question: no answer in time, or one without the model."""
 
 _PREFIX = "llamasup-fleet-"
 _ANSWER_S = 5.0  # of the control API on this machine
+_SILENT_S = 60.0  # a machine at full load answers late; its requests still run
+_ASK_AGAIN_S = 1.0  # signals that arrive together count as one
 
 
 class NodeSpec(Struct, frozen=True):
-    """What each node of one model gets. ``written``: the fleet's config as JSON; ``keys``: lines of a key
-    file with the keys that clients may use at a node.
+    """What each node of one model gets. A change of it replaces the nodes. ``config``: in YAML, for a folder
+    with the files of ``node_config``. ``drain_timeout_s``: how long a node that leaves waits for requests.
     """
 
     model: str
-    source: str
-    aliases: tuple[str, ...]
-    written: bytes
-    folder: str
+    config: str
     secret: str
-    keys: str = ""
-    drain_timeout_s: float = 60.0
+    drain_timeout_s: float = 600.0
+
+    def __repr__(self) -> str:
+        return f"<NodeSpec of {self.model!r}>"  # Ray writes arguments to logs; the secret must not be there
 
 
 class NodeProcess:
@@ -55,59 +64,58 @@ class NodeProcess:
         self._host = host
         self._environ = environ
         self._folder: Path | None = None
+        self._lock: int | None = None
         self._child: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failure = ""
         self._client: httpx.AsyncClient | None = None
+        self._answered_s = monotonic()
         self.url = ""
 
     async def start(self) -> None:
         """Wait until the model serves. Raises ServerFailed."""
-        _remove_left_behind()
+        command = own_command("llamasup")
+        assert command is not None  # Ray runs in an ordinary Python
+        await asyncio.to_thread(_remove_left_behind)
         config = await asyncio.to_thread(self._write_files)
-        command = (sys.executable, "-m", "llamasup", "serve", "--sidecar")
-        arguments = ("--config", str(config), "--host", self._host, "--port", "0")
+        environ = {key: value for key, value in self._environ.items() if key != VARIABLE}
         self._child = await asyncio.create_subprocess_exec(
-            *command,
-            *arguments,
+            *(*command, "serve", "--sidecar"),
+            *("--config", str(config), "--host", self._host, "--port", "0"),
             stdin=asyncio.subprocess.PIPE,  # it stops when the actor ends, and so closes it
             stdout=asyncio.subprocess.PIPE,
-            env={**self._environ, "LLAMASUP_API_KEY": ""},
+            env={**environ, "LLAMASUP_API_KEY": ""},
             limit=1 << 20,
         )
         self._reader = asyncio.get_running_loop().create_task(self._read_events(self._child), name="events")
         try:
             self.url = await self._started
         except BaseException:
-            await self.stop()
+            await self.stop(now=True)
             raise
         trust = ssl.create_default_context(cadata=authority(self._spec.secret))
-        # Without a key for all requests: those of clients have their own, or are refused.
-        self._client = httpx.AsyncClient(base_url=self.url, verify=trust, timeout=_ANSWER_S, trust_env=False)
+        self._client = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"authorization": f"Bearer {control_key(self._spec.secret)}"},
+            verify=trust,
+            timeout=_ANSWER_S,
+            trust_env=False,
+        )
 
     def _write_files(self) -> Path:
         spec = self._spec
-        folder = self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        folder, self._lock = _claimed_folder()
+        self._folder = folder
         certificate = node_certificate(spec.secret, self._host)
-        names = {name: str(folder / name) for name in ("keys", "certificate.pem", "key.pem")}
-        lines = (
-            f"{node_key(spec.secret)} name=fleet priority=high",
-            f"{control_key(spec.secret)} name=fleet-node rights=inference,control",
-            spec.keys,
+        keys = (
+            f"{node_key(spec.secret)} name=fleet priority=high\n"
+            f"{control_key(spec.secret)} name=fleet-node rights=control\n"
         )
-        _write(folder / "keys", "\n".join(lines).encode())
-        _write(folder / "certificate.pem", certificate.chain)
-        _write(folder / "key.pem", certificate.private_key)
-        config = node_config(
-            msgspec.json.decode(spec.written),
-            folder=spec.folder,
-            model=spec.model,
-            source=spec.source,
-            aliases=spec.aliases,
-            files=NodeFiles(names["keys"], names["certificate.pem"], names["key.pem"]),
-        )
-        _write(folder / "config.yaml", config)
+        _write(folder / KEYS, keys.encode())
+        _write(folder / CERTIFICATE, certificate.chain)
+        _write(folder / PRIVATE_KEY, certificate.private_key)
+        _write(folder / "config.yaml", spec.config.encode())
         return folder / "config.yaml"
 
     async def _read_events(self, child: asyncio.subprocess.Process) -> None:
@@ -141,22 +149,26 @@ class NodeProcess:
     async def check(self) -> None:
         """Raise ServerFailed if this node has to be replaced: llamasup has ended or given up.
 
-        llamasup itself restarts a llama-server that crashed or hangs, so that is no reason.
+        llamasup itself restarts a llama-server that crashed or hangs, so that is no reason. Nor is a late
+        answer: the machine may be busy with the requests of this node.
         """
         if self.exit_code is not None:
-            raise ServerFailed(
-                f"llamasup ended with exit code {self.exit_code}.", cause="node_failed", exit_code=75
-            )
-        model = await self._model()
+            raise self._failed(f"llamasup ended with exit code {self.exit_code}.")
+        try:
+            model = await self._model()
+        except NO_ANSWER as error:
+            silent_s = monotonic() - self._answered_s
+            if silent_s < _SILENT_S:
+                return
+            raise self._failed(f"llamasup has not answered for {silent_s:.0f} s ({error!r}).") from error
         if model["state"] == "failed":
-            raise ServerFailed(
-                self._failure or f"The model {self._spec.model!r} has failed.",
-                cause="node_failed",
-                exit_code=75,
-            )
+            raise self._failed(self._failure or f"The model {self._spec.model!r} has failed.")
+
+    def _failed(self, message: str) -> ServerFailed:
+        return ServerFailed(message, cause="node_failed", exit_code=75)
 
     async def load(self) -> NodeLoad:
-        """The requests of the model. Raises httpx.HTTPError."""
+        """The requests of the model. Raises one of ``NO_ANSWER``."""
         model = await self._model()
         return NodeLoad(
             slots=model.get("slots") or 1, busy=model.get("in_flight") or 0, queued=model.get("queued") or 0
@@ -164,44 +176,41 @@ class NodeProcess:
 
     async def _model(self) -> Mapping[str, Any]:
         assert self._client is not None
-        key = {"authorization": f"Bearer {control_key(self._spec.secret)}"}
-        answer = await self._client.get("/llamasup/v1/status", headers=key)
+        answer = await self._client.get("/llamasup/v1/status")
         answer.raise_for_status()
         models: dict[str, Mapping[str, Any]] = {model["id"]: model for model in answer.json()["models"]}
-        return models[self._spec.model]
+        found = models[self._spec.model]
+        self._answered_s = monotonic()
+        return found
 
-    async def stream(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes
-    ) -> AsyncIterator[tuple[int, dict[str, str]] | bytes]:
-        """Forward one request. Yields the status with the headers, then the chunks of the body."""
-        assert self._client is not None
-        request = self._client.build_request(method, path, headers=headers, content=body, timeout=None)
-        answer = await self._client.send(request, stream=True)
-        try:
-            yield answer.status_code, dict(answer.headers)
-            async for chunk in answer.aiter_raw():
-                yield chunk
-        finally:
-            await answer.aclose()
-
-    async def stop(self) -> None:
-        """Let the running requests finish, for at most the drain timeout, and end. May be repeated."""
+    async def stop(self, *, now: bool) -> None:
+        """End llamasup. ``now``: also the requests that still run. May be repeated."""
         child, client = self._child, self._client
         if client is not None:
             await client.aclose()
         if child is not None and child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.terminate()
+            waits_s = (0.0 if now else STOP_S / 2, *(_ASK_AGAIN_S,) * int(STOP_S / 2))
             try:
-                async with asyncio.timeout(self._spec.drain_timeout_s + 15.0):
-                    await child.wait()
+                async with asyncio.timeout(STOP_S):
+                    for wait_s in waits_s:  # from the second signal on, llamasup ends its requests
+                        with contextlib.suppress(ProcessLookupError):
+                            child.terminate()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(wait_s or _ASK_AGAIN_S):
+                                await child.wait()
+                                break
             except TimeoutError:
+                pass
+            if child.returncode is None:
                 child.kill()
                 await child.wait()
         if self._reader is not None:
             await asyncio.wait({self._reader})
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -209,9 +218,21 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def _claimed_folder() -> tuple[Path, int | None]:
+    """A new folder, locked by this process."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        # Another actor may see it before it is locked, and take it for one that was left behind.
+        with contextlib.suppress(Claimed, FileNotFoundError):
+            return folder, claim(folder)
+
+
 def _remove_left_behind() -> None:
-    """The files of actors that were killed, since they contain keys."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    """The folders of actors that were killed, since they contain keys: no process holds their lock. A PID
+    would say less, because containers may share the folder.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(Claimed, OSError):  # in use; or of another user
+            if (lock := claim(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)

@@ -6,20 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from llamasup.settings.sections import FleetModel
+from llamasup.errors import ConfigInvalid
+from llamasup.settings.sections import Fleet, FleetModel
 
-__all__ = ["PlannedNeeds", "actor_options", "are_given"]
+__all__ = ["PlannedNeeds", "actor_options", "are_given", "given_for"]
 
 
 class PlannedNeeds(Struct, frozen=True):
     """What one process of the model needs by the plan of this machine. ``devices``: GPUs with their own
-    memory that the plan uses. ``threads``: those that compute.
+    memory that the plan uses. ``threads``: those that compute. ``wants_gpu``: False if the config keeps the
+    model off GPUs.
     """
 
     host_bytes: int
     devices: int
     threads: int
+    wants_gpu: bool = True
+
+
+def given_for(model: str, fleet: Fleet) -> FleetModel:
+    """What the config says of this model, with what it says of all."""
+    own = fleet.models.get(model, FleetModel())
+    return replace(own, gpus=fleet.gpus) if own.gpus is None else own
 
 
 def are_given(given: FleetModel) -> bool:
@@ -27,13 +37,21 @@ def are_given(given: FleetModel) -> bool:
     return given.cpus is not None and given.gpus is not None and given.memory is not None
 
 
-def actor_options(needs: PlannedNeeds | None, given: FleetModel) -> Mapping[str, Any]:
+def actor_options(model: str, needs: PlannedNeeds | None, given: FleetModel) -> Mapping[str, Any]:
     """Serve's ``ray_actor_options``. ``needs``: None only if ``are_given``.
 
-    A plan for GPUs computes there, so one CPU is enough for llama-server's own work and llamasup.
+    A plan for GPUs computes there, so one CPU is enough for llama-server's own work and llamasup. Raises
+    ConfigInvalid if the plan is that of a machine without a GPU: Ray would put several replicas on one GPU of
+    another machine, without a reservation.
     """
     if needs is None:
         needs = PlannedNeeds(0, 0, 0)
+    elif given.gpus is None and not needs.devices and needs.wants_gpu:
+        raise ConfigInvalid(
+            f"How many GPUs Ray should reserve for {model!r} is not known: this machine has none, and other "
+            "machines of the cluster may have some.",
+            remedy="Set `gpus` under `fleet:`; 0 if no machine of the cluster has a GPU.",
+        )
     cpus = given.cpus if given.cpus is not None else 1 if needs.devices else max(needs.threads, 1)
     gpus = given.gpus if given.gpus is not None else needs.devices
     memory_bytes = needs.host_bytes if given.memory is None else given.memory.bytes or 0

@@ -13,11 +13,11 @@ from typing import Any, Final
 __all__ = ["LOAD", "ScaleByLoad", "replicas_for"]
 
 LOAD: Final = "load"
-"""The name of the reported metric: ``NodeLoad.part``."""
+"""The name of the reported metric: ``NodeLoad.demand``."""
 
 
 def replicas_for(loads: Iterable[float], target: float) -> int:
-    """``target``: the part of its slots that a replica should have busy. 0 only without any request, so that
+    """``target``: the share of its slots that a replica should have busy. 0 only without any request, so that
     the last replica does not go while it writes a long answer.
     """
     total = sum(loads)
@@ -32,6 +32,13 @@ class ScaleByLoad:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value, a state, is always empty."""
+        """``context``: Serve's ``AutoscalingContext`` (2.60). The second value, a state, is always empty.
+
+        While the first replica starts, nothing reports a load. It may load for longer than its clients wait,
+        and must not be stopped for that: else no start would ever end.
+        """
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
-        return replicas_for(metrics.get(LOAD, {}).values(), self._target), {}
+        loads = metrics.get(LOAD, {})
+        if not loads and context.current_num_replicas < context.target_num_replicas:
+            return context.target_num_replicas, {}
+        return replicas_for(loads.values(), self._target), {}

@@ -1,7 +1,7 @@
 """Which other llamasup nodes there are: the interface between their source and their users (pure).
 
 The config is one source (``static.py``). A source that starts nodes on demand also names the models that it
-could start (``expected``), and learns which of them requests wait for (``wanted``).
+could start (``expected``), and learns how many requests wait for each of them (``wanted``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Membership(Protocol):
         ...
 
     def wanted(self, model: str, waiting: int) -> None:
-        """``waiting`` requests wait for ``model``, which no node serves. Called when the number changes; 0:
-        the last one has gone, or a node serves. Must return at once.
+        """``waiting`` requests wait for ``model``: no node serves it, or all slots of its nodes are busy.
+        Called about each second while the number changes, and at once if no node serves. Must return at once.
         """
         ...

@@ -87,6 +87,7 @@ class Peers:
         self._idle = asyncio.Event()
         self._stopping = False
         self._asked: set[str] = set()  # nodes that were asked at least once
+        self._unlisted: set[str] = set()  # nodes that the membership does not name any more
         self._all_asked = asyncio.Event()
 
     # --- life
@@ -140,7 +141,7 @@ class Peers:
             for name, endpoint in model.endpoints.items():
                 in_flight[name] += endpoint.in_flight
         return NodeGauges(
-            {known.peer.name: known.state.value for known in nodes},
+            {known.peer.name: _state_of(known) for known in nodes},
             in_flight,
             {id_: len(model.queue) for id_, model in self._models.items()},
         )
@@ -180,7 +181,7 @@ class Peers:
                 {
                     "id": listed.id,
                     "aliases": list(listed.aliases),
-                    "state": listed.state if known.gets_requests else known.state.value,
+                    "state": listed.state if known.gets_requests else _state_of(known),
                     "slots": listed.slots or None,
                     "slots_busy": listed.busy,
                     "in_flight": 0 if endpoint is None else endpoint.in_flight,
@@ -195,7 +196,7 @@ class Peers:
         return {
             "name": known.peer.name,
             "url": known.peer.url,
-            "state": known.state.value,
+            "state": _state_of(known),
             "reason": known.reason or None,
             "remedy": known.remedy or None,
             "version": None if listing is None else listing.version,
@@ -241,7 +242,7 @@ class Peers:
                     max_waiting=self._max_waiting,
                     continues_streams=self._continues_streams,
                     on_wanted=partial(self._wanted, id_),
-                    on_idle=self._idle.set,
+                    on_idle=self._on_idle,
                 )
             model.update(group, nodes, self._address_of)
             self._tell_wanted(model)
@@ -302,8 +303,7 @@ class Peers:
 
     def _tell_wanted(self, model: RemoteModel) -> None:
         """A source that starts nodes knows the requests that wait for one, also after a node went away."""
-        id_ = model.group.model.id
-        waiting = 0 if model.is_warm else len(model.queue)
+        id_, waiting = model.group.model.id, len(model.queue)
         if model.group.expected is not None and waiting != self._waiting.get(id_, 0):
             self._waiting[id_] = waiting
             self.membership.wanted(id_, waiting)
@@ -316,18 +316,51 @@ class Peers:
         peers = {peer.name: peer for peer in self.membership.current()}
         for name, known in tuple(self._nodes.items()):
             now = peers.get(name)
-            if now is not None and replace(now, leaving=known.peer.leaving) == known.peer:
+            if now is None:  # it may still work on requests of this node
+                self._unlisted.add(name)
+                self._nodes[name] = replace(known, peer=replace(known.peer, leaving=True))
+            elif replace(now, leaving=known.peer.leaving) == known.peer:
+                self._unlisted.discard(name)
                 self._nodes[name] = replace(known, peer=now)
             else:
-                self._tasks.pop(name).cancel()
-                del self._watches[name], self._nodes[name]
-                self._asked.discard(name)
-        self.refresh()
+                self._drop(name)
         for peer in peers.values():
             if peer.name not in self._nodes:
                 self._watch(peer, tasks)
-        self._nodes = {name: self._nodes[name] for name in peers}
+        unlisted = [name for name in self._nodes if name in self._unlisted]
+        self._nodes = {name: self._nodes[name] for name in (*peers, *unlisted)}
+        self.refresh()
+        self._drop_unlisted()
         self._note_asked("")
+
+    def _drop(self, name: str) -> None:
+        self._tasks.pop(name).cancel()
+        del self._watches[name], self._nodes[name]
+        self._asked.discard(name)
+        self._unlisted.discard(name)
+
+    def _drop_unlisted(self) -> None:
+        """Forget the nodes that the membership does not name any more, once their last request has ended, or
+        they do not answer.
+        """
+        over = [
+            name
+            for name in self._unlisted
+            if not self._nodes[name].keeps_requests or not self._in_flight_at(name)
+        ]
+        for name in over:
+            self._drop(name)
+        if over:
+            self.refresh()
+
+    def _in_flight_at(self, name: str) -> int:
+        endpoints = (model.endpoints.get(name) for model in self._models.values())
+        return sum(endpoint.in_flight for endpoint in endpoints if endpoint is not None)
+
+    def _on_idle(self) -> None:
+        self._idle.set()
+        if self._unlisted:  # not inside the end of a request
+            asyncio.get_running_loop().call_soon(self._drop_unlisted)
 
     def _watch(self, peer: Peer, tasks: asyncio.TaskGroup) -> None:
         name = peer.name
@@ -344,6 +377,9 @@ class Peers:
 
     def _on_listing(self, name: str, listing: NodeListing) -> None:
         self._learn(name, lambda known: answered(known, listing, self._catalog.node))
+        for listed in listing.models:
+            if (model := self._models.get(listed.id)) is not None:
+                self._tell_wanted(model)
 
     def _on_trouble(self, name: str, trouble: Trouble) -> None:
         self._learn(name, lambda known: failed(known, trouble, self._policy))
@@ -358,12 +394,18 @@ class Peers:
         elif before != after:
             self._refresh_loads(name)
         self._note_asked(name)
+        self._drop_unlisted()
 
     def _note_asked(self, name: str) -> None:
         if name:
             self._asked.add(name)
         if self._asked >= self._nodes.keys():
             self._all_asked.set()
+
+
+def _state_of(known: KnownNode) -> str:
+    """The state that users see."""
+    return "leaving" if known.peer.leaving and known.keeps_requests else known.state.value
 
 
 def _report(known: KnownNode) -> None:

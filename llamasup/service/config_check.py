@@ -43,6 +43,7 @@ def environment_issues(
 
     ``devices_of`` lists the devices of a runtime; called only if a model names devices.
     """
+    reading = _of_this_machine(reading)
     found = (
         *_auth(reading, environ),
         *_tls(reading),
@@ -70,6 +71,7 @@ def model_issues(
     from llamasup.service.config_source import ConfigSource, serve_options
     from llamasup.service.inventory import read_inventory
 
+    reading = _of_this_machine(reading)
     config = replace(reading.config, peers={})  # ``environment_issues`` has checked their files
     found: list[Issue] = []
     unchecked = ""
@@ -93,6 +95,12 @@ def model_issues(
     has_folders = not any(issue.key.startswith("models_dir") for issue in known)
     names = _unknown_names(config, inventory.registry) if has_folders else ()
     return (*found, *(_issue(reading, place, problem) for place, problem in names)), unchecked
+
+
+def _of_this_machine(reading: Reading) -> Reading:
+    """Without the models of a front, whose files are on the nodes of the fleet."""
+    config = reading.config
+    return replace(reading, config=config.without_models()) if config.is_front else reading
 
 
 def _unknown_names(config: Config, registry: Registry) -> _Found:

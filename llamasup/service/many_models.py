@@ -54,7 +54,7 @@ __all__ = ["Configured", "HostedModels", "Source"]
 _log = logging.getLogger(__name__)
 
 # A reload does not apply these: listeners and connections exist by then.
-_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "ollama", "usage", "batches")
+_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "ollama", "usage", "batches", "fleet")
 _KEYS_READ_AT_RELOAD = (
     *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
     "virtual_models",

@@ -296,7 +296,7 @@ class Batches(SettingGroup, frozen=True, kw_only=True):
 
 
 class FleetModel(SettingGroup, frozen=True, kw_only=True):
-    """One model of the fleet, where it differs from the other models."""
+    """Of one model, where it differs from the others."""
 
     min_replicas: Annotated[
         int | None, Setting(Integer(0, 10_000), "The least number of replicas.", "that of fleet")
@@ -308,7 +308,7 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
         int | None, Setting(Integer(0, 4096), "The CPUs that Ray reserves for a replica.", "from the plan")
     ] = None
     gpus: Annotated[
-        int | None, Setting(Integer(0, 64), "The GPUs that Ray reserves for a replica.", "from the plan")
+        int | None, Setting(Integer(0, 64), "The GPUs that Ray reserves for a replica.", "that of fleet")
     ] = None
     memory: Annotated[
         Size | None,
@@ -316,10 +316,12 @@ class FleetModel(SettingGroup, frozen=True, kw_only=True):
     ] = None
 
 
+_LISTEN: Final = r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+
+
 class Fleet(SettingGroup, frozen=True, kw_only=True):
-    """Models on a Ray cluster. `llamasup fleet deploy` deploys them; `llamasup serve` with a `directory` is a
-    front of the fleet, and loads no model itself.
-    """
+    """Models on a Ray cluster (docs/fleet.md). ``llamasup fleet deploy`` deploys them. ``llamasup serve``
+    with a ``directory`` is a front of the fleet, and loads no model itself."""
 
     directory: Annotated[
         str | None,
@@ -344,6 +346,14 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
             "The Ray cluster: auto (the one of this machine), HOST:PORT, or ray://HOST:PORT.",
         ),
     ] = "auto"
+    listen: Annotated[
+        str | None,
+        Setting(
+            Text("HOST:PORT", _LISTEN),
+            "Where Ray Serve listens on the head for the fronts, if `llamasup fleet deploy` starts it.",
+            "the port of directory, else 8000; on all addresses, unless directory is on loopback",
+        ),
+    ] = None
     min_replicas: Annotated[
         int,
         Setting(Integer(0, 10_000), "The least number of replicas of each model. 0: none without requests."),
@@ -351,6 +361,14 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     max_replicas: Annotated[
         int, Setting(Integer(1, 10_000), "The largest number of replicas of each model.")
     ] = 1
+    gpus: Annotated[
+        int | None,
+        Setting(
+            Integer(0, 64),
+            "The GPUs that Ray reserves for a replica. Needed if the deploying machine has no GPU.",
+            "from the plan",
+        ),
+    ] = None
     target_load: Annotated[
         int,
         Setting(
@@ -365,6 +383,13 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     ] = 120.0
     idle_after_s: Annotated[
         float, Setting(Time(), "How long the last replica must be idle before it stops.")
+    ] = 600.0
+    drain_timeout_s: Annotated[
+        float,
+        Setting(
+            Time(),
+            "How long a replica that is to end waits for its running requests; then they end with an error.",
+        ),
     ] = 600.0
     surge: Annotated[
         bool,

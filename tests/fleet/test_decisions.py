@@ -1,20 +1,19 @@
 from __future__ import annotations
 
 import importlib.util
-import json
+import math
 import ssl
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.config import load
-from llamasup.config.reading import read
 from llamasup.errors import ConfigInvalid, FleetUnusable
 from llamasup.fleet.membership import Known, merged
-from llamasup.fleet.messages import FleetNode, ListedModel, Snapshot
-from llamasup.fleet.node_config import NodeFiles, node_config
-from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given
+from llamasup.fleet.messages import FleetNode, ListedModel, NodeLoad, Snapshot
+from llamasup.fleet.resources import PlannedNeeds, actor_options, are_given, given_for
 from llamasup.fleet.scaling import LOAD, ScaleByLoad, replicas_for
 from llamasup.fleet.secret import control_key, directory_key, is_signed, node_key, signature
 from llamasup.fleet.secret_file import fleet_secret
@@ -23,7 +22,6 @@ from llamasup.settings.sections import Fleet, FleetModel
 from llamasup.settings.units import Size
 
 SECRET = "s" * 40
-FILES = NodeFiles("/run/keys", "/run/certificate.pem", "/run/key.pem")
 
 
 # --- scaling -----------------------------------------------------------------------------------------
@@ -48,21 +46,61 @@ def test_as_many_replicas_as_bring_the_load_to_the_target(loads: tuple[float, ..
 
 
 def test_policy_reads_the_load_that_replicas_report() -> None:
-    policy = ScaleByLoad(target=0.5)
-    assert policy(SimpleNamespace(aggregated_metrics={LOAD: {"a": 0.5, "b": 0.75}})) == (3, {})
-    assert policy(SimpleNamespace(aggregated_metrics=None)) == (0, {})
+    assert policy_at(0.5, {"a": 0.5, "b": 0.75}, current=2, target=2) == 3
+    assert policy_at(0.5, {"a": 0.0}, current=1, target=1) == 0
+    assert policy_at(0.5, None, current=0, target=0) == 0
+
+
+def test_replica_that_still_loads_is_not_stopped_when_its_clients_give_up() -> None:
+    assert policy_at(0.5, None, current=0, target=1) == 1
+    assert policy_at(0.5, {}, current=1, target=3) == 3
+    assert policy_at(0.5, {"a": 0.0}, current=1, target=2) == 0, "those that serve report their load"
+
+
+@pytest.mark.parametrize("target", [0.8, 1.0])
+def test_queue_at_the_fronts_asks_for_as_many_replicas_as_it_needs(target: float) -> None:
+    load = NodeLoad(slots=4, busy=4, waiting=36.0)
+    assert replicas_for([load.demand], target) == math.ceil(10 / target)
+
+
+def policy_at(share: float, loads: dict[str, float] | None, *, current: int, target: int) -> int:
+    metrics = None if loads is None else {LOAD: loads}
+    context = SimpleNamespace(
+        aggregated_metrics=metrics, current_num_replicas=current, target_num_replicas=target
+    )
+    number, state = ScaleByLoad(target=share)(context)
+    assert state == {}
+    return number
 
 
 # --- resources ---------------------------------------------------------------------------------------
 
 
 def test_plan_for_cpus_reserves_its_threads() -> None:
-    options = actor_options(PlannedNeeds(1 << 30, 0, 8), FleetModel())
-    assert options == {"num_cpus": 8, "num_gpus": 0, "memory": 1 << 30}
+    needs = PlannedNeeds(1 << 30, 0, 8)
+    for given, needed in (
+        (FleetModel(gpus=0), needs),
+        (FleetModel(), replace(needs, wants_gpu=False)),
+        (given_for("m", Fleet(gpus=0)), needs),
+    ):
+        options = actor_options("m", needed, given)
+        assert options == {"num_cpus": 8, "num_gpus": 0, "memory": 1 << 30}
+
+
+def test_machine_without_gpu_does_not_say_that_the_cluster_has_none() -> None:
+    with pytest.raises(ConfigInvalid, match="How many GPUs") as error:
+        actor_options("m", PlannedNeeds(1 << 30, 0, 8), FleetModel())
+    assert "`gpus` under `fleet:`" in error.value.remedy
+
+
+def test_gpus_of_a_model_replace_those_of_all() -> None:
+    fleet = Fleet(gpus=1, models={"b": FleetModel(gpus=2), "c": FleetModel(cpus=3)})
+    assert [given_for(model, fleet).gpus for model in "abc"] == [1, 2, 1]
+    assert given_for("c", fleet).cpus == 3
 
 
 def test_plan_for_gpus_reserves_them_and_one_cpu() -> None:
-    options = actor_options(PlannedNeeds(1 << 30, 2, 8), FleetModel())
+    options = actor_options("m", PlannedNeeds(1 << 30, 2, 8), FleetModel())
     assert options == {"num_cpus": 1, "num_gpus": 2, "memory": 1 << 30}
 
 
@@ -70,8 +108,8 @@ def test_config_replaces_what_the_plan_says() -> None:
     own = FleetModel(cpus=0, gpus=1, memory=Size(bytes=5))
     assert are_given(own)
     assert not are_given(FleetModel(cpus=1))
-    assert actor_options(None, own) == {"num_cpus": 0, "num_gpus": 1, "memory": 5}
-    assert actor_options(PlannedNeeds(1 << 30, 0, 0), own)["num_cpus"] == 0
+    assert actor_options("m", None, own) == {"num_cpus": 0, "num_gpus": 1, "memory": 5}
+    assert actor_options("m", PlannedNeeds(1 << 30, 0, 0), own)["num_cpus"] == 0
 
 
 # --- secrets -----------------------------------------------------------------------------------------
@@ -168,90 +206,6 @@ def test_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Path
         assert error.value.exit_code == 69
 
 
-# --- the config of a node ----------------------------------------------------------------------------
-
-
-def test_node_gets_an_ordinary_config_with_its_model_alone(tmp_path: Path) -> None:
-    written = {
-        "listen": "0.0.0.0:80",
-        "runtime": "bin/llama-server",
-        "memory": {"ram": "80%"},
-        "defaults": {"ctx_size": 512, "mmproj": "proj.gguf"},
-        "downloads": {"token_file": "token", "parallel": 2},
-        "models_dir": "models",
-        "models": {
-            "tiny": {"path": "tiny.gguf", "parallel": 2, "draft_model": "draft.gguf", "ttl": "1m"},
-            "other": {"path": "other.gguf"},
-            "t*": {"threads": 3},
-        },
-        "fleet": {"max_replicas": 3},
-    }
-    content = node_config(
-        written,
-        folder="/srv/fleet",
-        model="tiny",
-        source="/srv/fleet/tiny.gguf",
-        aliases=("gpt-tiny",),
-        files=FILES,
-    )
-    assert json.loads(content) == {
-        "runtime": "/srv/fleet/bin/llama-server",
-        "memory": {"ram": "80%"},
-        "defaults": {"ctx_size": 512, "mmproj": "/srv/fleet/proj.gguf"},
-        "downloads": {"token_file": "/srv/fleet/token", "parallel": 2},
-        "models": {
-            "tiny": {
-                "path": "/srv/fleet/tiny.gguf",
-                "parallel": 2,
-                "draft_model": "/srv/fleet/draft.gguf",
-                "aliases": ["gpt-tiny"],
-                "preload": True,
-                "ttl": "never",
-            },
-            "t*": {"threads": 3},
-        },
-        "auth": {"api_key_file": "/run/keys"},
-        "http": {"tls_cert": "/run/certificate.pem", "tls_key": "/run/key.pem", "ui": False},
-        "usage": {"enabled": False},
-    }
-    path = tmp_path / "node.yaml"
-    path.write_bytes(content)
-    reading, issues = read(path, {})
-    assert not issues
-    assert reading.config.models["tiny"].source == "/srv/fleet/tiny.gguf"
-
-
-@pytest.mark.parametrize(
-    ("source", "key"), [("org/repo:Q4_K_M", "repo"), ("https://example.net/m.gguf", "url"), ("demo", "path")]
-)
-def test_model_without_a_shared_path_keeps_where_it_comes_from(source: str, key: str) -> None:
-    written = {"models": None, "defaults": None, "runtime": "auto"}
-    content = node_config(written, folder="/srv", model="m", source=source, aliases=(), files=FILES)
-    config = json.loads(content)
-    assert config["models"]["m"][key] == source
-    assert config["runtime"] == "auto"
-
-
-def test_paths_of_the_node_and_lists_of_paths_are_kept() -> None:
-    written = {
-        "models": {
-            "m": {
-                "repo": "org/m",
-                "mmproj": "~/proj.gguf",
-                "loras": ["a.gguf", "/b.gguf"],
-                "unknown": "x",
-                "threads": 1,
-            },
-            "o*": None,
-        }
-    }
-    content = node_config(written, folder="/srv", model="m", source="org/m", aliases=(), files=FILES)
-    entry = json.loads(content)["models"]["m"]
-    assert entry["mmproj"] == "~/proj.gguf"
-    assert entry["loras"] == ["/srv/a.gguf", "/b.gguf"]
-    assert entry["unknown"] == "x"
-
-
 # --- the config of the fleet -------------------------------------------------------------------------
 
 
@@ -281,6 +235,14 @@ def test_front_knows_the_nodes_and_models_of_the_snapshot() -> None:
     assert known.seen == 7
     assert known.peers == (Peer("a", "https://a", key, "PEM"), Peer("b", "https://b", key, "PEM", True))
     assert known.expected == (ExpectedModel("tiny", ("t",), "No node of the fleet has the model yet", 3.0),)
+
+
+def test_waiting_clients_learn_why_no_node_starts() -> None:
+    failed = Snapshot(1, True, "PEM", (), (ListedModel("tiny", problem="The file is missing."),))
+    (model,) = merged(Known(), failed, SECRET).expected
+    assert model.message == (
+        "No node of the fleet has the model yet; its last start failed: The file is missing"
+    )
 
 
 def test_nodes_that_a_started_directory_does_not_list_yet_stay() -> None:

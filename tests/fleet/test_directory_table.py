@@ -17,8 +17,8 @@ def settled() -> DirectoryTable:
     return table
 
 
-def poll(table: DirectoryTable, now_s: float, front: str = "front", seen: int = 0, **wanted: int) -> None:
-    table.poll(Poll(front, "nonce", seen, wanted), now_s)
+def poll(table: DirectoryTable, now_s: float, front: str = "front", seen: int = 0, **waiting: int) -> None:
+    table.poll(Poll(front, "nonce", seen, waiting), now_s)
 
 
 def test_report_of_a_new_node_changes_the_snapshot_and_the_next_does_not() -> None:
@@ -27,7 +27,7 @@ def test_report_of_a_new_node_changes_the_snapshot_and_the_next_does_not() -> No
     assert not table.report(NODE, 2.0)
     assert table.snapshot(2.0).nodes == (FleetNode("tiny@a", "https://192.0.2.1:1", "tiny"),)
     assert table.snapshot(2.0).models == (TINY,)
-    assert table.reports() == (NODE,)
+    assert table.nodes() == ((NODE, False),)
 
 
 def test_node_with_another_address_changes_the_snapshot() -> None:
@@ -130,6 +130,43 @@ def test_node_that_expires_while_it_leaves_is_forgotten() -> None:
     assert [node.leaving for node in table.snapshot(60.0).nodes] == [False]
 
 
-def test_load_is_the_part_of_its_slots_that_a_node_would_need() -> None:
-    assert NodeLoad(slots=4, busy=3, queued=3).part == 1.5
-    assert NodeLoad().part == 0
+def test_demand_is_how_many_times_its_slots_a_node_would_need() -> None:
+    assert NodeLoad(slots=4, busy=3, queued=3).demand == 1.5
+    assert NodeLoad(slots=4, busy=4, waiting=36.0).demand == 10.0
+    assert NodeLoad().demand == 0
+
+
+def test_requests_that_wait_at_fronts_are_shared_by_the_nodes_of_their_model() -> None:
+    table = settled()
+    poll(table, 6.0, "a", tiny=6)
+    poll(table, 6.0, "b", tiny=3)
+    assert table.backlog("tiny@a") == 0.0, "it is not known"
+    table.report(NODE, 7.0)
+    assert table.backlog("tiny@a") == 9.0
+    table.report(NodeReport("tiny@b", "https://192.0.2.2:1", "tiny"), 7.0)
+    table.report(NodeReport("other@c", "https://192.0.2.3:1", "other"), 7.0)
+    assert (table.backlog("tiny@a"), table.backlog("tiny@b")) == (4.5, 4.5)
+    assert table.backlog("other@c") == 0.0
+    table.leave(NODE, 8.0)
+    assert (table.backlog("tiny@a"), table.backlog("tiny@b")) == (0.0, 9.0)
+
+
+def test_poll_that_arrives_after_the_next_one_changes_nothing() -> None:
+    table = settled()
+    table.poll(Poll("a", "nonce", 0, {"tiny": 1}, number=2), 6.0)
+    table.poll(Poll("a", "nonce", 0, {}, number=1), 6.1)
+    assert table.wanted() == {"tiny": 1}
+    table.expire(50.0)
+    assert table.wanted() == {"tiny": 1}, "the front has polled"
+    table.poll(Poll("a", "nonce", 0, {}, number=3), 50.0)
+    assert table.wanted() == {}
+
+
+def test_snapshot_says_why_the_last_start_failed_until_a_node_serves() -> None:
+    table = settled()
+    assert table.failed("tiny", "The file is missing.")
+    assert not table.failed("tiny", "The file is missing."), "the fronts know it"
+    assert table.snapshot(6.0).models[0].problem == "The file is missing."
+    table.report(NODE, 7.0)
+    assert table.snapshot(7.0).models[0].problem == ""
+    assert not table.failed("tiny", "No memory."), "another node serves"

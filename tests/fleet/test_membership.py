@@ -104,17 +104,30 @@ async def test_front_learns_of_models_and_then_of_nodes() -> None:
 
 
 @async_test
-async def test_model_that_is_wanted_is_reported_at_once_and_so_is_the_end_of_it() -> None:
+async def test_waiting_requests_are_reported_and_so_are_another_number_and_their_end() -> None:
+    directory = PlayedDirectory()
+    async with front_of(directory) as membership:
+        await until(lambda: directory.polls and directory.polls[-1].seen == 1)
+        for number, waiting in ((1, {"tiny": 1}), (5, {"tiny": 5}), (0, {})):
+            membership.wanted("tiny", number)
+            await until(lambda waiting=waiting: directory.polls[-1].waiting == waiting)  # type: ignore[misc]
+        numbers = [poll.number for poll in directory.polls]
+        assert numbers == sorted(set(numbers)), "each poll has a higher number than those before"
+
+
+@async_test
+async def test_changes_that_come_together_are_one_report() -> None:
     directory = PlayedDirectory()
     async with front_of(directory) as membership:
         await until(lambda: directory.polls and directory.polls[-1].seen == 1)
         membership.wanted("tiny", 1)
-        await until(lambda: directory.polls[-1].wanted == {"tiny": 1})
+        await until(lambda: directory.polls[-1].waiting == {"tiny": 1})
         asked = len(directory.polls)
-        membership.wanted("tiny", 2)
-        membership.wanted("tiny", 0)
-        await until(lambda: directory.polls[-1].wanted == {})
-        assert len(directory.polls) == asked + 1, "another number of the same models waits for the next poll"
+        for number in (2, 3, 1, 4, 0):
+            membership.wanted("tiny", number)
+            await asyncio.sleep(0)
+        await until(lambda: directory.polls[-1].waiting == {})
+        assert len(directory.polls) == asked + 1
 
 
 @async_test

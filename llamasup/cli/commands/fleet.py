@@ -18,7 +18,7 @@ from llamasup.cli.output.view import View, while_waiting
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["commands", "deploy", "down", "status"]
+__all__ = ["commands", "deploy", "down", "shown_text", "status"]
 
 commands = command_set(
     "fleet", "Deploy models on a Ray cluster.\n\nThe commands need `pip install 'llamasup[fleet]'`."
@@ -32,17 +32,21 @@ File = Annotated[
         show_default=False,
     ),
 ]
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait. Ray goes on after it.")
+]
+_NOTHING = "Nothing is deployed. `llamasup fleet deploy CONFIG` deploys the models of a config."
 
 
 @commands.command()
-def deploy(config: File = None, json: o.Json = False) -> int:
+def deploy(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) -> int:
     """Deploy the models of a config, or update them."""
 
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
         with while_waiting(view, "deploying the models"):
-            shown = fleet.deploy(_config(config))
+            shown = fleet.deploy(_config(config), timeout_s=timeout)
         _show(shown, json=json)
 
     return guarded(act)
@@ -63,14 +67,18 @@ def status(config: File = None, json: o.Json = False) -> int:
 
 
 @commands.command()
-def down(config: File = None) -> int:
+def down(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) -> int:
     """End all models of the fleet, after their running requests."""
 
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
         with while_waiting(view, "ending the models"):
-            fleet.down(_config(config))
+            ended = fleet.down(_config(config), timeout_s=timeout)
+        if json:
+            write_json({"ended": ended})
+        else:
+            write_result("The fleet has ended." if ended else _NOTHING)
 
     return guarded(act)
 
@@ -84,23 +92,27 @@ def _config(given: Path | None) -> Path:
 def _show(shown: Mapping[str, Any], *, json: bool) -> None:
     if json:
         write_json(shown)
-        return
+    else:
+        write_result(shown_text(shown))
+
+
+def shown_text(shown: Mapping[str, Any]) -> str:
+    """The result of ``status`` in the terminal."""
     if shown["application"] is None:
-        write_result("Nothing is deployed. `llamasup fleet deploy CONFIG` deploys the models of a config.")
-        return
+        return _NOTHING
     models = [
         (
-            model["deployment"].removeprefix("model-"),
-            model["status"].lower(),
-            ", ".join(f"{count} {state.lower()}" for state, count in model["replicas"].items())
-            or "no replica",
-            model["message"],
+            model["id"],
+            model["state"].replace("_", " "),
+            ", ".join(f"{count} {state}" for state, count in model["replicas"].items()) or "no replica",
+            model["message"] or "",
         )
         for model in shown["models"]
     ]
     nodes = [
-        (node["name"], node["url"], f"{node['load']['busy']} of {node['load']['slots']} slots busy")
-        for node in shown["nodes"]
+        (node["name"], node["state"], node["url"], f"{node['slots_busy']} of {node['slots']} slots busy")
+        for node in shown["nodes"] or ()
     ]
-    parts = [f"Fleet: {shown['application'].lower()}", table(models)]
-    write_result("\n\n".join([*parts, "Nodes:\n" + table(nodes)] if nodes else parts))
+    message = f": {shown['message']}" if shown["message"] else ""
+    parts = [f"Fleet: {shown['application']}{message}", table(models)]
+    return "\n\n".join([*parts, "Nodes:\n" + table(nodes)] if nodes else parts)

@@ -92,11 +92,10 @@ def serve_models(
             sockets=take_sockets(os.environ),
             **given,
         )
-        config = options.initial_config
-        if config is not None and config.fleet is not None and config.fleet.directory is not None:
+        if options.initial_config is not None and options.initial_config.is_front:
             from llamasup.fleet.front import as_front
 
-            options = as_front(options, config.fleet.directory, os.environ)
+            options = as_front(options, os.environ, has_own_models=bool(folders))
         return partial(ServeService, options)
 
     return serve_until_stopped(prepare, output, began_s, "checking the models and the machine")
