@@ -152,13 +152,15 @@ class HostedModels:
 
         if membership is None:
             membership = self._configured_peers = StaticMembership(self._configured.peers)
-        policy = self._configured.options.policy
+        policy, own = self._configured.options.policy, self._configured.config.defaults
         peers = Peers(
             membership,
             self.catalog,
-            timeout_s=policy.wait_timeout_s,
-            max_waiting=policy.max_queued,
-            continues_streams=policy.continue_streams,
+            timeout_s=policy.wait_timeout_s if own.wait_timeout_s is None else own.wait_timeout_s,
+            max_waiting=policy.max_queued if own.max_queued is None else own.max_queued,
+            continues_streams=policy.continue_streams
+            if own.continue_streams is None
+            else own.continue_streams,
         )
         self._models = NodesBackend(self.catalog, peers)
         self.control_target.peers = peers

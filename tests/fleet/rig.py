@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,27 +20,9 @@ import psutil
 from tests.patience import PATIENCE_S, eventually
 from tests.ports import free_port
 
-__all__ = ["MODEL", "Outcome", "Rig", "llama_servers_below"]
+__all__ = ["MODEL", "Outcome", "Rig", "actor_and_llamasup"]
 
 MODEL = "tiny"
-
-_CONFIG = """\
-runtime: {runtime}
-listen: 127.0.0.1:{front}
-defaults: {{ctx_size: {ctx}, parallel: 2, threads: 1}}
-models:
-  tiny: {{path: tiny.gguf, aliases: [gpt-tiny]}}
-fleet:
-  ray: {ray}
-  key_file: fleet.key
-  directory: http://127.0.0.1:{serve}
-  max_replicas: {replicas}
-  upscale_after: 1s
-  downscale_after: 4s
-  idle_after: {idle}s
-  models:
-    tiny: {{cpus: 1, gpus: 0, memory: 100MiB}}
-"""
 
 
 class Outcome:
@@ -52,110 +35,150 @@ class Outcome:
 
     async def served(self, more: int) -> None:
         """Wait for so many more complete answers, or a refused request."""
-        wanted = self.complete + more
-        while self.complete < wanted and not self.refused:  # noqa: ASYNC110 - the clients only count
-            await asyncio.sleep(0.05)
+        enough = self.complete + more
+        async with asyncio.timeout(2 * PATIENCE_S):
+            while self.complete < enough and not self.refused:  # noqa: ASYNC110 - the clients only count
+                await asyncio.sleep(0.05)
 
 
 class Rig:
     """One CPU on each Ray node, so that each node has room for one replica."""
 
-    def __init__(self, folder: Path, runtime: str, *, replicas: int = 2) -> None:
-        self._replicas = replicas
+    def __init__(self, folder: Path, runtime: str) -> None:
         self.folder = folder
         self.config = folder / "config.yaml"
-        self._runtime = runtime
-        self._serve_port, self.front_port = free_port(), free_port()
-        self._front: subprocess.Popen[bytes] | None = None
+        self.runtime = runtime
+        self._serve_port = free_port()
+        self._stack = ExitStack()
+        # The kernel ends Ray's processes with the thread that started them, so it lives as long as the rig.
+        # Ray starts a node only in the main thread.
+        self._ray_thread = ThreadPoolExecutor(1)
 
-    # --- life -------------------------------------------------------------------------------------------
-
+    # --- life
     def __enter__(self) -> Rig:
-        import ray
-        from ray import serve
-        from ray.cluster_utils import Cluster
-
-        memory = {"object_store_memory": 80_000_000}
-        # The head's state survives its restart (Ray 2.60 has Redis and RocksDB for it).
-        system = {"gcs_storage": "rocksdb", "gcs_storage_path": str(self.folder / "gcs")}
-        (self.folder / "gcs").mkdir()
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": system, **memory},
-        )
-        self.nodes = [self.cluster.add_node(num_cpus=1, **memory) for _ in range(2)]
-        ray.init(address=self.cluster.address, log_to_driver=False, namespace="serve")
-        serve.start(http_options={"host": "127.0.0.1", "port": self._serve_port})
-        self.write()
-        self.deploy()
-        self.start_front()
+        with ExitStack() as stack:
+            stack.callback(self._ray_thread.shutdown)
+            self._start_ray(stack)
+            self.fresh()
+            self.front_port = self.start_front(stack)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stack.close()
+
+    def _start_ray(self, stack: ExitStack) -> None:
         import ray
         from ray import serve
+        from ray.cluster_utils import Cluster
 
-        if self._front is not None:
-            self._front.terminate()
-            self._front.wait(PATIENCE_S)
-        with suppress(Exception):
-            serve.shutdown()
-        ray.shutdown()
-        self.cluster.shutdown()
-
-    def write(self, *, ctx: int = 512, idle_s: int = 3) -> None:
-        text = _CONFIG.format(
-            runtime=self._runtime,
-            front=self.front_port,
-            serve=self._serve_port,
-            ray=self.cluster.address,
-            ctx=ctx,
-            replicas=self._replicas,
-            idle=idle_s,
+        # The head's state survives its restart (Ray 2.60 has Redis and RocksDB for it).
+        system = {"gcs_storage": "rocksdb", "gcs_storage_path": str(self.folder / "gcs")}
+        (self.folder / "gcs").mkdir()
+        self.cluster = Cluster()
+        stack.callback(self.cluster.shutdown)
+        self.cluster.add_node(
+            num_cpus=0, include_dashboard=False, _system_config=system, object_store_memory=80_000_000
         )
-        self.config.write_text(text)
+        self.nodes = [self._new_node() for _ in range(2)]
+        ray.init(address=self.cluster.address, log_to_driver=False, namespace="serve")
+        stack.callback(ray.shutdown)
+        stack.callback(_quietly, serve.shutdown)
+        self.host = ray.util.get_node_ip_address()  # as other machines reach the head
 
-    def deploy(self) -> None:
-        from llamasup.fleet import deploy
+    def _new_node(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
 
-        deploy.deploy(self.config)
+    def add_node(self) -> None:
+        self.nodes.append(self._new_node())
 
-    def start_front(self) -> None:
-        ready = self.folder / "ready"
-        command = [sys.executable, "-m", "llamasup", "serve", "--config", str(self.config)]
-        log = (self.folder / "front.log").open("wb")
-        self._front = subprocess.Popen(
-            [*command, "--ready-file", str(ready), "--log-level", "warning"], stdout=log, stderr=log
-        )
+    def start_front(self, stack: ExitStack) -> int:
+        """Returns its port. It ends with ``stack``."""
+        port = free_port()
+        ready = self.folder / f"ready-{port}"
+        command = [
+            sys.executable,
+            "-m",
+            "llamasup",
+            "serve",
+            "--config",
+            str(self.config),
+            "--port",
+            str(port),
+        ]
+        with (self.folder / f"front-{port}.log").open("wb") as log:
+            front = subprocess.Popen(
+                [*command, "--ready-file", str(ready), "--log-level", "warning"], stdout=log, stderr=log
+            )
+        stack.callback(_end, front)
         eventually(ready.exists, "the front", every_s=0.05)
+        return port
 
-    # --- observations -----------------------------------------------------------------------------------
+    # --- the config
+    def write(
+        self, models: Mapping[str, Any] | None = None, fleet: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        written = {
+            "runtime": self.runtime,
+            "listen": "127.0.0.1:0",
+            "defaults": {"ctx_size": 512, "parallel": 2, "threads": 1},
+            "models": models or {MODEL: {"path": "tiny.gguf", "aliases": ["gpt-tiny"]}},
+            **more,
+        }
+        needs = {name: {"cpus": 1, "memory": "100MiB"} for name in written["models"]}
+        written["fleet"] = {
+            "ray": self.cluster.address,
+            "key_file": "fleet.key",
+            "directory": f"http://{self.host}:{self._serve_port}",
+            "gpus": 0,
+            "max_replicas": 2,
+            "upscale_after": "1s",
+            "downscale_after": "4s",
+            "idle_after": "3s",
+            "models": needs,
+            **(fleet or {}),
+        }
+        self.config.write_text(json.dumps(written))
 
+    def fresh(self, **more: Any) -> None:
+        """Deploy this config, and wait until no replica of another one is left."""
+        self.write(**more)
+        self.deploy()
+        least = (more.get("fleet") or {}).get("min_replicas", 0)
+        eventually(lambda: len(self.llama_servers()) == least, "the end of other replicas", every_s=0.1)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``llamasup fleet …``"""
+        command, *rest = arguments
+        line = [sys.executable, "-m", "llamasup", "fleet", command, str(self.config), *rest]
+        return subprocess.run(line, capture_output=True, text=True, check=False)
+
+    def deploy(self) -> Mapping[str, Any]:
+        done = self.run("deploy", "--json")
+        assert done.returncode == 0, done.stderr
+        shown: Mapping[str, Any] = json.loads(done.stdout)
+        return shown
+
+    # --- observations
     def status(self) -> Mapping[str, Any]:
         from llamasup.fleet import deploy
 
         return deploy.status(self.config)
 
-    def nodes_of_front(self) -> list[Mapping[str, Any]]:
-        command = [sys.executable, "-m", "llamasup", "status", "--json", "--pid", str(self.front_pid)]
-        shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
-        return list(shown["nodes"])
-
-    @property
-    def serve_url(self) -> str:
-        return f"http://127.0.0.1:{self._serve_port}"
-
-    @property
-    def front_pid(self) -> int:
-        assert self._front is not None
-        return self._front.pid
+    def nodes_of_fleet(self) -> Sequence[Mapping[str, Any]]:
+        return self.status()["nodes"] or ()
 
     def running(self) -> int:
-        return int(self.status()["models"][0]["replicas"].get("RUNNING", 0))
+        return int(self.status()["models"][0]["replicas"].get("running", 0))
 
-    async def until(self, holds: Any, what: str) -> None:
+    def llama_servers(self) -> list[psutil.Process]:
+        """Of all Ray nodes."""
+        raylets = (info.process.pid for node in self.nodes for info in node.all_processes["raylet"])
+        return [found for raylet in raylets for found in _llama_servers_below(raylet)]
+
+    async def until(self, holds: Callable[[], object], what: str) -> None:
         """Ask again until it holds; ``holds`` runs in a thread, because Ray's functions block."""
         deadline_s = time.monotonic() + 2 * PATIENCE_S
         while not await asyncio.to_thread(holds):
@@ -164,30 +187,33 @@ class Rig:
             )
             await asyncio.sleep(0.2)
 
-    def client(self) -> Any:
+    # --- clients
+    def client(self, port: int | None = None) -> Any:
         import openai
 
         return openai.AsyncOpenAI(
-            base_url=f"http://127.0.0.1:{self.front_port}/v1",
+            base_url=f"http://127.0.0.1:{port or self.front_port}/v1",
             api_key="any",
             max_retries=0,
             timeout=PATIENCE_S * 2,
         )
 
-    async def load(self, outcome: Outcome, ends: asyncio.Event, *, tokens: int = 60) -> None:
+    async def load(
+        self, outcome: Outcome, ends: asyncio.Event, *, tokens: int = 60, port: int | None = None
+    ) -> None:
         """One client that streams answers one after another until ``ends``."""
-        async with self.client() as client:
+        async with self.client(port) as client:
             while not ends.is_set():
                 await self.ask(client, outcome, tokens)
                 await asyncio.sleep(0.02)
 
-    async def ask(self, client: Any, outcome: Outcome, tokens: int = 20) -> None:
+    async def ask(self, client: Any, outcome: Outcome, tokens: int = 20, model: str = MODEL) -> None:
         import openai
 
         chunks = 0
         try:
             stream = await client.chat.completions.create(
-                model=MODEL,
+                model=model,
                 messages=[{"role": "user", "content": "Tell me a story"}],
                 max_tokens=tokens,
                 stream=True,
@@ -199,36 +225,65 @@ class Rig:
         else:
             outcome.complete += 1
 
-    # --- violence ---------------------------------------------------------------------------------------
-
+    # --- what may happen to a cluster
     def kill_node(self, node: Any) -> None:
         """SIGKILL to all processes of a Ray node, as a machine that loses its power."""
         raylet = next(info.process.pid for info in node.all_processes["raylet"])
-        victims = [psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)]
-        for victim in victims:
+        for victim in (psutil.Process(raylet), *psutil.Process(raylet).children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(signal.SIGKILL)
         self.nodes.remove(node)
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def node_of_replica(self) -> Any:
-        """A Ray node with a replica: the one whose raylet has a llama-server below it."""
-        for node in self.nodes:
-            raylet = next(info.process.pid for info in node.all_processes["raylet"])
-            if llama_servers_below(raylet):
-                return node
-        return None
+    def node_with(self, server: psutil.Process) -> Any:
+        """The Ray node of a llama-server."""
+        above = {process.pid for process in server.parents()}
+        return next(
+            node
+            for node in self.nodes
+            if any(info.process.pid in above for info in node.all_processes["raylet"])
+        )
 
-    def restart_head(self) -> None:
-        head = self.cluster.head_node
-        head.kill_gcs_server()
-        head.start_gcs_server()
+    async def restart_head(self) -> None:
+        def restart() -> None:
+            head = self.cluster.head_node
+            head.kill_gcs_server()
+            head.start_gcs_server()
+
+        await asyncio.wrap_future(self._ray_thread.submit(restart))
 
 
-def llama_servers_below(pid: int) -> list[psutil.Process]:
+def _llama_servers_below(pid: int) -> list[psutil.Process]:
     found = []
-    for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            if "llama-server" in Path(child.exe()).name:
-                found.append(child)
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                words = child.cmdline()
+                # A real one, or the fake one in a Python.
+                if (
+                    "llama-server" in Path(words[0] if words else "").name
+                    or "llamasup.testing.fake_server" in words
+                ):
+                    found.append(child)
     return found
+
+
+def actor_and_llamasup(server: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
+    """The Ray actor and the llamasup above a llama-server."""
+    parents = server.parents()
+    number = next(number for number, each in enumerate(parents) if "--sidecar" in each.cmdline())
+    return parents[number + 1], parents[number]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _quietly(act: Callable[[], object]) -> None:
+    with suppress(Exception):
+        act()

@@ -1,140 +1,218 @@
-"""A fleet on a real Ray cluster with real llama-servers, used by the openai client through a front.
+"""A fleet on a real Ray cluster, with real and fake llama-servers. scripts/test_fleet runs it.
 
-The tests use one cluster, since it takes half a minute to start. Each waits for what it needs.
+The tests share the cluster; each deploys its own config first. Those marked ``slow`` are left out of CI.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
-import httpx
+import psutil
 import pytest
 
-from tests.fleet.rig import MODEL, Outcome, Rig
+from llamasup.testing.fake_server import install
+from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup
+from tests.patience import PATIENCE_S, eventually
 
-pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(240)]
-
-
-def test_first_request_starts_a_replica_and_is_served(rig: Rig) -> None:
-    async def play() -> None:
-        await rig.until(lambda: rig.running() == 0, "no replica")
-        outcome = Outcome()
-        async with rig.client() as client:
-            assert [model.id for model in (await client.models.list()).data] == [MODEL]
-            await rig.ask(client, outcome)
-        assert (outcome.complete, outcome.refused) == (1, [])
-
-    asyncio.run(play())
+pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
 
-def test_load_starts_replicas_and_without_requests_all_end(rig: Rig) -> None:
-    async def play() -> None:
-        outcome, ends = Outcome(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(4):
-                tasks.create_task(rig.load(outcome, ends))
-            await rig.until(lambda: rig.running() == 2, "a second replica")
+@asynccontextmanager
+async def load_of(rig: Rig, clients: int, *ports: int) -> AsyncIterator[Outcome]:
+    """Clients that stream one answer after another while the block runs."""
+    outcome, ends = Outcome(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for port in ports or (rig.front_port,):
+            for _ in range(clients):
+                tasks.create_task(rig.load(outcome, ends, port=port))
+        try:
+            yield outcome
+        finally:
             ends.set()
-        assert (outcome.cut, outcome.refused) == ([], [])
-        await rig.until(lambda: not rig.status()["models"][0]["replicas"], "the end of all replicas")
+
+
+def all_served(outcome: Outcome) -> bool:
+    return (outcome.cut, outcome.refused) == ([], []) and outcome.complete > 0
+
+
+def test_request_starts_a_replica_load_another_and_all_end_when_idle(rig: Rig) -> None:
+    rig.fresh()
+
+    async def play() -> None:
+        first = Outcome()
+        async with rig.client() as client:
+            await rig.ask(client, first)
+        assert all_served(first)
+        async with load_of(rig, 6) as outcome:
+            await rig.until(lambda: rig.running() == 2, "a second replica")
+        assert all_served(outcome)
+        await rig.until(lambda: not rig.llama_servers(), "the end of all replicas")
 
     asyncio.run(play())
 
 
-def test_update_replaces_replicas_without_a_failed_request(rig: Rig) -> None:
+def test_update_replaces_the_replicas_of_changed_models_without_a_failed_request(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
+
     async def play() -> None:
-        outcome, ends = Outcome(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(3):
-                tasks.create_task(rig.load(outcome, ends))
-            await rig.until(lambda: rig.status()["nodes"], "a node")
-            before = {node["name"] for node in await asyncio.to_thread(lambda: rig.status()["nodes"])}
-            rig.write(ctx=1024)
+        before = {process.pid for process in rig.llama_servers()}
+        async with load_of(rig, 2) as outcome:
+            await outcome.served(2)
+            tiny = {"path": "tiny.gguf", "aliases": ["gpt-tiny"]}
+            rig.write(
+                models={MODEL: tiny, "other": {"path": "tiny.gguf", "ctx_size": 1024}},
+                fleet={
+                    "min_replicas": 1,
+                    "max_replicas": 1,
+                    "models": {
+                        MODEL: {"cpus": 1, "memory": "100MiB"},
+                        "other": {"cpus": 1, "memory": "90MiB", "min_replicas": 0},
+                    },
+                },
+            )
+            shown = await asyncio.to_thread(rig.deploy)
+            assert {model["id"] for model in shown["models"]} == {MODEL, "other"}
+            await rig.until(rig.nodes_of_fleet, "the nodes at the new directory")
+            await outcome.served(5)
+            assert {process.pid for process in rig.llama_servers()} == before, "nothing of it has changed"
+            rig.write(defaults={"ctx_size": 1024, "parallel": 2, "threads": 1}, fleet={"min_replicas": 1})
             await asyncio.to_thread(rig.deploy)
             await rig.until(
-                lambda: (now := {node["name"] for node in rig.status()["nodes"]}) and not now & before,
-                "new nodes in place of the old ones",
+                lambda: (now := {process.pid for process in rig.llama_servers()}) and not now & before,
+                "new replicas in place of the old ones",
             )
             await outcome.served(5)
-            ends.set()
-        assert (outcome.cut, outcome.refused) == ([], [])
+        assert all_served(outcome)
 
     asyncio.run(play())
 
 
-def test_same_config_replaces_nothing(rig: Rig) -> None:
+def test_killed_actor_leaves_no_process_and_no_request_unserved(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
+
     async def play() -> None:
-        outcome, ends = Outcome(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(rig.load(outcome, ends))
-            await rig.until(lambda: rig.status()["nodes"], "a node")
-            before = {node["name"] for node in await asyncio.to_thread(lambda: rig.status()["nodes"])}
-            await asyncio.to_thread(rig.deploy)
-            after = {node["name"] for node in await asyncio.to_thread(lambda: rig.status()["nodes"])}
-            ends.set()
-        assert before <= after
-        assert (outcome.cut, outcome.refused) == ([], [])
-
-    asyncio.run(play())
-
-
-def test_requests_continue_while_head_restarts(rig: Rig) -> None:
-    async def play() -> None:
-        outcome, ends = Outcome(), asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(rig.load(outcome, ends))
-            await rig.until(lambda: rig.status()["nodes"], "a node")
-            rig.restart_head()  # here: the kernel ends Ray's processes with the thread that started them
+        (server,) = rig.llama_servers()
+        actor, llamasup = actor_and_llamasup(server)
+        async with load_of(rig, 2) as outcome:
+            await outcome.served(2)
+            actor.kill()
+            _, left = await asyncio.to_thread(psutil.wait_procs, [actor, llamasup, server], PATIENCE_S)
+            assert not left
             await outcome.served(5)
-            await rig.until(lambda: rig.status()["application"] == "RUNNING", "Serve after the restart")
-            ends.set()
-        assert (outcome.cut, outcome.refused) == ([], [])
+        assert outcome.refused == []
+        assert len(outcome.cut) <= 2, "a client has one stream at a time"
 
     asyncio.run(play())
 
 
-def test_command_shows_models_and_nodes(rig: Rig) -> None:
-    command = [sys.executable, "-m", "llamasup", "fleet", "status", str(rig.config), "--json"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
-    assert shown["application"] == "RUNNING"
-    assert [model["deployment"] for model in shown["models"]] == ["model-tiny"]
-
-
-def test_serves_own_address_refuses_without_a_key_and_serves_with_one(rig: Rig) -> None:
-    from llamasup.fleet.secret import node_key
-
-    url = f"{rig.serve_url}/v1/chat/completions"
-    body = {"model": "gpt-tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
-    key = node_key((rig.folder / "fleet.key").read_text().strip())
-    with httpx.Client(timeout=120) as client:
-        assert client.post(url, json=body).status_code == 401
-        answer = client.post(url, json=body, headers={"authorization": f"Bearer {key}"})
-    assert answer.status_code == 200
-    assert answer.json()["usage"]["completion_tokens"] == 4
-
-
-def test_z_death_of_a_node_costs_only_the_streams_that_it_served(rig: Rig) -> None:
-    """The last test, because a Ray node is gone afterwards."""
+@pytest.mark.slow
+def test_answer_that_takes_longer_than_a_stop_survives_the_end_of_its_replica(
+    rig: Rig, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    slow = install(tmp_path / "llama-server", "token_s=0.2", f"until={end}")
+    own = {"path": "tiny.gguf", "drain_timeout": "1s"}
+    rig.fresh(models={MODEL: own}, runtime=str(slow), fleet={"min_replicas": 1})
 
     async def play() -> None:
-        outcome, ends = Outcome(), asyncio.Event()
-        clients = 3
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(clients):
-                tasks.create_task(rig.load(outcome, ends))
-            await rig.until(lambda: rig.running() == 2, "two replicas")
-            node = await asyncio.to_thread(rig.node_of_replica)
-            assert node is not None
-            await asyncio.to_thread(rig.kill_node, node)
-            await outcome.served(10)
-            ends.set()
-        assert outcome.refused == []
-        assert len(outcome.cut) <= clients  # a client has one stream at a time, and each says why it ended
-        assert all("tiny@" in each for each in outcome.cut)
+        outcome = Outcome()
+        async with rig.client() as client:
+            asking = asyncio.get_running_loop().create_task(rig.ask(client, outcome, tokens=2000))
+            await rig.until(lambda: any(n["slots_busy"] for n in rig.nodes_of_fleet()), "the request")
+            rig.write(models={MODEL: {**own, "ctx_size": 1024}}, runtime=str(slow), fleet={"min_replicas": 1})
+            deploying = asyncio.get_running_loop().create_task(asyncio.to_thread(rig.deploy))
+            await rig.until(
+                lambda: any(node["state"] == "leaving" for node in rig.nodes_of_fleet()), "the end to begin"
+            )
+            await asyncio.sleep(5.0)  # longer than the drain_timeout of the model
+            assert not asking.done()
+            end.touch()
+            await asking
+            await deploying
+        assert all_served(outcome)
 
     asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_requests_continue_while_the_head_restarts(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
+
+    async def play() -> None:
+        async with load_of(rig, 2) as outcome:
+            await outcome.served(2)
+            await rig.restart_head()
+            await outcome.served(5)
+            await rig.until(lambda: rig.status()["application"] == "running", "Serve after the restart")
+            await outcome.served(5)
+        assert all_served(outcome)
+
+    asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_machine_that_dies_costs_only_the_streams_that_it_served(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 2, "idle_after": "10m"})
+
+    async def play() -> None:
+        clients = 4
+        async with load_of(rig, clients) as outcome:
+            await rig.until(
+                lambda: sum(bool(node["slots_busy"]) for node in rig.nodes_of_fleet()) == 2, "work for both"
+            )
+            victim = rig.node_with(rig.llama_servers()[0])
+            await asyncio.to_thread(rig.kill_node, victim)
+            await outcome.served(10)
+        assert outcome.refused == []
+        assert len(outcome.cut) <= clients
+        assert all("tiny@" in each for each in outcome.cut), "each says which node has gone"
+
+    try:
+        asyncio.run(play())
+    finally:
+        rig.add_node()
+
+
+@pytest.mark.slow
+def test_two_fronts_share_the_nodes(rig: Rig) -> None:
+    rig.fresh()
+
+    async def play(second: int) -> None:
+        async with load_of(rig, 1, rig.front_port, second) as outcome:
+            await outcome.served(10)
+        assert all_served(outcome)
+
+    with ExitStack() as stack:
+        asyncio.run(play(rig.start_front(stack)))
+
+
+@pytest.mark.slow
+def test_model_that_cannot_start_says_why_to_its_clients(rig: Rig) -> None:
+    rig.fresh(models={MODEL: {"path": "tiny.gguf"}, "gone": {"path": "gone.gguf"}})
+
+    async def play() -> None:
+        outcome = Outcome()
+        async with rig.client() as client:
+            async with asyncio.timeout(2 * PATIENCE_S):
+                while not any("its last start failed" in each for each in outcome.refused):
+                    await rig.ask(client, outcome, model="gone")
+        assert any("gone.gguf" in each for each in outcome.refused)
+
+    asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_deployment_without_room_and_its_end_say_so(rig: Rig) -> None:
+    rig.write(fleet={"models": {MODEL: {"cpus": 64, "memory": "100MiB", "min_replicas": 1}}})
+    done = rig.run("deploy", "--timeout", "3")
+    assert done.returncode == 69, done.stderr
+    assert "ray status" in done.stderr
+    for ended in (True, False):
+        done = rig.run("down", "--json")
+        assert json.loads(done.stdout) == {"ended": ended}, done.stderr
+    assert "Nothing is deployed" in rig.run("status").stdout
+    eventually(lambda: not rig.llama_servers(), "the end of all replicas")
