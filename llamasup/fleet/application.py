@@ -95,7 +95,7 @@ def _model(fleet: Fleet, spec: FleetModelSpec) -> serve.Application:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.1,  # no requests of fronts come through Serve: the node itself waits
-        graceful_shutdown_timeout_s=_LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 20.0,
+        graceful_shutdown_timeout_s=_LEAVE_S + 2.0 + spec.node.drain_timeout_s + STOP_S + 10.0,
         max_surge_percent=100 if fleet.surge else 0,
     )
     encoded = msgspec.json.encode(spec.node)

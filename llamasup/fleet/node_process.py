@@ -10,7 +10,9 @@ import contextlib
 import os
 import shutil
 import ssl
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -31,7 +33,7 @@ from llamasup.system.storage.folders import Claimed, claim
 
 __all__ = ["NO_ANSWER", "STOP_S", "NodeProcess", "NodeSpec"]
 
-STOP_S: Final = 60.0
+STOP_S: Final = 30.0
 """``stop`` takes at most as long."""
 NO_ANSWER: Final = (httpx.HTTPError, KeyError, ValueError)
 """What a busy or ending llamasup makes of a question: no answer in time, or one without the model."""
@@ -39,6 +41,7 @@ NO_ANSWER: Final = (httpx.HTTPError, KeyError, ValueError)
 _PREFIX = "llamasup-fleet-"
 _ANSWER_S = 5.0  # of the control API on this machine
 _SILENT_S = 60.0  # a machine at full load answers late; its requests still run
+_KEPT_LINES = 4  # an error of a start is a sentence, its place, and what to do
 _ASK_AGAIN_S = 1.0  # signals that arrive together count as one
 
 
@@ -85,10 +88,11 @@ class NodeProcess:
             *("--config", str(config), "--host", self._host, "--port", "0"),
             stdin=asyncio.subprocess.PIPE,  # it stops when the actor ends, and so closes it
             stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
             env={**environ, "LLAMASUP_API_KEY": ""},
             limit=1 << 20,
         )
-        self._reader = asyncio.get_running_loop().create_task(self._read_events(self._child), name="events")
+        self._reader = asyncio.get_running_loop().create_task(self._read_output(self._child), name="output")
         try:
             self.url = await self._started
         except BaseException:
@@ -118,17 +122,18 @@ class NodeProcess:
         _write(folder / "config.yaml", spec.config.encode())
         return folder / "config.yaml"
 
-    async def _read_events(self, child: asyncio.subprocess.Process) -> None:
+    async def _read_output(self, child: asyncio.subprocess.Process) -> None:
         assert child.stdout is not None
-        async for line in child.stdout:
-            with contextlib.suppress(msgspec.DecodeError):
-                self._note(msgspec.json.decode(line))
+        assert child.stderr is not None
+        messages: deque[str] = deque(maxlen=_KEPT_LINES)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_pass_on(child.stderr, messages), name="messages")
+            async for line in child.stdout:
+                with contextlib.suppress(msgspec.DecodeError):
+                    self._note(msgspec.json.decode(line))
         code = await child.wait()
         if not self._started.done():
-            message = (
-                self._failure
-                or f"llamasup ended with exit code {code}; its messages are in the log of the actor"
-            )
+            message = self._failure or " ".join(messages) or f"llamasup ended with exit code {code}"
             self._started.set_exception(ServerFailed(message, cause="node_failed", exit_code=code or 75))
 
     def _note(self, event: Mapping[str, Any]) -> None:
@@ -136,7 +141,7 @@ class NodeProcess:
             case {"event": "ready", "url": str(url)} if not self._started.done():
                 self._started.set_result(url)
             case {"event": "failed", "message": str(message), "remedy": str(remedy)}:
-                self._failure = f"{message} {remedy}".strip()
+                self._failure = " ".join(filter(None, (message, *event.get("details", ()), remedy)))
                 if not self._started.done():
                     self._started.set_exception(
                         ServerFailed(self._failure, cause="node_failed", exit_code=75)
@@ -211,6 +216,14 @@ class NodeProcess:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+async def _pass_on(stderr: asyncio.StreamReader, messages: deque[str]) -> None:
+    """To the log of the actor; ``messages`` keeps the last."""
+    async for line in stderr:
+        text = line.decode(errors="replace")
+        sys.stderr.write(text)
+        messages.append(text.strip())
 
 
 def _write(path: Path, content: bytes) -> None:

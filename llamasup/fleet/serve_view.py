@@ -29,7 +29,7 @@ def deployment_name(model: str) -> str:
 
 
 def serve_address(fleet: Fleet) -> tuple[str, int]:
-    """Where Serve listens on the head: on all addresses, since fronts must reach it, or as the config says."""
+    """Where Serve listens on the head. Without a config key, on all addresses: fronts must reach it."""
     if fleet.listen is not None:
         host, _, port = fleet.listen.rpartition(":")
         return host.strip("[]"), int(port)

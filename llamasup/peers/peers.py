@@ -289,7 +289,14 @@ class Peers:
         if watch is None:
             return None
         address, peer = address_of(watch.peer), watch.peer
-        link = NodeLink(name, address.authority.encode(), self._catalog.node.encode(), watch.wake, watch.tls)
+        link = NodeLink(
+            name,
+            address.authority.encode(),
+            self._catalog.node.encode(),
+            watch.wake,
+            watch.tls,
+            replaced=bool(self.membership.expected()),
+        )
         return NodeAddress(address, peer.key, link)
 
     def _wanted(self, id_: str) -> None:

@@ -216,8 +216,10 @@ class Exchange(Struct, eq=False):
         """Whether this answer of another node is not for the client: another server takes the request, or
         our key for the node is wrong.
         """
-        status = upstream.status
+        status, node = upstream.status, self._lease.endpoint.node
         if status in _NODE_REFUSALS and self._requeue(refused=True):
+            if node is not None:
+                node.suspect()  # it may be about to end
             upstream.abort()
             return True
         if status != 401:
@@ -529,7 +531,7 @@ class Exchange(Struct, eq=False):
         """Queue the request for the next generation (S10): as it is, if its client has received nothing, else
         to continue its answer.
 
-        ``refused``: its server has answered, so only another one may get it.
+        ``refused``: its server has answered, so only another one may get it, which may have to start first.
         """
         request, endpoint = self._request, self._lease.endpoint
         if not request.replayable or (self.status and (refused or request.kept_stream is None)):
@@ -541,7 +543,8 @@ class Exchange(Struct, eq=False):
         if route.model.is_virtual:
             return False  # a virtual model hides it since then: its requests go to another model
         queue = route.served.queue
-        if refused and not queue.serves_besides(endpoint):
+        replaced = endpoint.node is not None and endpoint.node.replaced
+        if refused and not replaced and not queue.serves_besides(endpoint):
             return False
         if self.upload is not None and queue.unqueueable_reason() is None:
             # A server begins only with the complete body: this was no attempt. Buffer the body, then send it.

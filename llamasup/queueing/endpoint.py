@@ -33,7 +33,8 @@ class NodeLink(Struct, frozen=True):
 
     ``authority``: the value of Host. ``sender``: the id of this node, which marks a request as forwarded, so
     that the other node does not forward it again. ``tls``: None for http. ``suspect`` is called when a
-    connection to the node fails or breaks.
+    connection to the node fails or breaks, or it takes no requests. ``replaced``: another node starts if this
+    one ends, so that requests can wait for it.
     """
 
     name: str
@@ -41,6 +42,7 @@ class NodeLink(Struct, frozen=True):
     sender: bytes
     suspect: Callable[[], None]
     tls: ssl.SSLContext | None = None
+    replaced: bool = False
 
     def opening(self, opening: bytes, request_id: bytes, priority: Priority) -> bytes:
         """The request line and headers for the node, made of those for a llama-server."""

@@ -17,7 +17,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory, llama_server: str) -> Iterator
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed: scripts/test_fleet installs it")
     folder = tmp_path_factory.mktemp("fleet")
-    (folder / "tiny.gguf").write_bytes(tiny_decoder())
+    for name in ("tiny.gguf", "other.gguf"):
+        (folder / name).write_bytes(tiny_decoder())
     with Rig(folder, llama_server) as rig:
         yield rig
 

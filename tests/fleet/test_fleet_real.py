@@ -16,7 +16,7 @@ import pytest
 
 from llamasup.testing.fake_server import install
 from tests.fleet.rig import MODEL, Outcome, Rig, actor_and_llamasup
-from tests.patience import PATIENCE_S, eventually
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.fleet, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
@@ -64,7 +64,7 @@ def test_update_replaces_the_replicas_of_changed_models_without_a_failed_request
             await outcome.served(2)
             tiny = {"path": "tiny.gguf", "aliases": ["gpt-tiny"]}
             rig.write(
-                models={MODEL: tiny, "other": {"path": "tiny.gguf", "ctx_size": 1024}},
+                models={MODEL: tiny, "other": {"path": "other.gguf"}},
                 fleet={
                     "min_replicas": 1,
                     "max_replicas": 1,
@@ -206,13 +206,20 @@ def test_model_that_cannot_start_says_why_to_its_clients(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_deployment_without_room_and_its_end_say_so(rig: Rig) -> None:
-    rig.write(fleet={"models": {MODEL: {"cpus": 64, "memory": "100MiB", "min_replicas": 1}}})
-    done = rig.run("deploy", "--timeout", "3")
-    assert done.returncode == 69, done.stderr
-    assert "ray status" in done.stderr
+def test_end_of_the_fleet_ends_all_and_says_so(rig: Rig) -> None:
+    rig.fresh(fleet={"min_replicas": 1})
     for ended in (True, False):
         done = rig.run("down", "--json")
         assert json.loads(done.stdout) == {"ended": ended}, done.stderr
+    assert not rig.llama_servers()
     assert "Nothing is deployed" in rig.run("status").stdout
-    eventually(lambda: not rig.llama_servers(), "the end of all replicas")
+
+
+@pytest.mark.slow
+def test_deployment_without_room_says_so_and_the_next_one_is_applied(rig: Rig) -> None:
+    none = {"min_replicas": 1, "drain_timeout": "0s", "models": {MODEL: {"cpus": 64, "memory": "100MiB"}}}
+    rig.write(fleet=none)
+    done = rig.run("deploy", "--timeout", "3")
+    assert done.returncode == 69, done.stderr
+    assert "ray status" in done.stderr
+    rig.fresh(fleet={"min_replicas": 1})

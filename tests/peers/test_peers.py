@@ -423,3 +423,81 @@ async def test_leaving_node_gets_no_new_request_and_keeps_those_it_has() -> None
         assert isinstance(model.lease(infers=True), Unavailable)
         assert not lease.endpoint.closed
         lease.release()
+
+
+@async_test
+async def test_node_that_is_no_longer_listed_finishes_its_requests_and_is_forgotten() -> None:
+    async with fleet_of(PlayedNode()) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
+        model = fleet.peers.model("tale")
+        assert model is not None
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        fleet.membership.replace(())
+        await fleet.until(lambda: not model.is_warm)
+        assert isinstance(model.lease(infers=True), Unavailable)
+        assert not lease.endpoint.closed
+        (status,) = fleet.peers.status()
+        assert (status["state"], status["models"][0]["state"]) == ("leaving", "leaving")
+        assert fleet.peers.gauges().states == {"node0": "leaving"}
+        lease.release()
+        await fleet.until(lambda: not fleet.peers.nodes)
+        assert fleet.peers.model("tale") is None
+
+
+@async_test
+async def test_node_that_is_no_longer_listed_and_does_not_answer_loses_its_requests() -> None:
+    node = PlayedNode()
+    async with fleet_of(node, timeout_s=0.1) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
+        model = fleet.peers.model("tale")
+        assert model is not None
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        fleet.membership.replace(())
+        await fleet.until(lambda: not model.is_warm)
+        node.silent = True
+        await fleet.until(lambda: not fleet.peers.nodes)
+        assert lease.endpoint.closed
+
+
+@async_test
+async def test_node_that_is_listed_again_gets_requests_again() -> None:
+    async with fleet_of(PlayedNode()) as fleet:
+        await fleet.becomes("node0", NodeState.READY)
+        model = fleet.peers.model("tale")
+        assert model is not None
+        lease = model.lease(infers=True)
+        assert isinstance(lease, Lease)
+        peers = fleet.membership.current()
+        fleet.membership.replace(())
+        await fleet.until(lambda: not model.is_warm)
+        fleet.membership.replace(peers)
+        await fleet.until(lambda: model.is_warm)
+        lease.release()
+        assert [known.peer.leaving for known in fleet.peers.nodes] == [False]
+
+
+@async_test
+async def test_requests_that_wait_for_a_busy_node_are_reported_too() -> None:
+    from llamasup.queueing.request_queue import QueueEntry
+    from tests.peers.test_shared_model import Waits
+
+    node = PlayedNode()
+    await node.start()
+    membership = OnDemand()
+    async with fleet_of(node, membership=membership) as fleet:
+        node.models = (msgspec.structs.replace(READY, id="big", aliases=()),)
+        membership.replace((Peer("node0", node.url),))
+        await fleet.until(lambda: (big := fleet.peers.model("big")) is not None and big.is_warm)
+        model = fleet.peers.model("big")
+        assert model is not None
+        leases = [model.lease(infers=True), model.lease(infers=True)]
+        entry = QueueEntry(Waits(), 0.0, 2)
+        assert model.queue.enter(entry) is None
+        await fleet.until(lambda: membership.asked[-1:] == [("big", 1)])
+        model.queue.leave(entry)
+        await fleet.until(lambda: membership.asked[-1:] == [("big", 0)])
+        for lease in leases:
+            assert isinstance(lease, Lease)
+            lease.release()

@@ -31,6 +31,7 @@ class Backend:
     def __init__(self, folder: Path, *, slots: int = 1) -> None:
         self.folder = folder
         self.suspected: list[str] = []
+        self.replaced = False
         self.served = RemoteModel(
             ModelGroup(ResolvedModel(("tiny",)), {}),
             timeout_s=60.0,
@@ -51,7 +52,13 @@ class Backend:
         self.served.update(ModelGroup(self.model, self.listed), nodes, self._address)
 
     def _address(self, name: str) -> NodeAddress:
-        link = NodeLink(name, f"{name}.test".encode(), b"front", lambda: self.suspected.append(name))
+        link = NodeLink(
+            name,
+            f"{name}.test".encode(),
+            b"front",
+            lambda: self.suspected.append(name),
+            replaced=self.replaced,
+        )
         return NodeAddress(UnixAddress(str(self.folder / f"{name}.sock")), f"key of {name}", link)
 
     def resolve(self, model: str | None, *, create: bool = False, local: bool = False) -> Self:
@@ -150,6 +157,25 @@ def test_refusal_of_the_only_node_is_for_the_client(two: Two) -> None:
     node.send(BUSY)
     head, body = client.message()
     assert (status(head), body) == (429, b"full")
+
+
+def test_request_that_the_only_node_refuses_waits_for_the_node_that_replaces_it(two: Two) -> None:
+    two.becomes("desk", NodeState.ABSENT)
+    two.becomes("shelf", NodeState.ABSENT)
+    two.backend.replaced = True
+    two.becomes("desk", NodeState.READY)
+    client = two.rig.send(post(CHAT, b"{}"))
+    node = two.accept("desk")
+    node.message()
+    node.send(BUSY)
+    assert node.sees_the_end()
+    assert two.backend.suspected == ["desk"]
+    two.becomes("desk", NodeState.ABSENT)
+    two.becomes("shelf", NodeState.READY)
+    second = two.accept("shelf")
+    second.message()
+    second.send(answer(b"done"))
+    assert client.message()[1] == b"done"
 
 
 def test_wrong_key_for_the_only_node_is_no_fault_of_the_client(two: Two) -> None:
