@@ -1,4 +1,4 @@
-"""Measures a fleet on a real Ray cluster: a request and a chunk at the front, and at Serve's own address.
+"""Measures a fleet on a real Ray cluster: a request and a chunk at a node, and at a front.
 
 scripts/test_fleet makes the environment: .venv-fleet/bin/python scripts/bench_fleet.py [--write]
 
@@ -136,7 +136,7 @@ async def zero_to_first_token(rig: Rig, times: int) -> list[float]:
     """Seconds of a request for a model without a replica, each after all replicas have ended."""
     seconds = []
     for _ in range(times):
-        await rig.until(lambda: not rig.status()["models"][0]["replicas"], "the end of all replicas")
+        await rig.until(lambda: not rig.llama_servers(), "the end of all replicas")
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{rig.front_port}", timeout=120) as client:
             began_s = time.monotonic()
             await ask(client, 1, True)
@@ -145,7 +145,7 @@ async def zero_to_first_token(rig: Rig, times: int) -> list[float]:
 
 
 def table(found: Sequence[Cost], starts_s: Sequence[float]) -> str:
-    lines = ["| way | part | CPU per request | CPU per chunk |", "|---|---|---|---|"]
+    lines = ["| requests | process | CPU per request | CPU per chunk |", "|---|---|---|---|"]
     lines += [f"| {c.way} | {c.part} | {c.request_us:,.0f} µs | {c.chunk_us:.1f} µs |" for c in found]
     shown = ", ".join(f"{seconds:.1f}" for seconds in starts_s)
     lines += ["", f"From no replica to the first token of a model that loads in 0.1 s: {shown} s."]
@@ -154,36 +154,24 @@ def table(found: Sequence[Cost], starts_s: Sequence[float]) -> str:
 
 async def measure(rig: Rig, options: argparse.Namespace) -> str:
     starts_s = await zero_to_first_token(rig, options.starts)
-    await asyncio.to_thread(rig.write, idle_s=600)
-    await asyncio.to_thread(rig.deploy)
+    await asyncio.to_thread(rig.fresh, fleet={"max_replicas": 1, "idle_after": "10m"})
     front_url = f"http://127.0.0.1:{rig.front_port}"
     async with httpx.AsyncClient(base_url=front_url, timeout=120) as client:
         await ask(client, 1, False)
     node = (await asyncio.to_thread(rig.status))["nodes"][0]
     secret = (rig.folder / "fleet.key").read_text().strip()
     (actor,) = ray_processes("ray::ServeReplica:llamasup:model-tiny")
-    front = [psutil.Process(rig.front_pid)]
+    front = [psutil.Process(rig.front.pid)]
 
     ways = (
         Way(
-            "one node",
+            "to one node",
             node["url"],
             node_key(secret),
             lambda: {"node": node_llamasup(actor)},
             authority(secret),
         ),
-        Way("front and node", front_url, "any", lambda: {"front": front, "node": node_llamasup(actor)}),
-        Way(
-            "Serve's own address",
-            rig.serve_url,
-            node_key(secret),
-            lambda: {
-                "Serve's proxy": ray_processes("ray::ProxyActor"),
-                "directory": ray_processes("ray::ServeReplica:llamasup:directory"),
-                "replica": [actor],
-                "node": node_llamasup(actor),
-            },
-        ),
+        Way("by a front", front_url, "any", lambda: {"front": front, "node": node_llamasup(actor)}),
     )
     found: list[Cost] = []
     for way in ways:
@@ -209,7 +197,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "tiny.gguf").write_bytes(tiny_decoder())
-        with Rig(folder, runtime, replicas=1) as rig:
+        with Rig(folder, runtime) as rig:
             text = asyncio.run(measure(rig, options))
     print(text)
     if options.write:

@@ -60,7 +60,7 @@ class Rig:
             stack.callback(self._ray_thread.shutdown)
             self._start_ray(stack)
             self.fresh()
-            self.front_port = self.start_front(stack)
+            self.front_port, self.front = self.start_front(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -94,8 +94,8 @@ class Rig:
     def add_node(self) -> None:
         self.nodes.append(self._new_node())
 
-    def start_front(self, stack: ExitStack) -> int:
-        """Returns its port. It ends with ``stack``."""
+    def start_front(self, stack: ExitStack) -> tuple[int, subprocess.Popen[bytes]]:
+        """Returns its port and its process, which ends with ``stack``."""
         port = free_port()
         ready = self.folder / f"ready-{port}"
         command = [
@@ -114,7 +114,7 @@ class Rig:
             )
         stack.callback(_end, front)
         eventually(ready.exists, "the front", every_s=0.05)
-        return port
+        return port, front
 
     # --- the config
     def write(

@@ -187,7 +187,7 @@ def test_two_fronts_share_the_nodes(rig: Rig) -> None:
         assert all_served(outcome)
 
     with ExitStack() as stack:
-        asyncio.run(play(rig.start_front(stack)))
+        asyncio.run(play(rig.start_front(stack)[0]))
 
 
 @pytest.mark.slow

@@ -1,0 +1,110 @@
+"""What Serve is given, and the examples for its own tools. Needs Ray, but no cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import llamasup.fleet
+from llamasup.errors import ConfigInvalid
+from llamasup.fleet.secret_file import VARIABLE
+from llamasup.testing.tiny import tiny_decoder
+from tests.paths import ROOT
+
+pytestmark = [
+    pytest.mark.fleet,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+]
+GIVEN = {"cpus": 1, "gpus": 0, "memory": "1GiB"}
+
+
+def written(folder: Path, **more: Any) -> Path:
+    for name in ("a.gguf", "b.gguf"):
+        (folder / name).write_bytes(tiny_decoder())
+    config = {
+        "models": {"a": {"path": "a.gguf"}, "b": {"path": "b.gguf"}},
+        "fleet": {"models": {"a": GIVEN, "b": GIVEN}},
+        **more,
+    }
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "s" * 40)
+
+
+def deployments_of(path: Path) -> Mapping[str, Any]:
+    directory = llamasup.fleet.app({"config": str(path)})._bound_deployment
+    nodes = [node._bound_deployment for node in directory.init_args[2].values()]
+    return {deployment.name: deployment for deployment in (directory, *nodes)}
+
+
+def test_version_changes_only_with_what_concerns_the_model(tmp_path: Path) -> None:
+    def versions(**more: Any) -> list[str]:
+        found = deployments_of(written(tmp_path, **more))
+        return [found[name]._version for name in ("model-a", "model-b", "directory")]
+
+    before = versions()
+    assert None not in before
+    assert versions() == before
+    assert (
+        versions(fleet={"max_replicas": 3, "models": {"a": GIVEN, "b": GIVEN}}, listen="127.0.0.1:1")
+        == before
+    )
+    changed = {"a": {"path": "a.gguf", "ctx_size": 512}, "b": {"path": "b.gguf"}}
+    a, b, directory = versions(models=changed)
+    assert a != before[0]
+    assert [b, directory] == before[1:]
+
+
+def test_model_without_its_needs_is_refused_where_serve_builds(tmp_path: Path) -> None:
+    path = written(tmp_path, fleet={"gpus": 0})
+    with pytest.raises(ConfigInvalid, match="no plan is made"):
+        llamasup.fleet.app({"config": str(path)})
+
+
+def test_secret_is_not_shown(tmp_path: Path) -> None:
+    assert "s" * 40 not in repr(deployments_of(written(tmp_path)))
+
+
+@pytest.mark.parametrize("example", ["serve.yaml", "rayservice.yaml"])
+def test_example_is_valid_and_builds_the_application(example: str, tmp_path: Path) -> None:
+    from ray.serve.schema import ServeDeploySchema
+
+    document = yaml.safe_load((ROOT / "configs" / "fleet" / example).read_text())
+    if example == "rayservice.yaml":
+        document = yaml.safe_load(document["spec"]["serveConfigV2"])
+    (application,) = ServeDeploySchema.model_validate(document).applications
+    assert application.import_path == "llamasup.fleet:app"
+    arguments = {**application.args, "config": str(written(tmp_path))}
+    assert set(arguments) == {"config", "revision"}
+    assert llamasup.fleet.app(arguments)._bound_deployment.name == "directory"
+
+
+def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_server: str) -> None:
+    from llamasup.config import load
+    from llamasup.fleet.deploy import _application
+
+    page = (ROOT / "docs" / "fleet.md").read_text()
+    block = page.partition("<!-- run by tests/fleet/test_serve_config.py -->\n```yaml\n")[2].partition("```")[
+        0
+    ]
+    named = "/srv/models/qwen2.5-7b-q4_k_m.gguf"
+    assert named in block
+    path = tmp_path / "config.yaml"
+    (tmp_path / "tiny.gguf").write_bytes(tiny_decoder())
+    path.write_text(f"runtime: {llama_server}\n" + block.replace(named, "tiny.gguf"))
+    application = _application(path, load(path, {}), {VARIABLE: "s" * 40}, with_serve=False)
+    nodes = application._bound_deployment.init_args[2]
+    assert set(nodes) == {"qwen", "gemma"}
+    assert nodes["qwen"]._bound_deployment.ray_actor_options["num_gpus"] == 1
