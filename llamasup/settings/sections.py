@@ -342,8 +342,8 @@ class Fleet(SettingGroup, frozen=True, kw_only=True):
     ray: Annotated[
         str,
         Setting(
-            Text("the address of a Ray cluster, or auto"),
-            "The Ray cluster: auto (the one of this machine), HOST:PORT, or ray://HOST:PORT.",
+            Text("HOST:PORT, or auto"),
+            "The head of the Ray cluster to which this machine belongs. auto: found here.",
         ),
     ] = "auto"
     listen: Annotated[

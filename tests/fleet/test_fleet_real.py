@@ -192,17 +192,21 @@ def test_two_fronts_share_the_nodes(rig: Rig) -> None:
 
 @pytest.mark.slow
 def test_model_that_cannot_start_says_why_to_its_clients(rig: Rig) -> None:
-    rig.fresh(models={MODEL: {"path": "tiny.gguf"}, "gone": {"path": "gone.gguf"}})
+    rig.fresh(
+        models={MODEL: {"path": "tiny.gguf"}, "gone": {"path": "gone.gguf"}},
+        defaults={"ctx_size": 512, "parallel": 2, "threads": 1, "wait_timeout": "2s"},
+    )
 
-    async def play() -> None:
+    async def play(port: int) -> None:
         outcome = Outcome()
-        async with rig.client() as client:
+        async with rig.client(port) as client:
             async with asyncio.timeout(2 * PATIENCE_S):
                 while not any("its last start failed" in each for each in outcome.refused):
                     await rig.ask(client, outcome, model="gone")
-        assert any("gone.gguf" in each for each in outcome.refused)
+        assert any("gone.gguf: there is no such file" in each for each in outcome.refused)
 
-    asyncio.run(play())
+    with ExitStack() as stack:
+        asyncio.run(play(rig.start_front(stack)[0]))
 
 
 @pytest.mark.slow
