@@ -146,7 +146,7 @@ class Node:
             try:
                 async with asyncio.timeout(_REPORT_S * 3):
                     backlog = await self._directory.report.remote(self._encoded())
-            except Exception as error:  # Ray raises many errors; the next report is soon
+            except Exception as error:  # Ray's handles raise many errors; the next report is soon
                 _log.warning("The directory did not take the report of %s: %r", self._name, error)
             await asyncio.sleep(_REPORT_S)
 

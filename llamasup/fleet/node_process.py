@@ -35,7 +35,7 @@ __all__ = ["NO_ANSWER", "STOP_S", "NodeProcess", "NodeSpec"]
 
 STOP_S: Final = 30.0
 """``stop`` takes at most as long."""
-NO_ANSWER: Final = (httpx.HTTPError, KeyError, ValueError)
+NO_ANSWER: Final = (httpx.HTTPError, KeyError, TypeError, ValueError)
 """What a busy or ending llamasup makes of a question: no answer in time, or one without the model."""
 
 _PREFIX = "llamasup-fleet-"

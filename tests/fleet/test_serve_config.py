@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 import llamasup.fleet
 from llamasup.errors import ConfigInvalid
+from llamasup.fleet.messages import POLL_PATH, SIGNATURE, ListedModel, NodeReport, Poll, Snapshot
+from llamasup.fleet.secret import directory_key, is_signed
 from llamasup.fleet.secret_file import VARIABLE
 from llamasup.testing.tiny import tiny_decoder
+from tests.async_tests import async_test
 from tests.paths import ROOT
 
 pytestmark = [
@@ -22,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
+SECRET = "s" * 40
 GIVEN = {"cpus": 1, "gpus": 0, "memory": "1GiB"}
 
 
@@ -40,7 +45,7 @@ def written(folder: Path, **more: Any) -> Path:
 
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "s" * 40)
+    monkeypatch.setenv(VARIABLE, SECRET)
 
 
 def deployments_of(path: Path) -> Mapping[str, Any]:
@@ -74,7 +79,7 @@ def test_model_without_its_needs_is_refused_where_serve_builds(tmp_path: Path) -
 
 
 def test_secret_is_not_shown(tmp_path: Path) -> None:
-    assert "s" * 40 not in repr(deployments_of(written(tmp_path)))
+    assert SECRET not in repr(deployments_of(written(tmp_path)))
 
 
 @pytest.mark.parametrize("example", ["serve.yaml", "rayservice.yaml"])
@@ -104,7 +109,48 @@ def test_config_of_the_documentation_can_be_deployed(tmp_path: Path, llama_serve
     path = tmp_path / "config.yaml"
     (tmp_path / "tiny.gguf").write_bytes(tiny_decoder())
     path.write_text(f"runtime: {llama_server}\n" + block.replace(named, "tiny.gguf"))
-    application = _application(path, load(path, {}), {VARIABLE: "s" * 40}, with_serve=False)
+    application = _application(path, load(path, {}), {VARIABLE: SECRET}, with_serve=False)
     nodes = application._bound_deployment.init_args[2]
     assert set(nodes) == {"qwen", "gemma"}
     assert nodes["qwen"]._bound_deployment.ray_actor_options["num_gpus"] == 1
+
+
+# --- the directory, without Serve around it ----------------------------------------------------------
+
+
+async def asked(directory: Any, path: str, body: bytes = b"", key: str = "") -> Any:
+    from starlette.requests import Request
+
+    headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    parts = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return parts.pop(0)
+
+    return await directory(Request({"type": "http", "path": path, "headers": headers}, receive))
+
+
+@async_test
+async def test_directory_answers_only_polls_of_fronts_that_have_the_secret() -> None:
+    from llamasup.fleet.application import Directory
+
+    directory: Any = Directory.__new__(Directory)
+    await directory.__init__(msgspec.json.encode([ListedModel("tiny")]), SECRET, {})
+    key = directory_key(SECRET)
+    poll = msgspec.json.encode(Poll("front", "nonce", 0, {"tiny": 3}))
+    assert (await asked(directory, "/v1/models", key=key)).status_code == 404
+    for wrong in ("", "other", "\xe9"):
+        assert (await asked(directory, POLL_PATH, poll, wrong)).status_code == 401
+    assert (await asked(directory, POLL_PATH, b"{", key)).status_code == 400
+    assert (await asked(directory, POLL_PATH, b" " * (1 << 21), key)).status_code == 413
+    node = msgspec.json.encode(NodeReport("tiny@a", "https://192.0.2.1:1", "tiny"))
+    await directory.failed(node, "no memory")
+    assert await directory.report(node) == 0.0
+    answer = await asked(directory, POLL_PATH, poll, key)
+    assert answer.status_code == 200
+    assert is_signed(SECRET, "nonce", answer.body, answer.headers[SIGNATURE])
+    assert [found.name for found in msgspec.json.decode(answer.body, type=Snapshot).nodes] == ["tiny@a"]
+    assert await directory.report(node) == 3.0
+    await directory.end(node)
+    assert msgspec.json.decode(await directory.nodes()) == []
+    directory._expiring.cancel()
