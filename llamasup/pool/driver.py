@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -18,7 +18,9 @@ from llamasup.planning.memory.shares import RAM, MemoryBudget
 from llamasup.pool.answers import downloading
 from llamasup.pool.estimate import SizedModel, Sizer
 from llamasup.pool.model_states import (
+    Admit,
     CancelSizing,
+    Disproven,
     DownloadProgressed,
     Drop,
     Effect,
@@ -29,6 +31,8 @@ from llamasup.pool.model_states import (
     ProcessesReleased,
     ProcessesServing,
     ProcessesStarting,
+    Prove,
+    Proven,
     Size,
     Sized,
     SizingFailed,
@@ -54,6 +58,7 @@ from llamasup.supervision.states import (
 __all__ = [
     "Driver",
     "DriverContext",
+    "Proof",
     "ProcessDriver",
     "carry_out",
     "is_ready_or_settled",
@@ -69,7 +74,10 @@ class Driver(Protocol):
 
     def size(self, ticket: int, spec: ModelSpec) -> None: ...  # Sized, SizingFailed, DownloadProgressed
     def cancel_sizing(self, ticket: int) -> None: ...
-    def start(self, id_: int, sized: Estimate) -> None: ...  # ProcessesStarting, -Serving, -Failed
+    # ProcessesStarting, -Serving, -Failed
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None: ...
+    def prove(self, id_: int, old_id: int) -> None: ...  # Proven, Disproven
+    def admit(self, id_: int) -> None: ...
     def withdraw(self, id_: int) -> None: ...
     def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None: ...  # ProcessesReleased
     def drop(self, id_: int) -> None: ...
@@ -82,8 +90,12 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
             driver.size(ticket, spec)
         case CancelSizing(ticket):
             driver.cancel_sizing(ticket)
-        case Start(id_, sized):
-            driver.start(id_, sized)
+        case Start(id_, sized, withheld):
+            driver.start(id_, sized, withheld=withheld)
+        case Prove(id_, old_id):
+            driver.prove(id_, old_id)
+        case Admit(id_):
+            driver.admit(id_)
         case Withdraw(id_):
             driver.withdraw(id_)
         case Stop(id_, sized, now):
@@ -95,13 +107,18 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
     return True
 
 
+Proof = Callable[[InstanceRunner, InstanceRunner], Awaitable[LlamasupError | None]]
+"""(new process, old process) → why the build of the new one is refused, or None."""
+
+
 class DriverContext(Struct, frozen=True):
-    """What the drivers of all models share. ``tasks``: of the pool, while it runs."""
+    """What the drivers of all models share. ``tasks``: of the pool, while it runs. ``proof``: of a build."""
 
     sizer: Sizer
     runners: Runners
     bus: Bus
     tasks: Callable[[], asyncio.TaskGroup]
+    proof: Callable[[], Proof]
 
 
 class ProcessDriver:
@@ -168,7 +185,7 @@ class ProcessDriver:
     def all_runners(self) -> tuple[InstanceRunner, ...]:
         return tuple(runner for runners in self._runners.values() for runner in runners)
 
-    def start(self, id_: int, sized: Estimate) -> None:
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None:
         assert isinstance(sized, SizedModel)
         runners = self._runners.get(id_)
         if runners is None:
@@ -180,7 +197,10 @@ class ProcessDriver:
                 self._context.tasks(),
                 share=lambda: self._share(sized),
                 on_measured=lambda: self._post(Measured(id_)),
+                withheld=withheld,
             )
+        elif not withheld:
+            self.admit(id_)  # it may have been unloaded while it was withheld
         self._untaken[id_] = len(runners)
         for runner in runners:
             runner.submit(StartRequested()).add_done_callback(lambda _: self._taken(id_))
@@ -210,6 +230,19 @@ class ProcessDriver:
             failed = next(runner for runner in runners if runner.instance.state is State.FAILED)
             settled = all(runner.instance.is_settled for runner in runners)
             self._post(ProcessesFailed(id_, failure_of(failed.instance), failed.unavailable(), settled))
+
+    def prove(self, id_: int, old_id: int) -> None:
+        """Of several replicas, the first ones are compared: all are started in the same way."""
+        proof = self._prove(id_, self._runners[id_][0], self._runners[old_id][0])
+        self._context.tasks().create_task(proof, name=f"{self._spec().id}/proof")
+
+    async def _prove(self, id_: int, new: InstanceRunner, old: InstanceRunner) -> None:
+        refused = await self._context.proof()(new, old)
+        self._post(Proven(id_) if refused is None else Disproven(id_, refused))
+
+    def admit(self, id_: int) -> None:
+        for runner in self._runners[id_]:
+            self._served.add(runner)
 
     def withdraw(self, id_: int) -> None:
         for runner in self._runners[id_]:

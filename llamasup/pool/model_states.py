@@ -20,10 +20,12 @@ from llamasup.supervision.events import PublishedEvent
 __all__ = [
     "HOLDING",
     "IN_TURN",
+    "Admit",
     "Announce",
     "BudgetChanged",
     "CancelSizing",
     "Cordoned",
+    "Disproven",
     "DownloadProgressed",
     "Drop",
     "Effect",
@@ -42,6 +44,8 @@ __all__ = [
     "ProcessesServing",
     "ProcessesStarting",
     "ProcessesStatus",
+    "Prove",
+    "Proven",
     "Purpose",
     "Refused",
     "Reload",
@@ -105,6 +109,7 @@ class RolloutStep(StrEnum):
     SIZING = "sizing"  # the new spec
     WAITING = "waiting"  # the pool swaps one model at a time
     BESIDE = "beside"  # the new processes start, the old ones serve
+    PROVING = "proving"  # both are ready; an unproven build proves itself, and the old processes serve
     DRAINING = "draining"  # the new processes serve, the old ones finish their requests
     STOPPING = "stopping"  # the old processes stop, because both do not fit
     FREED = "freed"  # their memory is free
@@ -370,6 +375,19 @@ class Measured(Struct, frozen=True):
     id: int
 
 
+class Proven(Struct, frozen=True):
+    """The build of these processes may serve."""
+
+    id: int
+
+
+class Disproven(Struct, frozen=True):
+    """The build of these processes is refused, or could not be judged."""
+
+    id: int
+    error: LlamasupError
+
+
 Event = (
     Wanted
     | Unwanted
@@ -393,6 +411,8 @@ Event = (
     | ProcessesFailed
     | ProcessesReleased
     | Measured
+    | Proven
+    | Disproven
 )
 
 
@@ -411,10 +431,24 @@ class CancelSizing(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Start these processes; make them first if they are new."""
+    """Start these processes; make them first if they are new. ``withheld``: they get no requests yet."""
 
     id: int
     sized: Estimate
+    withheld: bool = False
+
+
+class Prove(Struct, frozen=True):
+    """Compare these processes with the old ones; then ``Proven`` or ``Disproven``."""
+
+    id: int
+    old_id: int
+
+
+class Admit(Struct, frozen=True):
+    """Send requests to these processes, which were withheld."""
+
+    id: int
 
 
 class Withdraw(Struct, frozen=True):
@@ -467,6 +501,8 @@ Effect = (
     Size
     | CancelSizing
     | Start
+    | Prove
+    | Admit
     | Withdraw
     | Stop
     | Drop

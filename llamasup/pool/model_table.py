@@ -17,6 +17,7 @@ from llamasup.pool import rollout_steps as rollout
 from llamasup.pool.model_states import (
     BudgetChanged,
     Cordoned,
+    Disproven,
     DownloadProgressed,
     Event,
     LoadGranted,
@@ -28,6 +29,7 @@ from llamasup.pool.model_states import (
     ProcessesServing,
     ProcessesStarting,
     ProcessesStatus,
+    Proven,
     Refused,
     RemoveRequested,
     RetryRequested,
@@ -121,6 +123,15 @@ TABLE: Mapping[Place, Rows] = MappingProxyType(
             ProcessesFailed: rollout.new_failed_beside,
             ProcessesReleased: steps.release_only,
         },
+        RolloutStep.PROVING: {
+            **_SWAPPING,
+            ProcessesStarting: rollout.still_starting,
+            ProcessesServing: rollout.still_serving,
+            ProcessesFailed: rollout.new_failed_beside,
+            ProcessesReleased: steps.release_only,
+            Proven: rollout.proven,
+            Disproven: rollout.disproven,
+        },
         RolloutStep.DRAINING: {
             **_SWAPPING,
             ProcessesStarting: rollout.still_starting,
@@ -183,6 +194,9 @@ def is_stale(model: Model, event: Event) -> bool:
             return model.sizing is None or model.sizing.ticket != ticket
         case ProcessesStarting(id_) | ProcessesServing(id_) | ProcessesFailed(id_) | Measured(id_):
             return id_ not in _ids(model, stopping=False)
+        case Proven(id_) | Disproven(id_):
+            is_proving = place_of(model) is RolloutStep.PROVING
+            return not is_proving or model.current is None or model.current.id != id_
         case ProcessesReleased(id_):
             return id_ not in _ids(model, stopping=True)
         case _:

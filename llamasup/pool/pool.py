@@ -23,7 +23,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
-from llamasup.pool.driver import DriverContext, ProcessDriver, carry_out, is_settled
+from llamasup.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
 from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.pool.eviction_policy import (
     Action,
@@ -52,6 +52,7 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import lacks_memory
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
 from llamasup.system.timers import DeadlineTimer
 
@@ -86,7 +87,9 @@ class Pool:
         self.options = options
         self.bus = bus
         sizer = sizer or ModelSizer(fetch, lambda: self.options)
-        self._context = DriverContext(sizer, runners, bus, self._running)
+        self.proof: Proof = _unjudged
+        """Compares an unproven build with the running one."""
+        self._context = DriverContext(sizer, runners, bus, self._running, lambda: self.proof)
         self.stopping = False
         self._ended = False  # all processes are being killed
         self.running = asyncio.Event()
@@ -566,6 +569,10 @@ class Pool:
             if runner.instance.generation == generation and runner.plan is not None and runner.plan.reduced:
                 self.decisions.add(recording.reduced(datetime.now(UTC), managed.spec.id, runner.plan.reduced))
                 return
+
+
+async def _unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError | None:
+    raise NotImplementedError(f"{new.model!r} has an unproven build, and nothing judges it")
 
 
 def _stopping() -> Stopping:

@@ -47,8 +47,11 @@ class Runners:
         *,
         share: Callable[[], MemoryBudget],
         on_measured: Callable[[], None],
+        withheld: bool = False,
     ) -> list[InstanceRunner]:
-        """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
+        """One stopped runner for each replica of ``sized``. Planner threads call ``share``. ``withheld``:
+        they get requests only after ``served.add``.
+        """
         starter = sized.starter
         made: list[InstanceRunner] = []
         for number in range(sized.spec.replicas):
@@ -71,7 +74,7 @@ class Runners:
                 prober=starter.prober,
                 awaits_memory=starter.awaits_memory,
             )
-            served.add(runner)
+            served.attach(runner) if withheld else served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
             if isinstance(planner, Planner):
                 self._planners[runner] = planner

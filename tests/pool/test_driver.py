@@ -55,7 +55,9 @@ class Processes:
     def __init__(self, *before: Instance) -> None:
         self.runners = [Runner(instance) for instance in before]
         self.events: list[Event] = []
-        context = DriverContext(cast("Any", None), cast("Any", self), cast("Any", None), cast("Any", dict))
+        context = DriverContext(
+            cast("Any", None), cast("Any", self), cast("Any", None), cast("Any", dict), cast("Any", None)
+        )
         self.driver = ProcessDriver(
             context,
             cast("Any", None),
@@ -79,7 +81,7 @@ class Processes:
 async def test_nothing_is_reported_before_every_replica_has_taken_its_start(before: Instance) -> None:
     """Until then it still seems stopped, or failed as in the load before."""
     processes = Processes(before, before)
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=True)
     assert processes.reported() == []
     await processes.runners[0].takes_its_start()
     assert processes.reported() == []
@@ -90,7 +92,7 @@ async def test_nothing_is_reported_before_every_replica_has_taken_its_start(befo
 @async_test
 async def test_one_replica_that_serves_is_enough() -> None:
     processes = Processes(Instance(), Instance())
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=True)
     for runner in processes.runners:
         await runner.takes_its_start()
     processes.events.clear()
@@ -105,7 +107,7 @@ async def test_one_replica_that_serves_is_enough() -> None:
 @async_test
 async def test_failure_is_reported_once_no_replica_serves_or_starts() -> None:
     processes = Processes(Instance(), Instance())
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=True)
     for runner in processes.runners:
         await runner.takes_its_start()
     processes.runners[0].instance = FAILED
