@@ -36,8 +36,8 @@ class ModelSpec(Struct, frozen=True):
     it, unless one is configured. ``settings.alias`` is its id. ``listed``: the facts of the file; None: it is
     missing or broken (see ``problem``).
 
-    ``runtime``: the build that starts it, which the pool sets (empty: the one that is found). ``unproven``: its
-    processes get no requests before the build has proven itself with them (pool/upgrade/).
+    ``runtime``: the build that starts it, which the pool sets (empty: the one that is found). ``unproven``:
+    its processes get no requests before the build has proven itself with them (pool/upgrade/).
     """
 
     id: str

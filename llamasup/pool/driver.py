@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.progress import Progress
 from llamasup.errors import LlamasupError
@@ -58,8 +59,8 @@ from llamasup.supervision.states import (
 __all__ = [
     "Driver",
     "DriverContext",
-    "Proof",
     "ProcessDriver",
+    "Proof",
     "carry_out",
     "is_ready_or_settled",
     "is_settled",
@@ -77,7 +78,7 @@ class Driver(Protocol):
     # ProcessesStarting, -Serving, -Failed
     def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None: ...
     def prove(self, id_: int, old_id: int) -> None: ...  # Proven, Disproven
-    def admit(self, id_: int) -> None: ...
+    def admit(self, id_: int, sized: Estimate) -> None: ...
     def withdraw(self, id_: int) -> None: ...
     def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None: ...  # ProcessesReleased
     def drop(self, id_: int) -> None: ...
@@ -94,8 +95,8 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
             driver.start(id_, sized, withheld=withheld)
         case Prove(id_, old_id):
             driver.prove(id_, old_id)
-        case Admit(id_):
-            driver.admit(id_)
+        case Admit(id_, sized):
+            driver.admit(id_, sized)
         case Withdraw(id_):
             driver.withdraw(id_)
         case Stop(id_, sized, now):
@@ -193,14 +194,14 @@ class ProcessDriver:
                 self._spec(),
                 self._served,
                 sized,
-                self._policy(sized),
+                _without_restart(self._policy(sized)) if withheld else self._policy(sized),
                 self._context.tasks(),
                 share=lambda: self._share(sized),
                 on_measured=lambda: self._post(Measured(id_)),
                 withheld=withheld,
             )
         elif not withheld:
-            self.admit(id_)  # it may have been unloaded while it was withheld
+            self.admit(id_, sized)  # it may have been unloaded while it was withheld
         self._untaken[id_] = len(runners)
         for runner in runners:
             runner.submit(StartRequested()).add_done_callback(lambda _: self._taken(id_))
@@ -240,8 +241,10 @@ class ProcessDriver:
         refused = await self._context.proof()(new, old)
         self._post(Proven(id_) if refused is None else Disproven(id_, refused))
 
-    def admit(self, id_: int) -> None:
+    def admit(self, id_: int, sized: Estimate) -> None:
+        assert isinstance(sized, SizedModel)
         for runner in self._runners[id_]:
+            runner.set_policy(self._policy(sized))
             self._served.add(runner)
 
     def withdraw(self, id_: int) -> None:
@@ -279,6 +282,11 @@ class ProcessDriver:
 
     def rename(self, model: str) -> None:
         self._context.runners.rename(self.all_runners, model)
+
+
+def _without_restart(policy: Policy) -> Policy:
+    """One crash is enough to refuse a build."""
+    return replace(policy, restart=replace(policy.restart, most_crashes=0, half_open_s=None))
 
 
 @asynccontextmanager

@@ -449,6 +449,7 @@ class Admit(Struct, frozen=True):
     """Send requests to these processes, which were withheld."""
 
     id: int
+    sized: Estimate
 
 
 class Withdraw(Struct, frozen=True):

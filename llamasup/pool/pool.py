@@ -23,6 +23,7 @@ from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
+from llamasup.pool.crashes import Crashes
 from llamasup.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
 from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.pool.eviction_policy import (
@@ -50,7 +51,7 @@ from llamasup.pool.why.decision import Decisions
 from llamasup.pool.why.recording import LoadedBy
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
-from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
+from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
@@ -95,6 +96,7 @@ class Pool:
         self.running = asyncio.Event()
         self.managed_models: dict[str, ManagedModel] = {}
         self.decisions = Decisions()
+        self.crashes = Crashes()
         self._grounds: Mapping[str, Grounds] = {}  # of the current decision of the policy
         self.on_sized: Callable[[ManagedModel], None] | None = None
         """Called after each successful sizing for a load."""
@@ -153,8 +155,10 @@ class Pool:
         return dict.fromkeys((*self.managed_models.values(), *self.active))
 
     def apply_options(self, options: PoolOptions) -> None:
-        """Use these options from now on. Models over a smaller budget are evicted when they are idle."""
-        before, self.options = self.options, options
+        """Use these options from now on, except for the runtime, which only ``use_runtime`` changes. Models
+        over a smaller budget are evicted when they are idle.
+        """
+        before, self.options = self.options, replace(options, runtime=self.options.runtime)
         for managed in tuple(self._all()):
             if options.budget != before.budget:
                 self._post(managed, states.BudgetChanged())
@@ -184,7 +188,7 @@ class Pool:
             share=lambda sized: share_of(sized.spec, self.remaining_for(managed)),
             post=lambda event: self._post(managed, event),
         )
-        managed = ManagedModel(spec, served, driver)
+        managed = ManagedModel(replace(spec, runtime=self.options.runtime or ""), served, driver)
         self._answer(managed)
         self.managed_models[spec.id] = managed
         return managed
@@ -235,17 +239,26 @@ class Pool:
 
     def update_spec(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Change the spec of a model without a change to its processes."""
-        self._change_spec(managed, states.SpecUpdated(spec))
+        self._change_spec(managed, states.SpecUpdated(_as_built(spec, managed)))
 
     def roll_out(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Serve the model from its new file or with its new settings, without a failed request (S16)."""
-        self._change_spec(managed, states.SpecChanged(spec))
-
-    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
         rolled_out = managed.model.rollout
-        self._post(managed, event)
+        self._change_spec(managed, states.SpecChanged(_as_built(spec, managed)))
         if managed.model.rollout is not None and managed.model.rollout is not rolled_out:
             self.decisions.add(recording.updated(datetime.now(UTC), managed.spec.id))
+
+    def use_runtime(self, managed: ManagedModel, runtime: str, *, unproven: bool = False) -> None:
+        """Serve the model with this build, like a change of its settings. ``unproven``: after its proof."""
+        spec = replace(managed.spec, runtime=runtime, unproven=unproven)
+        self._change_spec(managed, states.SpecChanged(spec))
+
+    def set_runtime(self, runtime: str) -> None:
+        """Serve models that are added later with this build."""
+        self.options = replace(self.options, runtime=runtime)
+
+    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
+        self._post(managed, event)
         sized = managed.sized
         managed.served.apply_policy(
             policy_for(event.spec, self.options.policy, None if sized is None else sized.spec)
@@ -361,6 +374,8 @@ class Pool:
             self._timer.schedule(monotonic() + managed.spec.stay.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
+        if isinstance(event, ServerExited):
+            self.crashes.add(monotonic())
         if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
             self.decisions.add(decision)
         managed = self.managed_models.get(event.model) if isinstance(event, StateChanged) else None
@@ -569,6 +584,11 @@ class Pool:
             if runner.instance.generation == generation and runner.plan is not None and runner.plan.reduced:
                 self.decisions.add(recording.reduced(datetime.now(UTC), managed.spec.id, runner.plan.reduced))
                 return
+
+
+def _as_built(spec: ModelSpec, managed: ManagedModel) -> ModelSpec:
+    """``spec`` with the build of the model, which no config decides."""
+    return replace(spec, runtime=managed.spec.runtime, unproven=managed.spec.unproven)
 
 
 async def _unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError | None:

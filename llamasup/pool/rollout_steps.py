@@ -150,8 +150,10 @@ def _replace_old(model: Model) -> Outcome:
 
 
 def proven(model: Model, event: Proven) -> Outcome:
+    assert model.sized is not None
+    admitted = Admit(event.id, model.sized)
     model, effects = _replace_old(model)
-    return model, (Admit(event.id), *effects)
+    return model, (admitted, *effects)
 
 
 def disproven(model: Model, event: Disproven) -> Outcome:

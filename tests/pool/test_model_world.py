@@ -92,7 +92,7 @@ class FakeDriver:
         assert id_ in self.withheld
         self.proofs.add(id_)
 
-    def admit(self, id_: int) -> None:
+    def admit(self, id_: int, sized: Estimate) -> None:
         self.withheld.remove(id_)
 
     def withdraw(self, id_: int) -> None:

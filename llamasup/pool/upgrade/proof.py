@@ -1,0 +1,155 @@
+"""Sends the requests of a proof to the server of a new build and to the running one, and takes the figures.
+
+It imports asyncio, and reads the clock and the memory of the servers; ``verdict.py`` decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from llamasup.llama_server.answers import NoAnswer
+from llamasup.llama_server.warmup import WarmUpRequest
+from llamasup.pool.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.system.hardware.usage import load_usage
+from llamasup.tuning.prose import prose
+
+if TYPE_CHECKING:
+    from llamasup.llama_server.client import Prober
+
+__all__ = ["prove"]
+
+_ANSWER = 16  # tokens; a longer text makes differences between two good builds more likely
+_WORDS = (12, 24, 48, 96)  # of the prompts
+_REQUEST_TIMEOUT_S = 120.0
+_IDLE_TIMEOUT_S = 2.0  # how long a pair waits until the running server is without requests
+_IDLE_POLL_S = 0.01
+_CAUSE_S = 2.0  # until the end of a server is noticed, and its log read
+
+
+class _Completion(msgspec.Struct):
+    content: str
+
+
+class _Failed(Exception):
+    """How a server failed a request."""
+
+
+def _request(number: int) -> WarmUpRequest:
+    """The prompts repeat, so that the memory of a good server stays as it is after the first ones."""
+    prompt = prose(number % PROMPTS, _WORDS[number % len(_WORDS)])
+    body: Mapping[str, Any] = {
+        "prompt": prompt,
+        "n_predict": _ANSWER,
+        "temperature": 0.0,
+        "cache_prompt": False,
+        "ignore_eos": True,
+    }
+    return WarmUpRequest("/completion", body, "a text")
+
+
+async def prove(
+    new: InstanceRunner, old: InstanceRunner, on_trial: Callable[[Trial], None]
+) -> Accepted | Refused:
+    """The verdict about the build of ``new``. ``on_trial`` gets the figures after each request."""
+    trial = Trial()
+    async with AsyncExitStack() as stack:
+        probers = [runner.prober() for runner in (new, old)]
+        if probers[0] is None or probers[1] is None:
+            return Refused("one of the two servers has ended", judged=False)
+        new_prober, old_prober = [await stack.enter_async_context(each) for each in probers if each]
+        while True:
+            step = next_step(trial)
+            if isinstance(step, Accepted | Refused):
+                return step
+            request = _request(trial.answered)
+            if step == "compare":
+                trial = await _compared(trial, request, (new_prober, new), (old_prober, old))
+            else:
+                trial = await _asked(trial, request, (new_prober, new))
+            on_trial(trial)
+
+
+_Server = tuple["Prober", InstanceRunner]
+
+
+async def _compared(trial: Trial, request: WarmUpRequest, new: _Server, old: _Server) -> Trial:
+    """Both answer, in an order drawn at random."""
+    await _until_idle(old[1])
+    answered, alone = old[1].answered, old[1].in_flight == 0
+    took: dict[InstanceRunner, tuple[str, float]] = {}
+    for prober, runner in random.sample((new, old), 2):
+        try:
+            took[runner] = await _answer(prober, request)
+        except _Failed as failed:
+            if runner is new[1]:
+                return replace(trial, broken=await _how(runner, failed))
+            return replace(trial, interrupted=f"the server of the running build {failed} during the proof")
+    alone = alone and old[1].in_flight == 0 and old[1].answered == answered
+    (new_text, new_s), (old_text, old_s) = took[new[1]], took[old[1]]
+    pair = Pair(old_text, new_text, old_s, new_s, alone)
+    return replace(
+        _measured(trial, new[1]), pairs=(*trial.pairs, pair), old_memory_bytes=_memory_bytes(old[1])
+    )
+
+
+async def _asked(trial: Trial, request: WarmUpRequest, new: _Server) -> Trial:
+    try:
+        await _answer(new[0], request)
+    except _Failed as failed:
+        return replace(trial, broken=await _how(new[1], failed))
+    return _measured(trial, new[1])
+
+
+def _measured(trial: Trial, new: InstanceRunner) -> Trial:
+    return replace(trial, memory_bytes=(*trial.memory_bytes, _memory_bytes(new)))
+
+
+def _memory_bytes(runner: InstanceRunner) -> int:
+    """Without the pages of its model file, which the system reads and drops as it likes."""
+    usage = None if runner.pid is None else load_usage(runner.pid)
+    return 0 if usage is None else usage.anonymous_bytes
+
+
+async def _until_idle(runner: InstanceRunner) -> None:
+    """Wait for a moment without requests of clients. A busy server never has one."""
+    until_s = monotonic() + _IDLE_TIMEOUT_S
+    while runner.in_flight and monotonic() < until_s:  # noqa: ASYNC110 - an event would cost each request
+        await asyncio.sleep(_IDLE_POLL_S)
+
+
+async def _answer(prober: Prober, request: WarmUpRequest) -> tuple[str, float]:
+    """The text, and the seconds it took. Raises _Failed."""
+    began_s = monotonic()
+    try:
+        async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+            status, body = await prober.send(request)
+    except TimeoutError:
+        raise _Failed(f"did not answer within {_REQUEST_TIMEOUT_S:g} s") from None
+    except NoAnswer as error:
+        raise _Failed(f"did not answer ({error})") from error
+    took_s = monotonic() - began_s
+    if status != 200:
+        raise _Failed(f"answered with status {status}")
+    try:
+        return msgspec.json.decode(body, type=_Completion).content, took_s
+    except msgspec.DecodeError:
+        raise _Failed("answered without a text") from None
+
+
+async def _how(new: InstanceRunner, failed: _Failed) -> str:
+    """The cause, if the server has ended."""
+    try:
+        async with asyncio.timeout(_CAUSE_S):
+            ended = await new.until(lambda instance: bool(instance.crashes))
+    except TimeoutError:
+        return str(failed)
+    return str(failed) if ended.last is None else f"ended ({ended.last.message.rstrip('.')})"

@@ -1,0 +1,298 @@
+"""Upgrades of a pool over real children of the fake server: bad builds are refused, a good one serves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from llamasup.errors import BrokenRuntime, BuildRefused, Conflict, UsageInvalid
+from llamasup.llama_server.inspect import Runtime
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.upgrade.upgrade import Upgrade
+from llamasup.settings.model import Settings
+from llamasup.supervision.states import State
+from llamasup.testing.fake_server import install
+from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
+
+pytestmark = pytest.mark.slow
+
+PREFILL_S = 0.05  # a time that noise of the machine hides less
+
+
+class Rig:
+    """Models, with an upgrade. ``used``: the paths of the builds that served all models, in order."""
+
+    def __init__(self, folder: Path, models: Pooled, tasks: asyncio.TaskGroup, watch_s: float) -> None:
+        self.folder = folder
+        self.models = models
+        self.used: list[str] = []
+        self.upgrade = Upgrade(
+            models.pool, models.catalog.managed_models, lambda: tasks, self._use, watch_s=watch_s
+        )
+
+    def _use(self, runtime: Runtime) -> None:
+        self.used.append(runtime.path)
+
+    def build(self, *fakes: str, prefill_s: float = PREFILL_S) -> str:
+        return str(install(self.folder / "new-server", f"prefill_s={prefill_s}", *fakes))
+
+    async def run(self, *fakes: str, prefill_s: float = PREFILL_S) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.upgrade.upgrade(self.build(*fakes, prefill_s=prefill_s))
+
+    async def refusal(self, *fakes: str, prefill_s: float = PREFILL_S) -> BuildRefused:
+        with pytest.raises(BuildRefused) as refused:
+            await self.run(*fakes, prefill_s=prefill_s)
+        return refused.value
+
+    @property
+    def state(self) -> object:
+        return self.upgrade.status()["state"]
+
+    def texts(self, model: str) -> list[str]:
+        """The decisions about a model, the newest first."""
+        return [decision.text for decision in self.models.pool.decisions.of(model)]
+
+
+@asynccontextmanager
+async def upgraded(
+    folder: Path, *specs: ModelSpec, fakes: tuple[str, ...] = (), watch_s: float = 3600.0, capacity: float = 9
+) -> AsyncIterator[Rig]:
+    old = install(folder / "old-server", f"prefill_s={PREFILL_S}", *fakes)
+    async with pooled(folder, *specs, runtime=old, capacity=capacity) as models, asyncio.TaskGroup() as tasks:
+        rig = Rig(folder, models, tasks, watch_s)
+        try:
+            yield rig
+        finally:
+            rig.upgrade.close()
+
+
+def without_flag(program: str, flag: str) -> str:
+    """The same program, whose help has another flag instead."""
+    path = Path(program)
+    path.write_text(path.read_text().replace(flag, f"{flag}-of-old"))
+    return program
+
+
+def no_server(path: Path) -> str:
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def specs(tmp_path: Path, tiny_model: Path) -> list[ModelSpec]:
+    return [spec_of(file_of(tmp_path, name, tiny_model)) for name in "ab"]
+
+
+# --- a good build
+
+
+@async_test
+async def test_good_build_serves_all_models(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        for name in "ab":
+            await rig.models.load(name)
+        before = rig.models.pids("a", "b")
+        await rig.run()
+        status = rig.upgrade.status()
+
+        assert rig.state == "watching"
+        assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == {
+            str(tmp_path / "new-server")
+        }
+        assert rig.used == [str(tmp_path / "new-server")]
+        assert not set(before.values()) & set(rig.models.pids("a", "b").values())
+        assert status["proof"]["requests"] >= 100
+        assert status["proof"]["text"] == 1.0
+        assert [await rig.models.ask(name).served_by() for name in "ab"] == [1, 1]
+        assert "a gets a new build of llama.cpp" in rig.texts("a")[0]
+
+
+@async_test
+async def test_model_is_loaded_for_the_proof_if_none_is(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.run()
+        assert rig.models[str(rig.upgrade.status()["model"])].serves
+        assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == set(rig.used)
+
+
+@async_test
+async def test_reload_and_new_model_keep_the_new_build(
+    tmp_path: Path, tiny_model: Path, specs: list[ModelSpec]
+) -> None:
+    async with upgraded(tmp_path, specs[0]) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        new = spec_of(file_of(tmp_path, "c", tiny_model))
+        rig.models.apply(with_context(specs[0], 600), new)
+        await rig.models.until(lambda: not rig.models["a"].rolling_out)
+        assert [rig.models[name].spec.runtime for name in "ac"] == [*rig.used, *rig.used]
+        launch = rig.models["a"].sized
+        assert launch is not None
+        assert launch.launch is not None
+        assert launch.launch.runtime.path == rig.used[0]
+
+
+# --- bad builds
+
+
+@pytest.mark.parametrize(
+    ("fakes", "prefill_s", "why"),
+    [
+        ((), PREFILL_S * 1.6, "of the speed of the running build; 90% are needed"),
+        (("leak_bytes=2000000",), PREFILL_S, "its memory has grown by"),
+        (("die_at=50",), PREFILL_S, "at request 49 of 100"),
+        (("wrong=yes",), PREFILL_S, "its text is that of the running build for"),
+        (("exit=load:1",), PREFILL_S, "does not start with it"),
+        (("status=500",), PREFILL_S, "does not start with it"),
+    ],
+    ids=["slow", "leaks", "crashes", "wrong", "ends", "fails"],
+)
+@async_test
+async def test_bad_build_is_refused_and_the_old_one_serves(
+    tmp_path: Path, specs: list[ModelSpec], fakes: tuple[str, ...], prefill_s: float, why: str
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        before = rig.models.pids("a")
+        refused = await rig.refusal(*fakes, prefill_s=prefill_s)
+        assert why in refused.message
+        assert rig.state == "refused"
+        assert rig.models.pids("a") == before
+        assert await rig.models.ask("a").served_by() == 1
+        assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == {
+            str(tmp_path / "old-server")
+        }
+        assert rig.used == []
+        assert "keeps its build" in rig.texts("a")[0]
+
+
+@async_test
+async def test_build_without_a_needed_flag_is_refused_before_it_starts(
+    tmp_path: Path, specs: list[ModelSpec]
+) -> None:
+    settings = Settings(alias="a", ctx_size=512, parallel=1, extra=("--keep", "5"))
+    spec = ModelSpec("a", specs[0].source, settings=settings, identity=specs[0].identity)
+    async with upgraded(tmp_path, spec) as rig:
+        path = without_flag(rig.build(), "--keep")
+        with pytest.raises(BuildRefused, match=r"'a' has no plan with it: .*--keep"):
+            await rig.upgrade.preview(path)
+        with pytest.raises(BuildRefused, match=r"'a' has no plan with it: .*--keep"):
+            await rig.upgrade.upgrade(path)
+        assert rig.models["a"].runners == []
+
+
+@async_test
+async def test_program_that_is_no_build_is_refused(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        with pytest.raises(BrokenRuntime):
+            await rig.upgrade.upgrade(no_server(tmp_path / "other"))
+        with pytest.raises(UsageInvalid, match="is the build that llamasup runs"):
+            await rig.upgrade.upgrade(str(tmp_path / "old-server"))
+
+
+@async_test
+async def test_all_models_return_if_one_does_not_start(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    """The model of the proof is small; the other one fails with its larger context."""
+    async with upgraded(tmp_path, specs[0], with_context(specs[1], 600)) as rig:
+        for name in "ab":
+            await rig.models.load(name)
+        refused = await rig.refusal("exit=load:1", "above_ctx=520")
+        assert "'b' does not start with it" in refused.message
+        assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == {
+            str(tmp_path / "old-server")
+        }
+        assert [await rig.models.ask(name).served_by() for name in "ab"] == [1, 1]
+        assert any("returns to its old build" in text for text in rig.texts("a"))
+
+
+@async_test
+async def test_build_needs_room_for_a_model_twice(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs, capacity=1.5) as rig:
+        await rig.models.load("a")
+        refused = await rig.refusal()
+        assert "no model that generates text fits into memory twice" in refused.message
+
+
+@async_test
+async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        first = asyncio.create_task(rig.run())
+        await rig.models.until(lambda: rig.state == "proving")
+        with pytest.raises(Conflict):
+            await rig.upgrade.upgrade(str(tmp_path / "new-server"))
+        await first
+
+
+@async_test
+async def test_unload_during_the_proof_refuses_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        refusal = asyncio.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.upgrade.status()["proof"]["requests"] > 0)
+        await rig.models.unload("a")
+        await refusal
+        assert rig.models["a"].spec.runtime == str(tmp_path / "old-server")
+        await rig.models.load("a")
+        assert await rig.models.ask("a").served_by() == 1
+
+
+# --- after the rollout
+
+
+def kill(rig: Rig, model: str) -> None:
+    pid = rig.models[model].runners[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+async def crash(rig: Rig, model: str) -> None:
+    """And wait until the model serves again."""
+    runner = rig.models[model].runners[0]
+    generation = runner.instance.generation
+    kill(rig, model)
+    async with asyncio.timeout(PATIENCE_S):
+        await runner.until(
+            lambda instance: instance.generation > generation and instance.state is State.READY
+        )
+
+
+@async_test
+async def test_old_build_returns_if_crashes_rise(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        await crash(rig, "a")
+        assert rig.state == "watching"  # one may be chance
+        kill(rig, "a")
+        await rig.models.until(lambda: rig.state == "returned")
+        assert rig.used[-1] == str(tmp_path / "old-server")
+        assert "crashed 2 times" in str(rig.upgrade.status()["reason"])
+        assert await rig.models.ask("a").served_by() == 1
+        assert rig.models["a"].spec.runtime == str(tmp_path / "old-server")
+
+
+@async_test
+async def test_build_is_kept_when_the_watch_ends(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs, watch_s=0.1) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        await rig.models.until(lambda: rig.state == "kept")
+
+
+@async_test
+async def test_preview_shows_the_changes_of_each_plan(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        shown = await rig.upgrade.preview(without_flag(rig.build(), "--metrics"))
+        flags = {flag["flag"]: flag for flag in shown["models"][0]["flags"]}
+        assert flags["--metrics"] == {"flag": "--metrics", "before": "", "after": None}
+        assert [model["id"] for model in shown["models"]] == ["a", "b"]
+        assert rig.models["a"].runners == []
