@@ -1,26 +1,15 @@
-"""The plans of all models with two builds, and which model a new build is proven with.
-
-Reads model files and asks the builds (``estimate_model``), so it blocks; the rest is pure.
-"""
+"""How the plan of a model changes with a build, and which model a new build is proven with (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from llamasup.errors import LlamasupError
-from llamasup.gguf.facts import ModelClass
-from llamasup.models.spec import ModelSpec
-from llamasup.planning.attempts import Planner
-from llamasup.pool.estimate import SizedModel, estimate_model, share_of
-from llamasup.pool.starter import with_devices
 
-__all__ = ["Candidate", "FlagChange", "PlanChange", "choose", "compare", "flag_changes"]
-
-_NOWHERE = Path("/nonexistent")
+__all__ = ["Candidate", "FlagChange", "PlanChange", "choose", "flag_changes"]
 
 
 class FlagChange(Struct, frozen=True):
@@ -53,37 +42,6 @@ class PlanChange(Struct, frozen=True):
             "needs_after": dict(self.needs_after),
             "problem": None if problem is None else {"message": problem.message, "remedy": problem.remedy},
         }
-
-
-def compare(
-    specs: Iterable[ModelSpec], budget: Mapping[str, int], environ: Mapping[str, str], old: str, new: str
-) -> tuple[PlanChange, ...]:
-    """Of the models that have a file here, and a plan with the old build."""
-    found = []
-    for spec in specs:
-        if not spec.source or spec.is_remote or spec.problem:
-            continue
-        try:
-            before = estimate_model(spec, budget, old, environ)
-        except LlamasupError:
-            continue  # it cannot be loaded now, either
-        generates = before.facts is not None and before.facts.model_class is ModelClass.DECODER
-        try:
-            after = estimate_model(spec, budget, new, environ)
-            flags = flag_changes(_flags(before, budget), _flags(after, budget))
-        except LlamasupError as error:
-            found.append(PlanChange(spec.id, generates, needs_before=before.needs, problem=error))
-        else:
-            found.append(PlanChange(spec.id, generates, flags, before.needs, after.needs))
-    return tuple(found)
-
-
-def _flags(sized: SizedModel, budget: Mapping[str, int]) -> Mapping[str, str]:
-    assert sized.launch is not None  # it is of a file
-    share = share_of(sized.spec, budget, alone=True)
-    planner = Planner(with_devices(sized.launch, sized.spec, 0), _NOWHERE, budget=lambda: share)
-    reasons = planner.admission().plan.reasons
-    return {reason.flag: reason.value or "" for reason in reasons if reason.passed}
 
 
 def flag_changes(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[FlagChange, ...]:

@@ -23,6 +23,7 @@ from llamasup.planning.memory.shares import remaining
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
 from llamasup.pool.upgrade import plans
+from llamasup.pool.upgrade.compare import compare
 from llamasup.pool.upgrade.plans import PlanChange
 from llamasup.pool.upgrade.proof import prove
 from llamasup.pool.upgrade.verdict import (
@@ -207,7 +208,7 @@ class Upgrade:
         options = self._pool.options
         specs = [managed.spec for managed in self._models()]
         builds = _Build.of(old).choice, _Build.of(new).choice
-        return await asyncio.to_thread(plans.compare, specs, options.budget, options.environ, *builds)
+        return await asyncio.to_thread(compare, specs, options.budget, options.environ, *builds)
 
     def _canary(self) -> ManagedModel:
         """The model that the build is proven with. Raises BuildRefused."""

@@ -31,6 +31,7 @@ class Rig:
     def __init__(self, folder: Path, models: Pooled, tasks: asyncio.TaskGroup, watch_s: float) -> None:
         self.folder = folder
         self.models = models
+        self.tasks = tasks
         self.used: list[str] = []
         self.upgrade = Upgrade(
             models.pool, models.catalog.managed_models, lambda: tasks, self._use, watch_s=watch_s
@@ -225,7 +226,7 @@ async def test_build_needs_room_for_a_model_twice(tmp_path: Path, specs: list[Mo
 async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
         await rig.models.load("a")
-        first = asyncio.create_task(rig.run())
+        first = rig.tasks.create_task(rig.run())
         await rig.models.until(lambda: rig.state == "proving")
         with pytest.raises(Conflict):
             await rig.upgrade.upgrade(str(tmp_path / "new-server"))
@@ -236,7 +237,7 @@ async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> 
 async def test_unload_during_the_proof_refuses_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
         await rig.models.load("a")
-        refusal = asyncio.create_task(rig.refusal())
+        refusal = rig.tasks.create_task(rig.refusal())
         await rig.models.until(lambda: rig.upgrade.status()["proof"]["requests"] > 0)
         await rig.models.unload("a")
         await refusal
