@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["prove"]
 
 _ANSWER = 16  # tokens; a longer text makes differences between two good builds more likely
-_WORDS = (12, 24, 48, 96)  # of the prompts
+_WORDS = (12, 24, 48, 96)  # of the prompts, cut to the context
+_USUAL_CTX_SIZE = 2048
 _REQUEST_TIMEOUT_S = 120.0
 _IDLE_TIMEOUT_S = 2.0  # how long a pair waits until the running server is without requests
 _IDLE_POLL_S = 0.01
@@ -43,9 +44,10 @@ class _Failed(Exception):
     """How a server failed a request."""
 
 
-def _request(number: int) -> WarmUpRequest:
+def _request(number: int, ctx_size: int | None) -> WarmUpRequest:
     """The prompts repeat, so that the memory of a good server stays as it is after the first ones."""
-    prompt = prose(number % PROMPTS, _WORDS[number % len(_WORDS)])
+    most = max(1, (ctx_size or _USUAL_CTX_SIZE) - 2 * _ANSWER)  # a token has one character at least
+    prompt = prose(number % PROMPTS, _WORDS[number % len(_WORDS)])[:most]
     body: Mapping[str, Any] = {
         "prompt": prompt,
         "n_predict": _ANSWER,
@@ -70,7 +72,7 @@ async def prove(
             step = next_step(trial)
             if isinstance(step, Accepted | Refused):
                 return step
-            request = _request(trial.answered)
+            request = _request(trial.answered, None if old.plan is None else old.plan.ctx_size)
             if step == "compare":
                 trial = await _compared(trial, request, (new_prober, new), (old_prober, old))
             else:
