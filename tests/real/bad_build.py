@@ -4,7 +4,7 @@
 
 COMMAND is the real server, ARGUMENTS are those of llamasup. FAULT: ``none``; ``slow``: 20 % less speed;
 ``leak``: keeps 2 MB for each completion; ``crash``: ends at completion 50; ``wrong``: other text. Every
-completion takes 50 ms longer, so that the noise of the machine matters less.
+completion takes 150 ms longer, so that the noise of the machine matters less.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.runtimes import shell_command
 
 __all__ = ["build"]
 
-_SLOWER_S = 0.05
+_SLOWER_S = 0.15
 _COMPLETION = b"POST /completion "
 
 

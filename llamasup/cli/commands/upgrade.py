@@ -47,7 +47,7 @@ def upgrade(
     dry_run: DryRun = False,
     json: o.Json = False,
 ) -> int:
-    """Serve the models of a running llamasup with another build of llama.cpp, if it proves itself.
+    """Change the build of llama.cpp once the new one has proven itself.
 
     The new build answers 100 requests beside the running one, and is compared with it. Then all models get
     it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
