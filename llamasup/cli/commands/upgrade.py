@@ -47,7 +47,7 @@ def upgrade(
     dry_run: DryRun = False,
     json: o.Json = False,
 ) -> int:
-    """Change the build of llama.cpp once the new one has proven itself.
+    """Move to another build of llama.cpp once it is proven.
 
     The new build answers 100 requests beside the running one, and is compared with it. Then all models get
     it, one after the other. For an hour, llamasup returns to the old build if crashes rise.
