@@ -39,6 +39,9 @@ class Api(Protocol):
     def continued(self, body: Body, sent: Sent) -> Joint:
         """Change the request so that it continues what the client has. Raises NotContinued."""
 
+    def is_last(self, event: Event) -> bool:
+        """Whether this event ends the answer."""
+
 
 # --- /v1/chat/completions
 
@@ -55,6 +58,9 @@ class _Chat:
                 sent.opening.setdefault("chunk", event.data)
                 _note(sent, delta.get("content"), delta.get("reasoning_content"))
         return sent
+
+    def is_last(self, event: Event) -> bool:
+        return bool(event.data == "[DONE]")
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
@@ -117,6 +123,9 @@ class _TextCompletions:
                 _note(sent, choice.get("text"))
         return sent
 
+    def is_last(self, event: Event) -> bool:
+        return bool(event.data == "[DONE]")
+
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
         _continue_prompt(body, sent)
@@ -169,6 +178,9 @@ class _Completion:
         if not has_all:
             sent.tokens = []
         return sent
+
+    def is_last(self, event: Event) -> bool:
+        return bool(_data(event).get("stop"))
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
@@ -236,6 +248,9 @@ class _Messages:
                     raise NotContinued(_COMPLETE)
         return sent
 
+    def is_last(self, event: Event) -> bool:
+        return event.name == "message_stop"
+
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)
         messages, role = messages_of(body, "messages")
@@ -297,6 +312,9 @@ class _Responses:
                 case _:
                     raise NotContinued("the answer has more than text")
         return sent
+
+    def is_last(self, event: Event) -> bool:
+        return event.name == "response.completed"
 
     def continued(self, body: Body, sent: Sent) -> Joint:
         refuse_state(body)

@@ -10,6 +10,7 @@ from llamasup.continuation.answer import NotContinued, event_of, events_in
 from llamasup.continuation.apis import API_BY_ROUTE, Joint
 from llamasup.continuation.request import encoded, of_request
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
+from llamasup.http.sse import FRAMING
 
 __all__ = ["MAX_KEPT", "TAIL_PIECES", "Recording"]
 
@@ -52,6 +53,16 @@ class Recording:
     def is_continued(self) -> bool:
         """Whether a later generation has begun its part."""
         return self._dechunker is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client has the last event of the answer: only the end of the body is missing."""
+        *_, last = [b"", *FRAMING.sub(b"", b"\r\n" + b"".join(self.tail)).rstrip().split(b"\n\n")]
+        try:
+            event = event_of(last)
+            return event is not None and self._api.is_last(event)
+        except NotContinued:
+            return False
 
     def begin(self, write: Callable[[bytes], None], *, repeats: bool | None = None) -> None:
         """A generation begins its part of the answer. ``write`` sends to the client.
@@ -102,6 +113,11 @@ class Recording:
         """The last part is complete."""
         if self._dechunker is not None:
             self._send(chunk(b": llama-server ended within this answer, and the next one continued it\n\n"))
+            self._send(LAST_CHUNK)
+
+    def end(self) -> None:
+        """End the body of the first part in place of llama-server, because the answer is complete."""
+        if self._dechunker is None:
             self._send(LAST_CHUNK)
 
     def continued_body(self) -> bytes:

@@ -55,6 +55,10 @@ class ContinuedStream:
         return self._recording.is_continued
 
     @property
+    def is_complete(self) -> bool:
+        return self._recording.is_complete
+
+    @property
     def tail(self) -> deque[bytes]:
         return self._recording.tail
 
@@ -75,6 +79,9 @@ class ContinuedStream:
 
     def continued_body(self) -> bytes:
         return self._recording.continued_body()
+
+    def end(self) -> None:
+        self._recording.end()
 
     # --- as a stream that has begun
 

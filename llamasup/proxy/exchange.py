@@ -349,7 +349,7 @@ class Exchange(Struct, eq=False):
         )
 
     def upstream_broke(self, reason: str, *, closed: bool = False) -> None:
-        if self.over or self._end_error is not None:
+        if self.over or self._end_error is not None or self._end_if_complete():
             return
         upstream, endpoint = self._upstream, self._lease.endpoint
         fresh = upstream is None or upstream.is_fresh
@@ -373,6 +373,17 @@ class Exchange(Struct, eq=False):
         else:
             self._fail(error, "upstream_failed")
 
+    def _end_if_complete(self) -> bool:
+        """End the answer as usual if llama-server ended between its last event and the end of the body."""
+        stream, upstream = self._request.kept_stream, self._upstream
+        if stream is None or not self.status or not stream.is_complete:
+            return False
+        stream.end()
+        self.finished()
+        if upstream is not None:
+            upstream.abort()
+        return True
+
     def _await_cause(self, error: HttpError) -> None:
         """The server does not answer any more, most likely because it ended: soon the cause is known.
 
@@ -393,7 +404,7 @@ class Exchange(Struct, eq=False):
 
     def _revoked(self, why: Unavailable) -> None:
         """The generation is being stopped (S13, S16) or has ended (S1)."""
-        if self.over:
+        if self.over or self._end_if_complete():
             return
         if self._end_error is not None:
             self._fail(_with_cause(self._end_error, why), "upstream_failed")

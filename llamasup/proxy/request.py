@@ -60,7 +60,8 @@ class KeptStream(BegunStream, Protocol):
     """A stream that is kept so that a later llama-server can continue it (``ContinuedStream``).
 
     ``sent_at`` and ``first_byte_at`` are those of the first exchange, and ``opening`` its first bytes.
-    ``is_continued``: a second one has been asked for the rest. ``tail``: what was sent last.
+    ``is_continued``: a second one has been asked for the rest. ``is_complete``: only the end of the body is
+    missing. ``tail``: what was sent last.
     """
 
     sent_at: float
@@ -69,6 +70,9 @@ class KeptStream(BegunStream, Protocol):
 
     @property
     def is_continued(self) -> bool: ...
+
+    @property
+    def is_complete(self) -> bool: ...
 
     @property
     def tail(self) -> deque[bytes]: ...
@@ -94,6 +98,10 @@ class KeptStream(BegunStream, Protocol):
 
     def continued_body(self) -> bytes:
         """The body of the request for the rest. Raises NotContinued with the reason."""
+        ...
+
+    def end(self) -> None:
+        """End the body of a complete answer in place of llama-server. ``finish`` ends a continued one."""
         ...
 
 

@@ -7,6 +7,7 @@ result as an event. The table decides on time limits and consequences.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -209,12 +210,18 @@ async def query_context_window(generation: Generation) -> None:
         generation.endpoint.window = await prober.context_window()
 
 
-async def record_load(generation: Generation) -> None:
+def record_load(generation: Generation) -> Coroutine[None, None, None]:
     """Compare the memory of this load with its plan, for later plans.
 
-    A single call in a thread: a stop right after the start neither waits for it nor undoes it.
+    The thread is asked for at once, not by the task: a stop right after the start neither waits for it nor
+    undoes it.
     """
-    await asyncio.to_thread(_record_load, generation)
+    recorded = asyncio.get_running_loop().run_in_executor(None, _record_load, generation)
+    return _load_recorded(generation, recorded)
+
+
+async def _load_recorded(generation: Generation, recorded: asyncio.Future[None]) -> None:
+    await asyncio.shield(recorded)
     if generation.context.on_measured is not None:
         generation.context.on_measured()
 

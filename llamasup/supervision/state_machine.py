@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -179,10 +179,26 @@ def warmup_timeout(transition: Transition) -> Outcome:
 
 
 def drained(transition: Transition) -> Outcome:
+    if transition.instance.transferring_slots:
+        return ignore(transition)
     if not transition.instance.keeps_slots:
         return terminate(transition)
-    saving, wake = transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
+    saving, wake = _save_slots(transition)
     return saving, (SaveSlots(saving.generation), wake)
+
+
+def drain_timeout(transition: Transition) -> Outcome:
+    instance = transition.instance
+    if instance.transferring_slots or not (instance.keeps_slots and transition.policy.continue_streams):
+        return terminate(transition)
+    # The streams go on at the next server, which restores what this one has computed for them.
+    saving, wake = _save_slots(transition)
+    generation = saving.generation
+    return saving, (CloseEndpoint(generation, _STOPPING), SaveSlots(generation), wake)
+
+
+def _save_slots(transition: Transition) -> tuple[Instance, WakeAt]:
+    return transition.deadline(transition.policy.slots_timeout_s, transferring_slots=True)
 
 
 def drain_and_restart(transition: Transition) -> Outcome:
@@ -197,7 +213,7 @@ def terminate(transition: Transition) -> Outcome:
     timeout_s = policy.stop_timeout_s if term_resent else policy.first_term_timeout_s
     stopping, wake = transition.deadline(timeout_s, state=State.STOPPING, term_resent=term_resent)
     generation = stopping.generation
-    return stopping, (CloseEndpoint(generation, "the server is stopping"), Terminate(generation), wake)
+    return stopping, (CloseEndpoint(generation, _STOPPING), Terminate(generation), wake)
 
 
 def resend_sigterm(transition: Transition) -> Outcome:
@@ -217,7 +233,7 @@ def kill(transition: Transition) -> Outcome:
         transition.policy.kill_again_s, state=State.STOPPING, term_resent=True
     )
     generation, kill_reason = stopping.generation, stopping.kill_reason
-    reason = "the server is stopping" if kill_reason is None else kill_reason.message
+    reason = _STOPPING if kill_reason is None else kill_reason.message
     return stopping, (CloseEndpoint(generation, reason, kill_reason), Kill(generation), wake)
 
 
@@ -437,7 +453,7 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
             LivenessFailed: kill,
             Drained: drained,
             Exited: exit_while_draining,
-            TimerFired: terminate,
+            TimerFired: drain_timeout,
         },
         State.STOPPING: {
             StartRequested: restart_after_exit,
@@ -476,6 +492,8 @@ TABLE: Mapping[State, Mapping[type, Step]] = MappingProxyType(
         },
     }
 )
+
+_STOPPING: Final = "the server is stopping"
 
 
 class InvalidTransition(RuntimeError):

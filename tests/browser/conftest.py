@@ -27,6 +27,7 @@ CONTENT = {
     "Requests": "h2:text-is('Finished')",
     "Plan": "pre.command",
     "Playground": ".tabs",
+    "Batches": "p.note, table.batches",
     "Logs": "pre.log",
     "Usage": "label:has-text('Days')",
     "Config": "textarea.code",

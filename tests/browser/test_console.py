@@ -31,7 +31,7 @@ from tests.patience import PATIENCE_S, eventually
 pytestmark = [pytest.mark.real, pytest.mark.browser]
 
 NewContext = Callable[..., BrowserContext]
-PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Logs", "Usage", "Config")
+PAGES = ("Models", "Memory", "Requests", "Plan", "Playground", "Batches", "Logs", "Usage", "Config")
 HTML_NAME = "<img src=x onerror=document.title=1>"
 CHAT, OTHER, SLEEPER = "tiny-chat", "tiny-other", "org/sleeper:F32"
 BY_KEYBOARD = "tiny-keyboard"

@@ -396,7 +396,8 @@ def test_browser_asks_before_it_closes_a_tab_with_an_edit(page: Page, console: C
     with page.expect_event("dialog") as dialog:
         page.close(run_before_unload=True)
     assert dialog.value.type == "beforeunload"
-    dialog.value.accept()
+    with page.expect_event("close"):
+        dialog.value.accept()
 
 
 def test_error_of_a_failed_check_ends_with_a_good_one(page: Page, console: Console) -> None:
@@ -431,7 +432,7 @@ def run_console(runtime: str, tiny_model: Path, tmp_path_factory: pytest.TempPat
 def test_console_of_run_shows_its_model_and_no_editor(run_console: Console, new_context: NewContext) -> None:
     page = sign_in(new_context(), run_console)
     expect(card(page, "tiny").locator(".state")).to_have_text("ready")
-    for name in ("Memory", "Requests", "Plan", "Playground", "Logs", "Usage"):
+    for name in ("Memory", "Requests", "Plan", "Playground", "Batches", "Logs", "Usage"):
         show(page, name)
         expect(page.get_by_role("alert")).to_have_count(0)
     asked: list[str] = []

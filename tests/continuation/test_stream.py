@@ -136,6 +136,24 @@ def test_answer_that_lacks_only_its_end_is_not_continued(server: Any) -> None:
 
 
 @EVERY_API
+def test_answer_is_complete_with_its_last_event(server: Any) -> None:
+    record = recording(server)
+    record.begin(Client().write)
+    assert not record.is_complete
+    for event in framed(server(FIRST).stream(PIECES)):
+        assert not record.is_complete
+        record.relay(event)
+    assert record.is_complete
+
+
+def test_answer_that_ends_with_an_unreadable_event_is_not_complete() -> None:
+    record = recording(ChatServer)
+    record.begin(Client().write)
+    record.relay(chunk(b"data: [DONE\n\n"))
+    assert not record.is_complete
+
+
+@EVERY_API
 def test_second_end_continues_what_both_servers_sent(server: Any) -> None:
     client = Client()
     whole = server(FIRST).stream(PIECES)

@@ -221,7 +221,7 @@ async def test_change_before_the_watch_is_reported(top: Path) -> None:
 
 @async_test
 async def test_folders_are_polled_without_events(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_more_watches(self: FolderEvents, folders: list[str], *, below: bool) -> None:
+    def no_more_watches(self: FolderEvents, folders: list[str], *, recursive: bool) -> None:
         self.reliable = False  # as at the limit fs.inotify.max_user_watches
 
     monkeypatch.setattr(FolderEvents, "_watch", no_more_watches)

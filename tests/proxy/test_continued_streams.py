@@ -109,6 +109,44 @@ def test_model_that_does_not_continue_ends_with_an_error_event(rig: Rig) -> None
     assert rig.proxy.metrics.continued == {}
 
 
+@pytest.mark.parametrize("revoked", [False, True])
+@pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.route)
+def test_complete_answer_ends_as_usual_if_the_server_ends_before_the_body(
+    continuing: Rig, server: type[ChatServer], revoked: bool
+) -> None:
+    client, child = continuing.begin(post(server.route.encode(), json.dumps(server.body).encode()))
+    stream = b"".join(framed(server("first").stream(PIECES)))
+    child.send(STREAM_HEAD + stream[:50])
+    child.send(stream[50:])
+    client.until(stream[-40:])
+    if revoked:
+        end_generation(continuing)
+        assert child.sees_the_end()
+    child.close()
+    assert client.until(LAST_CHUNK) == LAST_CHUNK
+    assert continuing.record().outcome == "ok"
+    if not revoked:
+        end_generation(continuing)
+    start_next(continuing)
+    client.send(post(CHAT, b"{}"))
+    child = continuing.accept()
+    child.message()
+    child.send(answer(b"next"))
+    assert client.message()[1] == b"next"
+
+
+def test_rest_that_lacks_only_the_end_of_its_body_is_complete(continuing: Rig) -> None:
+    client, child = begun(continuing)
+    cut(continuing, child)
+    child = continue_on(continuing)
+    child.send(rest_of().removesuffix(LAST_CHUNK))
+    client.until(b"[DONE]\n\n")
+    child.close()
+    client.until(LAST_CHUNK)
+    record = continuing.record()
+    assert (record.outcome, record.continued, record.tokens_completion) == ("ok", True, 8)
+
+
 def test_half_an_event_is_not_sent(continuing: Rig) -> None:
     client, child = begun(continuing)
     half = framed(FIRST.stream(PIECES))[4][:40]

@@ -56,14 +56,23 @@ _CACHE = re.compile(
 )
 _COMMENT = re.compile(r"^:.*\n\n", re.MULTILINE)
 _CONTINUED = "the next one continued it"
+# Of an answer whose text was complete, but not its last events, such as that of its usage.
+_ENDED = re.compile(
+    r"^(?P<sent>.*?)(?:event: error\n)?data: [^\n]*\(not continued: the answer was complete but", re.S
+)
 
 
 @dataclass
 class Outcomes:
-    """``finished``: the whole answer had arrived before the kill. ``pauses_s``: of the continued streams."""
+    """How the streams ended.
+
+    ``finished``: the whole answer had arrived before the kill. ``ended``: its text had arrived, and an error
+    event was its end. ``pauses_s``: of the continued streams.
+    """
 
     continued: int = 0
     finished: int = 0
+    ended: int = 0
     wrong: list[str] = field(default_factory=list)
     pauses_s: list[float] = field(default_factory=list)
 
@@ -74,26 +83,37 @@ class Outcomes:
         return statistics.median(pauses) * 1e3, max(pauses) * 1e3
 
     def __str__(self) -> str:
-        return f"{self.continued} continued, {self.finished} finished before, {len(self.wrong)} wrong"
+        before = f"{self.finished} finished before, {self.ended} but for the end"
+        return f"{self.continued} continued, {before}, {len(self.wrong)} wrong"
 
 
 async def kill_in_streams(
-    runtime: str, model: str, kills: int, seed: int, *, requests: Mapping[str, Mapping[str, Any]] = REQUESTS
+    runtime: str,
+    model: str,
+    kills: int,
+    seed: int,
+    *,
+    requests: Mapping[str, Mapping[str, Any]] = REQUESTS,
+    interval_s: float = 0.0,
 ) -> dict[str, Outcomes]:
-    """By path. Each kill is at a random event of a stream."""
+    """By path. Each kill is at a random event of a stream. ``interval_s``: the least time between kills."""
     chance = random.Random(seed)
     found = {path: Outcomes() for path in requests}
     async with _running(runtime, model) as (port, runner):
         whole = {path: _comparable((await _ask(port, path, body))[0]) for path, body in requests.items()}
         for number in range(kills):
             path = list(requests)[number % len(requests)]
+            next_at = asyncio.get_running_loop().time() + interval_s
             await _until_ready(runner)
             pid = runner.pid
             assert pid is not None
             kill_at = chance.randint(1, _LATEST_KILL)
             answer, pause_s = await _ask(port, path, requests[path], pid=pid, kill_at=kill_at)
             outcomes = found[path]
-            if _comparable(answer) != whole[path]:
+            end = _ENDED.match(answer)
+            if end is not None and whole[path].startswith(_comparable(end["sent"])):
+                outcomes.ended += 1
+            elif _comparable(answer) != whole[path]:
                 outcomes.wrong.append(_difference(kill_at, _comparable(answer), whole[path]))
             elif _CONTINUED in answer:
                 outcomes.continued += 1
@@ -101,6 +121,7 @@ async def kill_in_streams(
             else:
                 outcomes.finished += 1
             await runner.until(lambda _, pid=pid: runner.pid != pid)  # type: ignore[misc]
+            await asyncio.sleep(next_at - asyncio.get_running_loop().time())
     return found
 
 

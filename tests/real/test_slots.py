@@ -9,7 +9,7 @@ import shutil
 import signal
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 from llamasup.llama_server.slots.store import sweep_slots
 from llamasup.settings.model import Settings
 from llamasup.supervision.events import ServerExited, ServerWarned
-from llamasup.supervision.states import KillRequested, State, StopRequested
+from llamasup.supervision.states import KillRequested, RestartRequested, State, StopRequested
 from llamasup.testing.architectures import tiny_model
 from tests.e2e.driver import PATIENCE_S, started
 from tests.e2e.service import Serving, serving
@@ -102,8 +102,46 @@ async def start_conversations(server: Serving) -> list[list[dict[str, str]]]:
     return [next_turn(first, (await answer_of(server, first))[0]) for first in (FIRST, OTHER)]
 
 
+def timings_in(line: str) -> dict[str, int]:
+    timings: dict[str, int] = json.loads(line.removeprefix("data: "))["timings"]
+    return timings
+
+
+async def until(lines: AsyncIterator[str], mark: str) -> AsyncIterator[str]:
+    """The lines of a stream that have data, up to the first one with ``mark``."""
+    async for line in lines:
+        if line.startswith("data: "):
+            yield line
+        if mark in line:
+            return
+    raise AssertionError(f"the stream ended without {mark}")
+
+
 def run(test: Callable[[], Any]) -> Any:
     return asyncio.run(test())
+
+
+def test_continued_stream_reuses_the_slot_that_the_drain_timeout_interrupted(
+    runtime: str, model: Path, slots: Folder
+) -> None:
+    """The next server computes one token of the prompt and of the text so far, to sample the next one."""
+    long = {"n_predict": 30_000, "ignore_eos": True, "timings_per_token": True, "stream": True}
+    settings = Settings(keep_slots=True, parallel=1, ctx_size=32_768)
+
+    async def test() -> None:
+        options: dict[str, Any] = {"continue_streams": True, "drain_timeout_s": 0.0}
+        async with serving(model, runtime=runtime, settings=settings, **options) as server:
+            await server.reaches(State.READY, 1)
+            body = {"prompt": "Seven ships and a stone in the sea. " * 8, **long}
+            async with server.client.stream("POST", "/completion", json=body) as stream:
+                lines = stream.aiter_lines()
+                first = timings_in(await anext(lines))
+                server.runner.post(RestartRequested())
+                found = [first, *[timings_in(line) async for line in until(lines, '"prompt_n":0,')]]
+            assert found[-1]["cache_n"] == first["cache_n"] + first["prompt_n"]
+            assert found[-1]["predicted_n"] == found[-2]["predicted_n"] + 1
+
+    run(test)
 
 
 @pytest.mark.parametrize("changes", [{}, {"profile": "throughput"}], ids=["own slots", "shared cells"])

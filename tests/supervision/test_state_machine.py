@@ -586,6 +586,34 @@ def test_drain_timeout_saves_nothing() -> None:
     assert lc.Terminate(1) in life.wake()
 
 
+def cut_streams() -> Life:
+    """A server whose drain timeout has ended streams that the next one continues."""
+    policy = replace(POLICY, continue_streams=True)
+    life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.RestartRequested(), policy=policy)
+    effects = life.wake()
+    assert effects[:2] == (lc.CloseEndpoint(1, "the server is stopping"), lc.SaveSlots(1))
+    assert effects[2] == lc.WakeAt(life.instance.timer_id, life.now_s + policy.slots_timeout_s)
+    return life
+
+
+def test_drain_timeout_saves_the_slots_of_streams_that_are_continued() -> None:
+    life = cut_streams()
+    assert life(lc.Drained(1)) == ()  # the requests have left
+    assert lc.Terminate(1) in life(lc.SlotsSaved(1))
+    assert life(lc.Exited(1, CRASH))[-2:][0] == lc.Spawn(2)
+
+
+def test_save_of_continued_streams_has_a_timeout() -> None:
+    life = cut_streams()
+    assert lc.Terminate(1) in life.wake()
+
+
+def test_drain_timeout_terminates_if_streams_are_continued_without_slots() -> None:
+    life = ready(replace(POLICY, continue_streams=True))
+    life(lc.RestartRequested())
+    assert lc.Terminate(1) in life.wake()
+
+
 def test_exit_while_saving_is_not_a_crash() -> None:
     life = with_slots(lc.WarmupSucceeded(1), lc.SlotsRestored(1), lc.StopRequested(), lc.Drained(1))
     assert life(lc.Exited(1, CRASH)) == (lc.CloseEndpoint(1, "llama-server ended"),)

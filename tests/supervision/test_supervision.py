@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,10 +16,11 @@ import uvloop
 from msgspec.structs import replace
 
 from llamasup.llama_server import client
+from llamasup.planning import load_history_store
 from llamasup.queueing.endpoint import Endpoint
 from llamasup.service.run import Service, WrapOptions
 from llamasup.supervision.backoff import RestartPolicy
-from llamasup.supervision.events import Bus, ServerExited, StateChanged
+from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
 from llamasup.supervision.generation import Generation
 from llamasup.supervision.states import State, WarmupSucceeded
 from llamasup.supervision.wrap.planner import parse_command
@@ -110,6 +113,30 @@ def test_stop_waits_for_no_request_of_llamasup(
             await asked.wait()
 
     asyncio.run(test())
+
+
+def test_load_is_recorded_although_a_stop_follows_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    """No thread is free from the moment that the server is ready until its tasks are cancelled."""
+    runtime = install(tmp_path / "llama-server")
+
+    async def test() -> None:
+        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+
+        def on_event(event: PublishedEvent) -> None:
+            match event:
+                case StateChanged(state=State.READY):
+                    loop.run_in_executor(None, cancelled.wait)
+                    server.service.ask_stop()
+                case StateChanged(state=State.STOPPING | State.STOPPED):
+                    cancelled.set()
+
+        async with serving(tiny_model, runtime=str(runtime)) as server:
+            server.bus.listen(on_event)
+            await server.reaches(State.STOPPED, 1)
+
+    asyncio.run(test())
+    assert len(load_history_store.load(tiny_model).served) == 1
 
 
 def test_only_a_start_without_progress_is_hung(tiny_model: Path, tmp_path: Path) -> None:

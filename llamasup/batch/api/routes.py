@@ -1,4 +1,7 @@
-"""The HTTP routes of the API for files and batches. The proxy checks the access, and names the client."""
+"""The HTTP routes of the API for files and batches, and of the control API for the batches of all clients.
+
+The proxy checks the access, and names the client.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from llamasup.batch.api.objects import NewBatch, batch_object, file_object, page
+from llamasup.batch.api.objects import NewBatch, StoredBatch, batch_object, file_object, page
 from llamasup.batch.api.runner import BatchService
 from llamasup.control.json_body import read_body
 from llamasup.errors import UsageInvalid
@@ -71,6 +74,13 @@ def routes_of(service: BatchService) -> Sequence[Route]:
     async def cancel(request: Request) -> Response:
         return _json(batch_object(await service.cancel(_owner(request), request.path_params["id"])))
 
+    async def batches_of_all(request: Request) -> Response:
+        found = await service.batches_of_all(_limit(request, "batches", default=_MAX_PAGE["batches"]))
+        return _json({"batches": [_for_operators(batch) for batch in found]})
+
+    async def cancel_of_any(request: Request) -> Response:
+        return _json(_for_operators(await service.cancel(None, request.path_params["id"])))
+
     table: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
         ("POST", "/v1/files", upload),
         ("GET", "/v1/files", files),
@@ -81,10 +91,13 @@ def routes_of(service: BatchService) -> Sequence[Route]:
         ("GET", "/v1/batches", batches),
         ("GET", "/v1/batches/{id}", batch),
         ("POST", "/v1/batches/{id}/cancel", cancel),
+        ("GET", _CONTROL, batches_of_all),
+        ("POST", _CONTROL + "/{id}/cancel", cancel_of_any),
     )
     return [Route(path, handler, methods=[method]) for method, path, handler in table]
 
 
+_CONTROL: Final = "/llamasup/v1/batches"
 _FRESH: Final = {"cache-control": "no-store"}
 
 
@@ -92,11 +105,18 @@ def _owner(request: Request) -> str:
     return unquote(request.headers.get("x-llamasup-client", ""))
 
 
-def _limit(request: Request, of: str) -> int:
+def _for_operators(batch: StoredBatch) -> Mapping[str, Any]:
+    """With its client, and without what the client wrote about it."""
+    shown = {**batch_object(batch), "client": batch.owner}
+    del shown["metadata"]
+    return shown
+
+
+def _limit(request: Request, of: str, *, default: int | None = None) -> int:
     """Raises UsageInvalid."""
     text = request.query_params.get("limit")
     if text is None:
-        return _PAGE[of]
+        return _PAGE[of] if default is None else default
     if not (text.isascii() and text.isdecimal() and len(text) < 8 and 1 <= int(text) <= _MAX_PAGE[of]):
         raise UsageInvalid(f"limit={text[:40]!r} is not a valid value.", remedy=f"Use 1 to {_MAX_PAGE[of]}.")
     return int(text)

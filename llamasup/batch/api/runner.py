@@ -214,7 +214,8 @@ class BatchService:
         self._wake.set()
         return batch
 
-    async def batch(self, owner: str, batch_id: str) -> StoredBatch:
+    async def batch(self, owner: str | None, batch_id: str) -> StoredBatch:
+        """``owner``: None: of any client."""
         store = await self._opened()
         found = await self._call(store.batch, owner, batch_id)
         if found is None:
@@ -228,7 +229,12 @@ class BatchService:
         found = await self._call(lambda: store.batches(owner, after=after, limit=limit))
         return [self._live(batch) for batch in found]
 
-    async def cancel(self, owner: str, batch_id: str) -> StoredBatch:
+    async def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
+        store = await self._opened()
+        return [self._live(batch) for batch in await self._call(store.batches_of_all, limit)]
+
+    async def cancel(self, owner: str | None, batch_id: str) -> StoredBatch:
+        """``owner``: None: an operator cancels the batch of any client."""
         store = await self._opened()
         while True:
             batch = await self.batch(owner, batch_id)

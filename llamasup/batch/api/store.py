@@ -158,8 +158,11 @@ class Store:
             )
         return changed.rowcount == 1
 
-    def batch(self, owner: str, batch_id: str) -> StoredBatch | None:
-        rows = self._rows("SELECT value FROM batches WHERE owner = ? AND id = ?", owner, batch_id)
+    def batch(self, owner: str | None, batch_id: str) -> StoredBatch | None:
+        """``owner``: None: of any client."""
+        rows = self._rows(
+            "SELECT value FROM batches WHERE (?1 IS NULL OR owner = ?1) AND id = ?2", owner, batch_id
+        )
         return _batch(rows[0][0]) if rows else None
 
     def batches(self, owner: str, *, after: str | None, limit: int) -> Sequence[StoredBatch]:
@@ -169,6 +172,11 @@ class Store:
             " seq < (SELECT seq FROM batches WHERE owner = ?1 AND id = ?2)) ORDER BY seq DESC LIMIT ?3",
             *(owner, after, limit),
         )
+        return [_batch(value) for (value,) in rows]
+
+    def batches_of_all(self, limit: int) -> Sequence[StoredBatch]:
+        """The newest of all clients, the newest first."""
+        rows = self._rows("SELECT value FROM batches ORDER BY seq DESC LIMIT ?", limit)
         return [_batch(value) for (value,) in rows]
 
     def unfinished(self) -> Sequence[StoredBatch]:

@@ -334,6 +334,31 @@ async def cancelled(api: Api, batch: Any) -> Any:
 
 
 @async_test
+async def test_operator_sees_and_cancels_the_batches_of_all_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, monkeypatch) as api:
+        first = await api.create(["a"], metadata={"private": "yes"})
+        over = await api.end(first)
+        second = await api.create(["wait"], BEN)
+        await api.server.asked.wait()
+        shown = (await api.get("/llamasup/v1/batches"))["batches"]
+        assert [(one["id"], one["client"]) for one in shown] == [
+            (second["id"], "key:ben"),
+            (first["id"], "key:anna"),
+        ]
+        assert over.pop("metadata") == {"private": "yes"}
+        assert shown[1] == {**over, "client": "key:anna"}
+        (newest,) = (await api.get("/llamasup/v1/batches?limit=1"))["batches"]
+        assert newest["id"] == second["id"]
+        answer = await api.http.post(f"/llamasup/v1/batches/{second['id']}/cancel")
+        assert answer.json()["status"] == "cancelling"
+        assert (await api.end(second, BEN))["status"] == "cancelled"
+        unknown = await api.http.post("/llamasup/v1/batches/none/cancel")
+        assert unknown.status_code == 404
+
+
+@async_test
 async def test_batch_that_was_cancelled_before_it_starts_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

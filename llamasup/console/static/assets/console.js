@@ -13,6 +13,7 @@ const PAGES = {
   requests: "Requests",
   plan: "Plan",
   playground: "Playground",
+  batches: "Batches",
   logs: "Logs",
   usage: "Usage",
   config: "Config",

@@ -59,6 +59,13 @@ export function timeOfDay(at_s) {
   return new Date(at_s * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
 }
 
+// The local date and time of seconds of the epoch.
+export function moment(at_s) {
+  const at = new Date(at_s * 1000);
+  if (!isNumber(at_s) || Number.isNaN(at.getTime())) return UNKNOWN;
+  return at.toLocaleString("sv-SE", { dateStyle: "short", timeStyle: "short" });
+}
+
 export function clock(time) {
   const at = new Date(time);
   return Number.isNaN(at.getTime()) ? UNKNOWN : at.toLocaleTimeString("en-GB");
