@@ -20,7 +20,7 @@ from tests.control.fake import FakeControlTarget, served
 ANY_LLAMASUP: Mapping[str, Any] = {"pid": None, "url": None, "api_key_file": None}
 OLD, NEW = {"path": "/old/llama-server", "version": "b1"}, {"path": "/new/llama-server", "version": ""}
 NO_PROOF = {"requests": 0, "speed": None, "text": None, "memory_bytes": None}
-CHANGED = {
+CHANGED: Mapping[str, Any] = {
     "id": "tiny",
     "flags": [
         {"flag": "--metrics", "before": "", "after": None},
@@ -31,9 +31,9 @@ CHANGED = {
     "needs_after": {"ram": 2 << 30, "CUDA0": 1 << 20},
     "problem": None,
 }
-SAME = {"id": "bge", "flags": [], "needs_before": {}, "needs_after": {}, "problem": None}
-WITHOUT = {**SAME, "id": "qwen", "problem": {"message": "It has no --keep", "remedy": ""}}
-REPORT = {
+SAME: Mapping[str, Any] = {"id": "bge", "flags": [], "needs_before": {}, "needs_after": {}, "problem": None}
+WITHOUT: Mapping[str, Any] = {**SAME, "id": "qwen", "problem": {"message": "It has no --keep", "remedy": ""}}
+REPORT: Mapping[str, Any] = {
     "state": "none",
     "runtime": NEW,
     "before": OLD,

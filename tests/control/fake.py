@@ -261,6 +261,14 @@ class AsyncControlClient:
     async def reload(self) -> Mapping[str, Any]:
         return await self._request("POST", "/reload")
 
+    async def upgrade(self, runtime: str = "") -> Mapping[str, Any]:
+        """Without ``runtime``, the last one."""
+        body = {"runtime": runtime} if runtime else None
+        response = await self._http.request("POST" if runtime else "GET", "/upgrade", json=body)
+        await _check(response)
+        answer: Mapping[str, Any] = response.json()
+        return answer
+
     async def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
         return await self._request("POST", "/shutdown", now=now)
 
