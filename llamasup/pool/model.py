@@ -18,6 +18,7 @@ from llamasup.pool.eviction_policy import Grounds, ModelSnapshot, Phase
 from llamasup.pool.model_states import (
     Model,
     ModelState,
+    RolloutStep,
     Sizing,
     is_outdated,
     needs_of,
@@ -202,8 +203,11 @@ class ManagedModel:
 
     @property
     def runners(self) -> list[InstanceRunner]:
-        """One for each replica, made at the first load."""
-        return [] if self.model.current is None else self.driver.runners_of(self.model.current.id)
+        """One for each replica, made at the first load. During the proof of a build, those that serve."""
+        model = self.model
+        is_proving = model.rollout is not None and model.rollout.step is RolloutStep.PROVING
+        shown = model.old if is_proving and model.old is not None else model.current
+        return [] if shown is None else self.driver.runners_of(shown.id)
 
     @property
     def old_replicas(self) -> list[InstanceRunner]:

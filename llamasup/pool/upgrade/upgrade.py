@@ -158,7 +158,7 @@ class Upgrade:
             _log.warning("upgrade: %s", error.message)
             return error
         except Exception as error:
-            _log.exception("upgrade failed; the models keep their builds")
+            _log.exception("the upgrade failed")
             self._change("refused", reason="There is a bug in llamasup; its log has the traceback.")
             return LlamasupError(
                 f"Internal error in llamasup: {type(error).__name__}.", remedy="See its log."

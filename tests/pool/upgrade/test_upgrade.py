@@ -234,6 +234,26 @@ async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> 
 
 
 @async_test
+async def test_running_build_serves_and_is_shown_during_the_proof(
+    tmp_path: Path, specs: list[ModelSpec]
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        before = rig.models.pids("a")
+        old = rig.models["a"].runners[0].endpoint
+        upgrade = rig.tasks.create_task(rig.run())
+        await rig.models.until(lambda: rig.upgrade.status()["proof"]["requests"] > 0)
+        request = rig.models.ask("a")
+        assert request.lease is not None
+        assert request.lease.endpoint is old
+        request.finish()
+        assert rig.models.pids("a") == before
+        assert len(rig.models["a"].all_runners) == 2
+        await upgrade
+        assert rig.models.pids("a") != before
+
+
+@async_test
 async def test_unload_during_the_proof_refuses_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
         await rig.models.load("a")
