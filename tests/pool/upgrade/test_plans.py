@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from llamasup.errors import UsageInvalid
 from llamasup.pool.upgrade.plans import Candidate, FlagChange, PlanChange, choose, flag_changes
 
 
@@ -42,3 +43,16 @@ def test_changed_flags_are_in_the_order_of_the_command_line() -> None:
         FlagChange("--threads", "4", "8"),
         FlagChange("--kv-unified", None, ""),
     )
+
+
+def test_changes_as_json() -> None:
+    change = PlanChange("a", True, (FlagChange("--metrics", "", None),), {"ram": 1}, {"ram": 2})
+    assert change.as_json() == {
+        "id": "a",
+        "flags": [{"flag": "--metrics", "before": "", "after": None}],
+        "needs_before": {"ram": 1},
+        "needs_after": {"ram": 2},
+        "problem": None,
+    }
+    gone = PlanChange("a", problem=UsageInvalid("It has no --keep", remedy="Leave it out."))
+    assert gone.as_json()["problem"] == {"message": "It has no --keep", "remedy": "Leave it out."}

@@ -14,15 +14,19 @@ import pytest
 from llamasup.errors import BrokenRuntime, BuildRefused, Conflict, UsageInvalid
 from llamasup.llama_server.inspect import Runtime
 from llamasup.models.spec import ModelSpec
+from llamasup.pool.upgrade import verdict
 from llamasup.pool.upgrade.upgrade import Upgrade
 from llamasup.settings.model import Settings
 from llamasup.supervision.states import State
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 
-pytestmark = pytest.mark.slow
+LONGEST_PROOF_S = 5 * PATIENCE_S  # of 300 requests, if the machine is too busy to compare the speed sooner
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(LONGEST_PROOF_S + 2 * PATIENCE_S)]
 
 PREFILL_S = 0.05  # a time that noise of the machine hides less
+GOOD_PREFILL_S = 0.2
 
 
 class Rig:
@@ -44,7 +48,7 @@ class Rig:
         return str(install(self.folder / "new-server", f"prefill_s={prefill_s}", *fakes))
 
     async def run(self, *fakes: str, prefill_s: float = PREFILL_S) -> None:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(LONGEST_PROOF_S):
             await self.upgrade.upgrade(self.build(*fakes, prefill_s=prefill_s))
 
     async def refusal(self, *fakes: str, prefill_s: float = PREFILL_S) -> BuildRefused:
@@ -63,9 +67,13 @@ class Rig:
 
 @asynccontextmanager
 async def upgraded(
-    folder: Path, *specs: ModelSpec, fakes: tuple[str, ...] = (), watch_s: float = 3600.0, capacity: float = 9
+    folder: Path,
+    *specs: ModelSpec,
+    prefill_s: float = PREFILL_S,
+    watch_s: float = 3600.0,
+    capacity: float = 9,
 ) -> AsyncIterator[Rig]:
-    old = install(folder / "old-server", f"prefill_s={PREFILL_S}", *fakes)
+    old = install(folder / "old-server", f"prefill_s={prefill_s}")
     async with pooled(folder, *specs, runtime=old, capacity=capacity) as models, asyncio.TaskGroup() as tasks:
         rig = Rig(folder, models, tasks, watch_s)
         try:
@@ -88,6 +96,13 @@ def no_server(path: Path) -> str:
 
 
 @pytest.fixture
+def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what comes before or after the proof: few requests, and any speed will do."""
+    monkeypatch.setattr(verdict, "REQUESTS", 24)
+    monkeypatch.setattr(verdict, "LEAST_SPEED", 0.01)
+
+
+@pytest.fixture
 def specs(tmp_path: Path, tiny_model: Path) -> list[ModelSpec]:
     return [spec_of(file_of(tmp_path, name, tiny_model)) for name in "ab"]
 
@@ -97,11 +112,11 @@ def specs(tmp_path: Path, tiny_model: Path) -> list[ModelSpec]:
 
 @async_test
 async def test_good_build_serves_all_models(tmp_path: Path, specs: list[ModelSpec]) -> None:
-    async with upgraded(tmp_path, *specs) as rig:
+    async with upgraded(tmp_path, *specs, prefill_s=GOOD_PREFILL_S) as rig:
         for name in "ab":
             await rig.models.load(name)
         before = rig.models.pids("a", "b")
-        await rig.run()
+        await rig.run(prefill_s=GOOD_PREFILL_S)
         status = rig.upgrade.status()
 
         assert rig.state == "watching"
@@ -116,6 +131,7 @@ async def test_good_build_serves_all_models(tmp_path: Path, specs: list[ModelSpe
         assert "a gets a new build of llama.cpp" in rig.texts("a")[0]
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_model_is_loaded_for_the_proof_if_none_is(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
@@ -124,6 +140,7 @@ async def test_model_is_loaded_for_the_proof_if_none_is(tmp_path: Path, specs: l
         assert {managed.spec.runtime for managed in rig.models.catalog.managed_models()} == set(rig.used)
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_reload_and_new_model_keep_the_new_build(
     tmp_path: Path, tiny_model: Path, specs: list[ModelSpec]
@@ -199,6 +216,7 @@ async def test_program_that_is_no_build_is_refused(tmp_path: Path, specs: list[M
             await rig.upgrade.upgrade(str(tmp_path / "old-server"))
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_all_models_return_if_one_does_not_start(tmp_path: Path, specs: list[ModelSpec]) -> None:
     """The model of the proof is small; the other one fails with its larger context."""
@@ -222,6 +240,7 @@ async def test_build_needs_room_for_a_model_twice(tmp_path: Path, specs: list[Mo
         assert "no model that generates text fits into memory twice" in refused.message
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
@@ -233,6 +252,7 @@ async def test_one_upgrade_at_a_time(tmp_path: Path, specs: list[ModelSpec]) -> 
         await first
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_running_build_serves_and_is_shown_during_the_proof(
     tmp_path: Path, specs: list[ModelSpec]
@@ -253,6 +273,7 @@ async def test_running_build_serves_and_is_shown_during_the_proof(
         assert rig.models.pids("a") != before
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_unload_during_the_proof_refuses_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
@@ -286,6 +307,7 @@ async def crash(rig: Rig, model: str) -> None:
         )
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_old_build_returns_if_crashes_rise(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs) as rig:
@@ -301,6 +323,7 @@ async def test_old_build_returns_if_crashes_rise(tmp_path: Path, specs: list[Mod
         assert rig.models["a"].spec.runtime == str(tmp_path / "old-server")
 
 
+@pytest.mark.usefixtures("short_proof")
 @async_test
 async def test_build_is_kept_when_the_watch_ends(tmp_path: Path, specs: list[ModelSpec]) -> None:
     async with upgraded(tmp_path, *specs, watch_s=0.1) as rig:
