@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -12,13 +13,41 @@ from typer._coercion import RuntimeParam
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
-__all__ = ["Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set"]
+__all__ = ["OLLAMA", "Command", "CommandGroup", "LazyCommand", "LazyGroup", "command_set", "with_ollama"]
+
+OLLAMA = "127.0.0.1:11434"
+"""The address of ``--ollama`` without a value: that of Ollama itself."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 # From the words of the command line come strings, and booleans for flags.
 _READ_HERE = (str, bool, Path, list[str])
+
+
+# Not ``gemma:2``, which may be a model.
+_is_address = re.compile(r"\d+|(?:localhost|[\d.]+|\[.*\])(?::\d+)?|.+\.sock").fullmatch
+
+
+def with_ollama(args: Sequence[str], takes_value: Container[str]) -> list[str]:
+    """Give ``--ollama`` its address: click has no options with an optional value here.
+
+    ``takes_value``: the other options that have a value. Raises BadParameter.
+    """
+    found: list[str] = []
+    at = 0
+    while at < len(args) and args[at] != "--":
+        size = 2 if args[at] in takes_value else 1
+        found += args[at : at + size]
+        at += size
+        if found[-1] != "--ollama" or size == 2:
+            continue
+        found[-1] = f"--ollama={OLLAMA}"
+        if at < len(args) and _is_address(args[at]):
+            raise typer.BadParameter(
+                f"write --ollama={args[at]}; --ollama alone is the address {OLLAMA}.", param_hint="--ollama"
+            )
+    return [*found, *args[at:]]
 
 
 class _Reader(RuntimeParam):
@@ -52,6 +81,13 @@ class _ReadsParameters:
 
 class Command(_ReadsParameters, TyperCommand):
     """Its help names an argument by its metavar: Typer would add braces and a Python type."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = self._parameters(ctx, "option")
+        if any("--ollama" in option.opts for option in options):
+            with_value = {name for option in options if not option.is_flag for name in option.opts}
+            args = with_ollama(args, with_value - {"--ollama"})
+        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         pieces = super().collect_usage_pieces(ctx)[:1]

@@ -33,6 +33,7 @@ from llamasup.settings.sections import (
     Downloads,
     Http,
     Memory,
+    Ollama,
     PeerEntry,
     Slots,
     Usage,
@@ -119,6 +120,7 @@ class Config(SettingGroup, frozen=True, kw_only=True):
     ] = {}
     auth: Annotated[Auth, Setting(Section(Auth), "API keys.")] = Auth()
     http: Annotated[Http, Setting(Section(Http), "Connections of clients, and logs of requests.")] = Http()
+    ollama: Annotated[Ollama, Setting(Section(Ollama), "Ollama's API.")] = Ollama()
     downloads: Annotated[Downloads, Setting(Section(Downloads), "Downloads of models.")] = Downloads()
     slots: Annotated[Slots, Setting(Section(Slots), "Conversation caches of unloaded models.")] = Slots()
     usage: Annotated[Usage, Setting(Section(Usage), "Sums of requests and tokens.")] = Usage()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from llamasup.config.config_keys import Config
 from llamasup.config.issues import MAX_PATTERNS, Issue, Place, issue_at, place_text, shown
-from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private
+from llamasup.http.address import TcpAddress, UnixAddress, host_of_url, is_loopback, is_private, listen_text
 from llamasup.models.name_bindings import can_share
 from llamasup.models.names import NameIndex, folded, pattern
 from llamasup.models.rules import wrong_rules
@@ -55,7 +55,7 @@ def _listen_issues(config: Config) -> _Found:
     seen: set[TcpAddress | UnixAddress] = set()
     for number, address in enumerate(config.listen):
         key: Place = ("listen", number)
-        text = address.path if isinstance(address, UnixAddress) else address.authority
+        text = listen_text(address)
         if address in seen:
             yield key, f"duplicate address {shown(text)}; keep one of them"
         elif isinstance(address, TcpAddress):
@@ -67,6 +67,8 @@ def _listen_issues(config: Config) -> _Found:
         seen.add(address)
     if not config.listen:
         yield ("listen",), "the list is empty; add an address, or remove the key for 127.0.0.1:8080"
+    if config.ollama.listen in config.listen:
+        yield ("ollama", "listen"), "is also in listen; give Ollama's API an address of its own"
     http = config.http
     if (http.tls_cert is None) != (http.tls_key is None):
         present, missing = ("tls_key", "tls_cert") if http.tls_cert is None else ("tls_cert", "tls_key")

@@ -131,6 +131,11 @@ class UnixAddress(Struct, frozen=True):
 Address = TcpAddress | UnixAddress
 
 
+def listen_text(address: Address) -> str:
+    """The address in the notation of a config."""
+    return address.path if isinstance(address, UnixAddress) else address.authority
+
+
 def addresses(host: str) -> list[str]:
     """The addresses of ``--host``, separated by commas as llama-server's (b11434)."""
     return list(dict.fromkeys(name for name in map(str.strip, host.split(",")) if name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal
 
 from msgspec import Struct, field, structs
 
@@ -11,7 +12,7 @@ from llamasup.models.redaction import redact_paths
 from llamasup.planning.projectors import Pairing
 from llamasup.settings.model import ModelSettings, Settings
 
-__all__ = ["ModelSpec", "Stay"]
+__all__ = ["KeepResult", "ModelSpec", "Stay"]
 
 
 class Stay(Struct, frozen=True):
@@ -26,6 +27,12 @@ class Stay(Struct, frozen=True):
     preload: bool = False
     groups: frozenset[str] = frozenset()
     by_command: bool = False
+
+
+KeepResult = Literal["kept", "in_use", "fixed"]
+"""Whether a model stays loaded for the time that a request asks for; ``in_use``: other requests use it, so it
+is not unloaded; ``fixed``: no request decides, because it is pinned, or the only model.
+"""
 
 
 class ModelSpec(Struct, frozen=True):

@@ -72,6 +72,7 @@ class ManagedModel:
     __slots__ = (
         "answered",
         "driver",
+        "kept_s",
         "load_waiters",
         "load_waiters_since_s",
         "loaded_by",
@@ -108,6 +109,7 @@ class ManagedModel:
         self.waits: Grounds | None = None  # why it is not loaded, while the policy makes it wait
         self.unload_waiters: list[asyncio.Future[None]] = []
         self.pending_demand: PendingDemand | None = None
+        self.kept_s: float | None = None  # its ttl until the next load, from its last request
 
     def __repr__(self) -> str:
         return f"<ManagedModel {self.model!r}, {self.all_runners!r}>"
@@ -183,6 +185,11 @@ class ManagedModel:
         return self.spec.listed or (None if self.sized is None else self.sized.facts)
 
     @property
+    def ttl_s(self) -> float:
+        """How long it stays loaded without requests."""
+        return self.spec.stay.ttl_s if self.kept_s is None else self.kept_s
+
+    @property
     def serves(self) -> bool:
         return self.phase is Phase.RESIDENT
 
@@ -239,7 +246,7 @@ class ManagedModel:
             phase=self.phase,
             pinned=stay.pin,
             groups=stay.groups,
-            ttl_s=stay.ttl_s,
+            ttl_s=self.ttl_s,
             load_s=self.load_s,
             in_flight=served.in_flight,
             waiting=waiting,
@@ -250,11 +257,14 @@ class ManagedModel:
             old_replicas=self.old_needs,
         )
 
-    def count_use(self) -> None:
-        """Add the requests since it was last idle. A new generation counts from 0 again."""
+    def count_use(self) -> int:
+        """Add the requests since it was last idle, and return their number. A new generation counts from 0
+        again.
+        """
         answered = self.served.answered
         requests = max(1, answered - self.answered)
         self.use, self.answered = self.use.after(self.served.idle_since_s, requests), answered
+        return requests
 
     def resolve_unload_waiters(self) -> None:
         """End the pending ``unload`` commands."""

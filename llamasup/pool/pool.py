@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.access import unknown_model
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
@@ -314,6 +314,24 @@ class Pool:
             managed.unload_waiters.append(waiter)
             await waiter
 
+    def keep(self, managed: ManagedModel, ttl_s: float | None, *, own: int = 0) -> KeepResult:
+        """Let the model stay loaded for ``ttl_s`` after its last request, until it is loaded again; None: for
+        its own ttl.
+
+        With 0 it is unloaded once it is idle, unless others use it: it has more requests than ``own``, or a
+        ``load`` command waits for it.
+        """
+        stay = managed.spec.stay
+        if stay.pin or stay.by_command:
+            return "fixed"
+        served = managed.served
+        if ttl_s == 0 and (served.in_flight > own or len(served.queue) or managed.load_waiters):
+            return "in_use"
+        if managed.kept_s != ttl_s:
+            managed.kept_s = ttl_s
+            self.reconcile_soon()
+        return "kept"
+
     def _policy_for(self, managed: ManagedModel, sized: SizedModel | None) -> Policy:
         return policy_for(managed.spec, self.options.policy, None if sized is None else sized.spec)
 
@@ -366,12 +384,13 @@ class Pool:
 
     def _on_idle(self, managed: ManagedModel) -> None:
         """The last request in flight has ended."""
-        managed.count_use()
+        if managed.count_use() > 1 and managed.kept_s == 0:
+            managed.kept_s = None  # another client used it meanwhile
         is_cordoned = managed.state is ModelState.CORDONED
         if is_cordoned or any(model.wanted and not model.serves for model in self.active):
             self.reconcile_soon()
-        elif managed.spec.stay.ttl_s < float("inf"):
-            self._timer.schedule(monotonic() + managed.spec.stay.ttl_s)
+        elif managed.ttl_s < float("inf"):
+            self._timer.schedule(monotonic() + managed.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
         if isinstance(event, ServerExited):
@@ -546,6 +565,7 @@ class Pool:
         match action:
             case Load(id_):
                 managed = self.managed_models[id_]
+                managed.kept_s = None
                 by = managed.loaded_by if managed.load_waiters else "request"
                 self.decisions.add(recording.loaded(datetime.now(UTC), id_, by))
                 self._post(managed, states.LoadGranted())

@@ -7,6 +7,7 @@ counts as a public path.
 from __future__ import annotations
 
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from llamasup.auth.key_limits import Keys
@@ -15,6 +16,9 @@ from llamasup.http.heads import Head, HttpError, parse_authority
 from llamasup.http.routes import CONTROL, closed_by_default, misspelled
 from llamasup.proxy.console_access import ConsoleAccess, is_same_origin
 from llamasup.proxy.settings import ProxyConfig
+
+if TYPE_CHECKING:
+    from llamasup.proxy.dialect import Dialect
 
 __all__ = ["HEALTH_PATHS", "PUBLIC_PATHS", "AccessPolicy"]
 
@@ -30,7 +34,9 @@ MAX_ACCEPTED_HOSTS = 256  # a client repeats one spelling; the limit keeps other
 
 
 class AccessPolicy:
-    """The policy of one listener. ``trusted``: a Unix socket, for which the file permissions decide."""
+    """The policy of one listener. ``trusted``: a Unix socket, for which the file permissions decide.
+    ``dialect``: another API that it speaks.
+    """
 
     __slots__ = (
         "_accepted_hosts",
@@ -40,6 +46,7 @@ class AccessPolicy:
         "_public_paths",
         "_trusted",
         "console",
+        "dialect",
         "keys",
         "own_paths",
         "rules",
@@ -52,6 +59,7 @@ class AccessPolicy:
         *,
         trusted: bool = False,
         console: ConsoleAccess | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
         self._names = frozenset((*_LOOPBACK, *(name.lower().rstrip(".") for name in config.hosts)))
         self._accepted_hosts: set[bytes] = set()
@@ -60,6 +68,7 @@ class AccessPolicy:
         self.console = ConsoleAccess() if console is None else console
         self._open_paths = frozenset(path.encode() for path in config.open_paths)
         self._trusted = trusted
+        self.dialect = dialect
         self.rules = config.rules
         health = frozenset(config.rules.prefix + path for path in HEALTH_PATHS)
         self._public_paths = PUBLIC_PATHS | health

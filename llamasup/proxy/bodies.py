@@ -32,9 +32,12 @@ class Bodies:
 
     def hold(self, request: Request, length: int | None) -> HttpError | None:
         """Count the received part of a body, or return the refusal. ``length``: the announced length."""
+        return self._hold_up_to(request.body_bytes, request, length)
+
+    def _hold_up_to(self, size: int, request: Request, length: int | None) -> HttpError | None:
         limits, client = self._limits, request.client
-        more = request.body_bytes - request.held_bytes
-        if request.body_bytes <= limits.small_body_bytes:
+        more = size - request.held_bytes
+        if size <= limits.small_body_bytes or more <= 0:
             return None
         # A body that cannot be held completely is refused at its beginning. Later only received bytes count.
         needed = more if request.held_bytes else max(more, length or 0)
@@ -66,6 +69,10 @@ class Bodies:
         self._by_client[client] = of_client + more
         request.held_bytes += more
         return None
+
+    def hold_translated(self, request: Request) -> HttpError | None:
+        """Count the body again once it is in llama-server's API, if it has become larger."""
+        return self._hold_up_to(len(request.body), request, None)
 
     def drop(self, request: Request) -> None:
         """Release the body of ``request``. May be repeated."""

@@ -12,11 +12,12 @@ from time import monotonic
 from typing import Final, cast
 
 from llamasup.auth.keys import NO_LIMITS
-from llamasup.http.heads import HttpError, Priority, error_body, error_response
+from llamasup.http.heads import HttpError, Priority, error_body, error_response, response
 from llamasup.observability.counters import HeldSlots
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.body_rules import judge_body
 from llamasup.proxy.connections import host_of
+from llamasup.proxy.dialect import Dialect, LocalAnswer
 from llamasup.proxy.exchange import Exchange
 from llamasup.proxy.interfaces import ProxyContext
 from llamasup.proxy.live.state import InFlight, LivePhase, described
@@ -24,6 +25,7 @@ from llamasup.proxy.phases import BODY, BUSY, CLOSING, HEAD, IDLE, NEW, PAUSED, 
 from llamasup.proxy.reader import RequestReader
 from llamasup.proxy.request import Request, record_of
 from llamasup.proxy.routing import FORWARDED, Answerer, answer_locally, answerer_of, lease_for
+from llamasup.proxy.translation import Translation
 from llamasup.proxy.upload import Upload, may_upload, refused_file
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting
 from llamasup.queueing.endpoint import Lease
@@ -212,6 +214,7 @@ class Downstream(asyncio.Protocol):
         elif (
             request is not None
             and may_upload(request, self.proxy)
+            and not self._speaks_dialect(request)
             and (answerer := answerer_of(request.head, self._access, self.proxy.backend)) in FORWARDED
         ):
             self._begin_upload(request, answerer)
@@ -322,6 +325,8 @@ class Downstream(asyncio.Protocol):
         if request.refusal is not None:
             self._refuse(request, request.refusal)
             return
+        if self._access.dialect is not None and self._translate(request, self._access.dialect):
+            return
         proxy = self.proxy
         answerer = answerer_of(request.head, self._access, proxy.backend)
         if answerer not in FORWARDED:
@@ -354,12 +359,51 @@ class Downstream(asyncio.Protocol):
             lease = lease_for(request, answerer, proxy)
             if type(lease) is Unavailable:
                 self._wait(request, lease)
+            elif request.translation is not None and (error := _not_admitted(request.translation, lease)):
+                self._refuse(request, error, "refused", lease.endpoint.model)
             else:
                 self._exchange = exchange = Exchange(self, request, lease)
                 exchange.start()
         except Exception:
             _log.exception("llamasup failed to serve a request")
             self._failed(request)
+
+    # --- another API
+
+    def _speaks_dialect(self, request: Request) -> bool:
+        dialect = self._access.dialect
+        return dialect is not None and (request.translation is not None or dialect.speaks(request.head))
+
+    def _translate(self, request: Request, dialect: Dialect) -> bool:
+        """Put a request in another API into llama-server's. Returns whether it has been answered instead."""
+        if not dialect.speaks(request.head) or self._access.is_preflight(request.head):
+            return False
+        try:
+            proxy = self.proxy
+            found = (
+                proxy.keys.enter(request)
+                or proxy.bodies.hold(request, None)  # if it arrived in one read
+                or dialect.translate(request, proxy.backend)
+                or proxy.bodies.hold_translated(request)
+            )
+            if found is None:
+                return False
+            if isinstance(found, HttpError):
+                self._refuse(request, found)
+            else:
+                self._answer_translated(request, found)
+        except Exception:
+            _log.exception("llamasup failed to translate a request")
+            self._failed(request)
+        return True
+
+    def _answer_translated(self, request: Request, found: LocalAnswer) -> None:
+        close = not self.keeps_alive(request)
+        lines = (found.lines, request.response_lines)
+        method = request.head.method
+        self.send(response(found.status, found.body, *lines, method=method, close=close, json=False))
+        self.proxy.record_request(request, record_of(request, found.status, "local", monotonic()))
+        self._close_after_last(request)
 
     def _failed(self, request: Request) -> None:
         """End a request after an internal error, so that it no longer counts for its key."""
@@ -416,10 +460,19 @@ class Downstream(asyncio.Protocol):
             return
         close = not self.keeps_alive(request)
         method = request.head.method
+        dialect = self._access.dialect
+        if dialect is not None and self._speaks_dialect(request):
+            lines = request.response_lines
+            self.send(dialect.error_response(error, lines, method=method, close=close or error.close))
+            self._close_after_last(request)
+            return
         self.send(error_response(error, request.response_lines, method=method, close=close))
         self._close_after_last(request)
 
     def wait_ended(self, waiting: Waiting, request: Request, lease: Lease) -> None:
+        if request.translation is not None and (error := _not_admitted(request.translation, lease)):
+            waiting.turned_down(error)
+            return
         self._exchange = exchange = Exchange(self, request, lease, waiting)
         exchange.start()
 
@@ -548,3 +601,12 @@ class Downstream(asyncio.Protocol):
             elif request is not None:
                 self.proxy.bodies.drop(request)
         self._unparsed.clear()
+
+
+def _not_admitted(translation: Translation, lease: Lease) -> HttpError | None:
+    """Why this server cannot serve the request; the lease has then ended. None: it can."""
+    refusal = translation.admit(lease.endpoint)
+    if refusal is not None:
+        lease.cancel_permit()
+        lease.release()
+    return refusal

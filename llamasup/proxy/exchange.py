@@ -27,6 +27,7 @@ from llamasup.proxy.live.state import InFlight, described, phase_of
 from llamasup.proxy.redacted_body import RedactedBody
 from llamasup.proxy.request import KeptStream, Request, overdue, record_of
 from llamasup.proxy.sse_keepalive import send_keepalive_if_due
+from llamasup.proxy.translation import ResponseForm, Translation
 from llamasup.proxy.upload import Upload
 from llamasup.proxy.upstream import COPY_BYTES, Upstream
 from llamasup.proxy.waiting import CLIENT_GONE, Waiting, WaitingConnection
@@ -161,6 +162,9 @@ class Exchange(Struct, eq=False):
             if kept is not None and kept is not request.keepalive_stream:
                 self._write = kept.first(self._write)
             self._write(body)
+        elif request.translation is not None:
+            self._write = self._translated(request.translation, upstream, framing)
+            self._write(body)
         elif kept is None:
             self._write_head(upstream, framing, body)
         else:
@@ -187,7 +191,7 @@ class Exchange(Struct, eq=False):
             repeats = self._lease.endpoint.repeats_begun_message
             stream.expect(repeats=repeats, fail=self._continues_wrongly)
             return stream
-        if route is None or not route.served.queue.continues_streams:
+        if route is None or request.translation is not None or not route.served.queue.continues_streams:
             return None
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
@@ -230,6 +234,24 @@ class Exchange(Struct, eq=False):
         request = self._request
         counts = request.quota is not None and request.quota.counts_tokens
         return request.needs_permit and (request.jobs > 1 or counts)
+
+    def _translated(
+        self, translation: Translation, upstream: Upstream, framing: bytes | None
+    ) -> Callable[[bytes], None]:
+        request, downstream, waiting = self._request, self._downstream, self._waiting
+        form = ResponseForm(
+            request.response_lines,
+            http_1_0=request.http_1_0,
+            close=not downstream.keeps_alive(request),
+            load_s=0.0 if waiting is None else waiting.entry.waited_s,
+        )
+        return translation.begin(
+            downstream.send,
+            upstream.status,
+            form,
+            is_chunked=framing is not None and framing.startswith(b"Transfer"),
+            streams_events=upstream.streams_events,
+        )
 
     def _write_head(self, upstream: Upstream, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream
@@ -311,6 +333,7 @@ class Exchange(Struct, eq=False):
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
+        answered = None if request.translation is None else request.translation.finish()
         stream = request.keepalive_stream
         error = None if stream is None else stream.finish(self.status)
         self.over = True
@@ -319,7 +342,12 @@ class Exchange(Struct, eq=False):
             self._end_upload(self.upload)
         lease.release(now)
         request.slot_s += lease.permit_s
-        self._record("ok" if error is None else "error_event", now=now)
+        if answered is not None:
+            self._record("ok" if answered.complete else "translation_failed", answered.status, now)
+            if not (answered.complete or answered.framed):  # for the client, the stream is incomplete
+                request.keep_alive = False
+        else:
+            self._record("ok" if error is None else "error_event", now=now)
         if error is not None and stream is not None:
             stream.fail(error)
         self._downstream.exchange_over(request, now)
@@ -589,7 +617,10 @@ class Exchange(Struct, eq=False):
             self._downstream.exchange_failed(self._request, error)
             return
         self._record(outcome)
-        if can_send_event:
+        if self._request.translation is not None:
+            self._request.translation.fail(error)
+            self._downstream.close()
+        elif can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that
             # reads HTTP, the stream is incomplete (S12).
             event = error_event(self._request.head.path, error_body(error))
@@ -603,14 +634,17 @@ class Exchange(Struct, eq=False):
     @property
     def _can_answer(self) -> bool:
         """Whether the client has received no byte of a response."""
-        keepalive_stream = self._request.keepalive_stream
+        keepalive_stream, translation = self._request.keepalive_stream, self._request.translation
+        if translation is not None:
+            return not translation.has_begun
         return not self.status or (keepalive_stream is not None and not keepalive_stream.is_relayed)
 
     @property
     def _can_send_event(self) -> bool:
         """Whether the response is a stream of events, and not within one."""
-        if self._request.kept_stream is not None:
-            return True  # its client gets only whole events
+        request = self._request
+        if request.translation is not None or request.kept_stream is not None:
+            return True  # its client gets only whole lines or events
         if self._upstream is None or not self._upstream.streams_events:
             return False
         last = self.last_bytes()

@@ -22,6 +22,7 @@ from llamasup.proxy.batch_gate import BatchGate
 from llamasup.proxy.bodies import Bodies
 from llamasup.proxy.connections import Connection, Connections
 from llamasup.proxy.console_access import ConsoleAccess
+from llamasup.proxy.dialect import Dialect
 from llamasup.proxy.downstream import Downstream
 from llamasup.proxy.listeners.bind import BACKLOG
 from llamasup.proxy.listeners.tls import SecureListener, TlsContext
@@ -85,10 +86,17 @@ class Proxy:
     # --- life
 
     async def start(
-        self, sockets: Sequence[socket], *, trusted: bool = False, tls: TlsContext | None = None
+        self,
+        sockets: Sequence[socket],
+        *,
+        trusted: bool = False,
+        tls: TlsContext | None = None,
+        dialect: Dialect | None = None,
     ) -> None:
-        """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide."""
-        access = AccessPolicy(self.config, self.keys, trusted=trusted, console=self.console)
+        """Serve on listening sockets. ``trusted``: a Unix socket, for which the file permissions decide.
+        ``dialect``: another API that they also speak.
+        """
+        access = AccessPolicy(self.config, self.keys, trusted=trusted, console=self.console, dialect=dialect)
 
         for sock in sockets:
             self._servers.append(

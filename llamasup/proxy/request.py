@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
@@ -18,6 +18,9 @@ from llamasup.observability.counters import RequestRecord
 from llamasup.proxy.backend import ModelRoute
 from llamasup.proxy.settings import ProxyConfig
 from llamasup.queueing.queue_order import granted
+
+if TYPE_CHECKING:
+    from llamasup.proxy.translation import Translation
 
 __all__ = ["UNREAD", "BegunStream", "KeptStream", "Request", "overdue", "record_of"]
 
@@ -137,6 +140,7 @@ class Request(msgspec.Struct, eq=False):
     buffered: bool = False  # the body is buffered, whatever its size
     body_discarded: bool = False  # a part of the body was forwarded, and is not in memory
     body_sink: Callable[[bytes], None] | None = None  # takes the body while it is forwarded
+    translation: Translation | None = None  # of a request in another API
     held_bytes: int = 0  # bytes of the body that ``Bodies`` counts
     in_lane: bool = False  # ``BatchGate`` counts it
     # The pieces of a body, until it is complete. One buffer, because an object for each tiny chunk would

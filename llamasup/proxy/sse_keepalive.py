@@ -33,6 +33,8 @@ def send_keepalive_if_due(
     interval_s = downstream.proxy.config.stream_keepalive_s
     if interval_s is None or request.body_sink is not None or downstream.paused:
         return
+    if request.translation is not None:  # another API has no comments
+        return
     if now < (request.next_comment_at or request.received_at + interval_s):
         return
     if request.keepalive_stream is None:

@@ -122,6 +122,11 @@ class Waiting:
         self._record(error.status, "cancelled")
         self._downstream.exchange_failed(self._request, error)
 
+    def turned_down(self, error: HttpError) -> None:
+        """A generation serves, but not this request."""
+        self._record(error.status, "refused")
+        self._downstream.exchange_failed(self._request, error)
+
     def held_slots(self) -> None:
         """It holds none while it waits."""
 

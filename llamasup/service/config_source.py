@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from llamasup.downloads.manager import DownloadSettings
 from llamasup.errors import ConfigInvalid
+from llamasup.http.address import listen_text
 from llamasup.llama_server.device_memory import devices_now
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.models.search import Search
@@ -88,6 +89,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "no_usage": not initial.usage.enabled,
         "usage_keep_days": initial.usage.keep_days,
         "no_ui": not http.ui,
+        "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
         "batches": initial.batches if initial.batches.enabled else None,
     }
     return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})

@@ -24,7 +24,7 @@ from llamasup.observability.access_log import AccessLog, check_log_file
 from llamasup.observability.access_record import SlowLog, access_line, admit_slow, shortened, waiting_time_s
 from llamasup.observability.counters import HeldSlots, Metrics, RequestRecord
 from llamasup.observability.last_hour import LastHour
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
 from llamasup.proxy.connections import most_connections
 from llamasup.proxy.listeners.listen import ListenerSet, listen
 from llamasup.proxy.live.requests import LiveRequests
@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
     from llamasup.auth.key_limits import Keys
     from llamasup.batch.api.runner import BatchService
+    from llamasup.models.spec import KeepResult
     from llamasup.observability.tracing.exporter import SpanExporter
+    from llamasup.ollama.dialect import OllamaDialect
     from llamasup.settings.sections import Batches
 
 __all__ = ["STANDARD_ERROR", "ServiceHost", "Workload", "sweep_and_check"]
@@ -75,6 +77,14 @@ class Workload(Protocol):
 
     @property
     def control_target(self) -> ControlTarget: ...
+
+    def described(self) -> ModelList:
+        """The models, as ``serve`` lists them at /v1/models."""
+        ...
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        """As ``Pool.keep``, for the model of this id; ``fixed`` if it is not here."""
+        ...
 
     async def run(self) -> None:
         """Own all tasks and processes until cancelled, and end them then."""
@@ -116,6 +126,7 @@ class ServiceHost:
         listen: Callable[[], ListenerSet],
         proxy: ProxyConfig,
         environ: Mapping[str, str] | None = None,
+        listen_ollama: Callable[[], ListenerSet] | None = None,
     ) -> None:
         self.on_request: Callable[[RequestRecord], None] | None = None
         self.on_slow_request: Callable[[RequestRecord, int], None] | None = None
@@ -127,6 +138,8 @@ class ServiceHost:
         self._options = options
         self._bus = bus
         self._listen = listen
+        self._listen_ollama = listen_ollama
+        self._ollama: ListenerSet | None = None
         self._proxy_config = proxy
         self._proxy: Proxy | None = None
         self.live_requests: LiveRequests | None = None
@@ -180,6 +193,12 @@ class ServiceHost:
         """
         options = self._options
         listeners = self._listen()
+        if self._listen_ollama is not None:
+            try:
+                self._ollama = self._listen_ollama()
+            except BaseException:
+                listeners.close()
+                raise
         ready_file = None if options.ready_file is None else ReadyFile(options.ready_file)
         if (path := options.access_log) is not None:
             self._access_log = AccessLog(None if path == STANDARD_ERROR else path, access_line)
@@ -194,7 +213,8 @@ class ServiceHost:
                 self._workload = make(folder, listeners.address)
                 error = await self._serve(self._workload, listeners, folder, guardian, ready_file)
         finally:
-            listeners.close()
+            for opened in filter(None, (listeners, self._ollama)):
+                opened.close()
             if self._access_log is not None:
                 self._access_log.close()
             if self._spans is not None:
@@ -264,12 +284,16 @@ class ServiceHost:
                     await proxy.start(self._batch_listener.sockets, trusted=True)
                     serving = tasks.create_task(self._batches.run(), name="batches")
                 await proxy.start(listeners.sockets, tls=listeners.tls)
+                if self._ollama is not None:
+                    dialect = _ollama_dialect(workload)
+                    await proxy.start(self._ollama.sockets, tls=self._ollama.tls, dialect=dialect)
                 while (names := await workload.ready()) is not None:
                     if not guardian.is_started:  # a thread may get the interpreter late, during imports
                         await asyncio.to_thread(guardian.wait_until_started)
                     if not workload.still_ready():
                         continue  # it crashed in the meantime
-                    ready = Ready(listeners.address, os.getpid(), names)
+                    ollama = None if self._ollama is None else self._ollama.address
+                    ready = Ready(listeners.address, os.getpid(), names, ollama)
                     if ready_file is not None:
                         ready_file.write(as_json(ready))
                     self._bus.publish(ready)
@@ -277,7 +301,7 @@ class ServiceHost:
                 return await workload.ended()
             finally:
                 # The control API first: its answers and streams end through the proxy.
-                for close in (control.aclose, lambda: _close_listeners(listeners, proxy)):
+                for close in (control.aclose, lambda: _close_listeners(listeners, self._ollama, proxy)):
                     try:
                         async with asyncio.timeout(CLOSE_TIMEOUT_S):
                             await close()
@@ -381,8 +405,15 @@ async def _slots(prefix: bytes, endpoint: Endpoint) -> Sequence[SlotProgress] | 
         return await prober.slots()
 
 
-async def _close_listeners(listeners: ListenerSet, proxy: Proxy) -> None:
-    listeners.stop_listening()
+def _ollama_dialect(workload: Workload) -> OllamaDialect:
+    from llamasup.ollama.dialect import OllamaDialect  # here, because few services have one
+
+    return OllamaDialect(workload.described, workload.keep)
+
+
+async def _close_listeners(listeners: ListenerSet, ollama: ListenerSet | None, proxy: Proxy) -> None:
+    for opened in filter(None, (listeners, ollama)):
+        opened.stop_listening()
     await proxy.aclose()
 
 

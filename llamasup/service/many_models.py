@@ -24,7 +24,7 @@ from llamasup.models.diff import Changes
 from llamasup.models.registry import Registry, build
 from llamasup.models.rules import ModelRule, Problem
 from llamasup.models.search import Search
-from llamasup.models.spec import ModelSpec
+from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.models.watch import ModelWatch
 from llamasup.peers.membership import Membership, Peer
 from llamasup.pool.catalog.catalog import Catalog
@@ -32,7 +32,7 @@ from llamasup.pool.model import ManagedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
-from llamasup.proxy.backend import Backend
+from llamasup.proxy.backend import Backend, ModelList
 from llamasup.service.inventory import (
     ModelInventory,
     SearchPaths,
@@ -56,7 +56,7 @@ __all__ = ["Configured", "HostedModels", "Source"]
 _log = logging.getLogger(__name__)
 
 # A reload does not apply these: listeners and connections exist by then.
-_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "usage", "batches")
+_KEYS_READ_AT_START = ("listen", "runtime", "auth", "http", "ollama", "usage", "batches")
 _KEYS_READ_AT_RELOAD = (
     *("models_dir", "caches", "memory", "max_loaded", "default_model", "swap_after_s", "slots", "watch"),
     "virtual_models",
@@ -256,6 +256,15 @@ class HostedModels:
         if self.peers is not None:
             await self.peers.drained(self._configured.options.policy.drain_timeout_s)
         return self._error
+
+    def described(self) -> ModelList:
+        listing = self.backend.listing()
+        assert listing is not None  # of many models, llamasup makes the list
+        return listing
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        managed = self._pool.managed_models.get(model)
+        return "fixed" if managed is None else self._pool.keep(managed, ttl_s, own=own)
 
     def ask_stop(self, *, now: bool) -> None:
         self._pool.ask_stop(now=now)

@@ -13,12 +13,13 @@ from llamasup.control.pool_target import can_restart_in_place
 from llamasup.downloads.progress import Listener
 from llamasup.errors import LlamasupError
 from llamasup.http.address import Address
-from llamasup.models.spec import ModelSpec, Stay
+from llamasup.models.spec import KeepResult, ModelSpec, Stay
 from llamasup.pool.catalog.only_model import OnlyModel
 from llamasup.pool.estimate import SizedModel
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.pool import Pool
 from llamasup.pool.processes import Runners
+from llamasup.proxy.backend import ModelList
 from llamasup.service.options import ServiceSpec
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import failure_of
@@ -88,6 +89,12 @@ class HostedModel:
     async def ready(self) -> tuple[str, ...] | None:
         await self._until(lambda: self._state is State.READY or self._is_over)
         return (self._service.name,) if self._state is State.READY else None
+
+    def described(self) -> ModelList:
+        return self.backend.described()
+
+    def keep(self, model: str, ttl_s: float | None, own: int) -> KeepResult:
+        return "fixed"  # only commands unload it
 
     def still_ready(self) -> bool:
         return self._state is State.READY

@@ -41,6 +41,7 @@ __all__ = [
     "check_address",
     "inherited_listeners",
     "load_tls",
+    "ollama_listener",
     "open_listeners",
     "proxy_config",
     "require_key_if_reachable",
@@ -62,6 +63,8 @@ class ServiceSpec(Struct, frozen=True):
     starter: Starter
     listen: Callable[[], ListenerSet]
     proxy: ProxyConfig
+    listen_ollama: Callable[[], ListenerSet] | None = None
+    """Opens the listener for Ollama's API, if there is one."""
     launch: Launch | None = None
     """None for a given command line."""
     passes_exit_code: bool = False
@@ -239,6 +242,7 @@ def require_key_if_reachable(
     sockets: Sequence[socket.socket],
     *,
     set_key: str = "Set a key with --api-key-file or $LLAMASUP_API_KEY",
+    option: str = "--host",
 ) -> None:
     """X1: every client that can reach the port can use the model, so other machines need a key.
 
@@ -250,7 +254,7 @@ def require_key_if_reachable(
     outside = [host for host in hosts if not is_local(host)]
     if not outside:
         return
-    what = f"The socket on {outside[0]}" if sockets else f"--host {outside[0]}"
+    what = f"The socket on {outside[0]}" if sockets else f"{option} {outside[0]}"
     raise UnsafeBind(
         f"{what} can be reached from other machines, and no API key is set.",
         remedy=f"{set_key}, or accept requests without a key with --insecure-no-auth.",
@@ -273,6 +277,8 @@ class ListenOptions(ServiceOptions, frozen=True, kw_only=True):
     """The key of the config that names the file, if one does."""
     no_ui: bool = False
     """Do not serve the web console."""
+    ollama: str | None = None
+    """The address of Ollama's API: HOST:PORT, or a path that ends in ``.sock``; None: it is not served."""
 
 
 def check_address(options: ListenOptions) -> None:
@@ -286,9 +292,12 @@ def check_address(options: ListenOptions) -> None:
     for host in addresses(options.host):
         if remedy := invalid_host_remedy(host):
             raise UsageInvalid(f"--host {host!r} is not a valid address.", remedy=remedy)
+    ollama = None if options.ollama is None else _ollama_host(options.ollama)[0]
     if options.api_keys or options.api_key_file or options.insecure_no_auth:
         return
     require_key_if_reachable(addresses(options.host), options.sockets)
+    if ollama is not None:
+        require_key_if_reachable([ollama], (), option="--ollama")
 
 
 def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSet:
@@ -296,6 +305,29 @@ def open_listeners(options: ListenOptions, tls: TlsContext | None) -> ListenerSe
     if options.sockets:
         return inherited_listeners(options.sockets, tls)
     return listen(addresses(options.host), options.port, tls=tls)
+
+
+def ollama_listener(options: ListenOptions, tls: TlsContext | None) -> Callable[[], ListenerSet] | None:
+    """Opens the listener for Ollama's API; None if there is none."""
+    if options.ollama is None:
+        return None
+    host, port = _ollama_host(options.ollama)
+    return lambda: listen([host], port, tls=None if host.endswith(".sock") else tls)
+
+
+def _ollama_host(text: str) -> tuple[str, int]:
+    """The host or path, and the port. Raises UsageInvalid."""
+    from llamasup.settings.address_kinds import Listen  # here, because few services have one
+    from llamasup.settings.kinds import InvalidValue
+
+    try:
+        address = Listen().parse(text)
+    except InvalidValue as error:
+        raise UsageInvalid(
+            f"--ollama {text!r} is not a valid address{f': {error.why}' if error.why else ''}.",
+            remedy=f"Use {Listen().allowed}.",
+        ) from None
+    return (address.path, 0) if isinstance(address, UnixAddress) else (address.host, address.port)
 
 
 def proxy_config(options: ListenOptions, *, route_by_model: bool) -> ProxyConfig:

@@ -21,6 +21,7 @@ from llamasup.service.options import (
     WrapOptions,
     check_address,
     load_tls,
+    ollama_listener,
     open_listeners,
     proxy_config,
     wrap_spec,
@@ -78,7 +79,14 @@ class Service(ServiceHost):
             self._spec = wrap_spec(options)
         if options.ready_file is not None:
             remove_stale(options.ready_file)
-        super().__init__(options, bus, listen=self._spec.listen, proxy=self._spec.proxy, environ=environ)
+        super().__init__(
+            options,
+            bus,
+            listen=self._spec.listen,
+            proxy=self._spec.proxy,
+            environ=environ,
+            listen_ollama=self._spec.listen_ollama,
+        )
         self.on_log: Callable[[list[bytes]], None] | None = None
         """Gets llama-server's output line by line, in its own thread; must not wait or raise."""
         self._bus = bus
@@ -128,4 +136,5 @@ def _run_spec(options: RunOptions, launch: Launch, proxy: ProxyConfig) -> Servic
         starter=Starter(lambda name, number, folder, prefix, share: Planner(launch, folder)),
         listen=lambda: open_listeners(options, tls),
         proxy=proxy,
+        listen_ollama=ollama_listener(options, tls),
     )

@@ -12,7 +12,7 @@ from llamasup.pool.model import policy_for
 from llamasup.service.config_source import ConfigSource, ServeOptions, serve_options
 from llamasup.service.hosting import ServiceHost, sweep_and_check
 from llamasup.service.many_models import HostedModels
-from llamasup.service.options import check_address, load_tls, open_listeners, proxy_config
+from llamasup.service.options import check_address, load_tls, ollama_listener, open_listeners, proxy_config
 from llamasup.supervision.events import Bus
 from llamasup.system.process.ready_file import remove_stale
 
@@ -40,7 +40,12 @@ class ServeService(ServiceHost):
         if options.ready_file is not None:
             remove_stale(options.ready_file)
         super().__init__(
-            options, bus, listen=lambda: open_listeners(options, tls), proxy=proxy, environ=environ
+            options,
+            bus,
+            listen=lambda: open_listeners(options, tls),
+            proxy=proxy,
+            environ=environ,
+            listen_ollama=ollama_listener(options, tls),
         )
         self.options = options
         self.launch: None = None  # many models have no common launch or runner

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from llamasup.settings.address_kinds import HostName, MediaHost, Origin
+from llamasup.http.address import Address
+from llamasup.settings.address_kinds import HostName, Listen, MediaHost, Origin
 from llamasup.settings.declaration import Setting, SettingGroup
 from llamasup.settings.kinds import (
     Boolean,
@@ -31,6 +32,7 @@ __all__ = [
     "Downloads",
     "Http",
     "Memory",
+    "Ollama",
     "PeerEntry",
     "Slots",
     "Usage",
@@ -126,6 +128,19 @@ class Http(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = None
     ui: Annotated[bool, Setting(Boolean(), "Serve the web console at /llamasup/.")] = True
+
+
+class Ollama(SettingGroup, frozen=True, kw_only=True):
+    """Ollama's API (docs/ollama.md)."""
+
+    listen: Annotated[
+        Address | None,
+        Setting(
+            Listen(),
+            "The address for clients of Ollama, such as 127.0.0.1:11434.",
+            "Ollama's API is not served",
+        ),
+    ] = None
 
 
 class PeerEntry(SettingGroup, frozen=True, kw_only=True):

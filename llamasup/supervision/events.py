@@ -113,11 +113,14 @@ class ConfigRejected(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True):
-    """Every model that was to be loaded at the start serves requests."""
+    """Every model that was to be loaded at the start serves requests. ``ollama``: the address of Ollama's
+    API, if it is served.
+    """
 
     address: Address
     pid: int
     models: tuple[str, ...]
+    ollama: Address | None = None
 
 
 class Stopped(Struct, frozen=True):
@@ -174,8 +177,11 @@ def as_json(event: PublishedEvent) -> Mapping[str, Any]:
         case ConfigRejected(error):
             details = list(error.details)
             return _object("config", ok=False, message=error.message, remedy=error.remedy, details=details)
-        case Ready(address, pid, models):
-            return _object("ready", url=address.url, **_host_and_port(address), pid=pid, models=list(models))
+        case Ready(address, pid, models, ollama):
+            more = {} if ollama is None else {"ollama": ollama.url}
+            return _object(
+                "ready", url=address.url, **_host_and_port(address), pid=pid, models=list(models), **more
+            )
         case Stopped():  # pragma: no branch - the last kind
             return _object("stopped")
 

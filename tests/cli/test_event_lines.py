@@ -146,6 +146,12 @@ def test_ready_lists_broken_model_separately() -> None:
     ]
 
 
+def test_ready_names_the_address_of_ollama() -> None:
+    view, reporter = many(ModelSpec("a", "/a.gguf"))
+    reporter.on_event(Ready(TcpAddress("127.0.0.1", 8080), 7, ("a",), TcpAddress("127.0.0.1", 11434)))
+    assert view.texts[0].splitlines()[1] == "Ollama's API is at http://127.0.0.1:11434"
+
+
 def test_ready_removes_live_line_and_lists_loaded_and_default_model() -> None:
     view, reporter = many(ModelSpec("a", "/a.gguf"), default="a", loaded="a")
     reporter.on_event(ready("a"))

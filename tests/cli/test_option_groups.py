@@ -52,6 +52,7 @@ any_given = st.fixed_dictionaries(
         "tls_key": _file,
         "api_key_file": _file,
         "no_ui": st.booleans(),
+        "ollama": st.sampled_from([None, "127.0.0.1:11434", "[::1]:80", "/run/a.sock"]),
         "insecure_no_auth": st.booleans(),
         "hosts": st.lists(st.sampled_from(["a.example", "10.0.0.1", "::2"])).map(tuple),
         "origins": st.lists(st.sampled_from(["https://a.example", "http://localhost:3000"])).map(tuple),

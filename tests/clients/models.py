@@ -45,6 +45,14 @@ _TEMPLATE = r"""
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
 
 
+def fill_in() -> bytes:
+    """A GGUF file with tokens for filling in the middle: three of its words."""
+    keys: dict[str, KeyValue] = dict(tiny_keys())
+    tokens = {"fim_pre": 10, "fim_suf": 11, "fim_mid": 12}
+    keys |= {f"tokenizer.ggml.{name}_token_id": token for name, token in tokens.items()}
+    return write_gguf(keys, tiny_tensors())
+
+
 def tool_caller() -> bytes:
     """A GGUF file."""
     words = [*WORDS, "call"]

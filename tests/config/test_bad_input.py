@@ -97,6 +97,8 @@ def test_unknown_key_without_a_similar_one_lists_valid_keys() -> None:
         ("listen", "'a,b:80'", "'a,b:80'; expected HOST:PORT"),
         ("listen", "[]", "the list is empty; add an address, or remove the key for 127.0.0.1:8080"),
         ("listen", "[h:80, h:81]", "port 81 differs from port 80 of h:80; use one port for all addresses"),
+        ("ollama", "{listen: 127.0.0.1:8080}", "is also in listen; give Ollama's API an address of its own"),
+        ("ollama", "{listen: 11434}", "127.0.0.1:8080"),
         ("listen", "[h:80, h:80]", "duplicate address 'h:80'; keep one of them"),
         ("http", "{allow_hosts: '*'}", "DNS rebinding"),
         ("http", "{allow_hosts: 'a:80'}", "has a port"),

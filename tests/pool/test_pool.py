@@ -385,6 +385,75 @@ async def test_idle_model_is_evicted_after_its_ttl_and_a_busy_one_is_not(
 
 
 @async_test
+async def test_ttl_of_a_request_counts_until_the_next_load(tmp_path: Path, tiny_model: Path) -> None:
+    async with pooled(tmp_path, spec_of(file_of(tmp_path, "a", tiny_model))) as models:
+        pool, a = models.pool, models["a"]
+        request = models.ask("a")
+        await request.served_by()
+        assert a.ttl_s == float("inf")
+        assert pool.keep(a, 0.05, own=1) == "kept"
+        assert a.snapshot().ttl_s == 0.05
+        request.finish()
+        await models.until_phase("a", Phase.ABSENT)
+        assert models.unloads() == [("a", "ttl", "")]
+        again = models.ask("a")
+        await again.served_by()
+        assert a.ttl_s == float("inf")
+        assert pool.keep(a, 3600.0, own=1) == "kept"
+        assert pool.keep(a, None, own=1) == "kept"
+        assert a.ttl_s == float("inf")
+
+
+@async_test
+async def test_ttl_of_zero_unloads_only_what_no_other_request_uses(tmp_path: Path, tiny_model: Path) -> None:
+    async with pooled(tmp_path, spec_of(file_of(tmp_path, "a", tiny_model))) as models:
+        pool, a = models.pool, models["a"]
+        first = models.ask("a")
+        await first.served_by()
+        assert pool.keep(a, 3600.0, own=1) == "kept"
+        second = models.ask("a")
+        assert pool.keep(a, 0.0, own=1) == "in_use"  # the second waits
+        assert a.ttl_s == 3600.0  # as another client has asked
+        first.finish()
+        await second.served_by()
+        assert pool.keep(a, 0.0) == "in_use"  # of a request that only unloads
+        assert a.ttl_s == 3600.0
+        assert pool.keep(a, 0.0, own=1) == "kept"
+        third = models.ask("a")  # comes meanwhile
+        for request in (second, third):
+            await request.served_by()
+            assert request.lease is not None
+            request.lease.endpoint.count_answer(200, infers=True)
+            request.finish()
+        assert a.ttl_s == float("inf")
+        alone = models.ask("a")
+        await alone.served_by()
+        assert models.unloads() == []
+        assert pool.keep(a, 0.0, own=1) == "kept"
+        alone.finish()
+        await models.until_phase("a", Phase.ABSENT)
+        assert pool.keep(a, 0.0) == "kept"  # not loaded
+
+
+@async_test
+async def test_ttl_of_zero_does_not_unload_what_a_command_loads(tmp_path: Path, tiny_model: Path) -> None:
+    async with pooled(tmp_path, spec_of(file_of(tmp_path, "a", tiny_model))) as models:
+        loading = models.pool.begin_load(models["a"])
+        assert models.pool.keep(models["a"], 0.0) == "in_use"
+        assert models["a"].kept_s is None
+        await asyncio.wait_for(loading, PATIENCE_S)
+        assert models["a"].serves
+
+
+@async_test
+async def test_pinned_model_keeps_no_other_ttl(tmp_path: Path, tiny_model: Path) -> None:
+    spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(pin=True))
+    async with pooled(tmp_path, spec) as models:
+        assert models.pool.keep(models["a"], 0.0) == "fixed"
+        assert models["a"].kept_s is None
+
+
+@async_test
 async def test_request_at_the_end_of_the_ttl_is_served(tmp_path: Path, tiny_model: Path) -> None:
     """The process that is there serves it, or a new load does."""
     spec = spec_of(file_of(tmp_path, "a", tiny_model), stay=Stay(ttl_s=0.05))

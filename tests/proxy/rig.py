@@ -24,6 +24,7 @@ from llamasup.models.access import ResolvedModel
 from llamasup.observability.counters import RequestRecord
 from llamasup.pool.catalog.listing import ModelListing
 from llamasup.proxy import Proxy, ProxyConfig, bind
+from llamasup.proxy.dialect import Dialect
 from llamasup.proxy.listeners.tls import TlsContext
 from llamasup.queueing.endpoint import UNLIMITED, Endpoint, Lease
 from llamasup.queueing.request_queue import MAX_WAITING, RequestQueue
@@ -187,8 +188,11 @@ class Rig:
         wait_timeout_s: float = PATIENCE_S,
         max_concurrent: int = UNLIMITED,
         max_queued: int = MAX_WAITING,
+        dialect: Dialect | None = None,
     ) -> None:
-        """``child_path``: the socket of a real server; without it, the test plays the child."""
+        """``child_path``: the socket of a real server; without it, the test plays the child. ``dialect``:
+        another API of the listener.
+        """
         self._loop = uvloop.new_event_loop() if loop_name == "uvloop" else asyncio.new_event_loop()
         self._loop_errors: list[str] = []
         self._loop.set_exception_handler(lambda _, context: self._loop_errors.append(repr(context)))
@@ -213,7 +217,7 @@ class Rig:
 
         async def start() -> Proxy:
             proxy = Proxy(self.backend, config, control=control_endpoint, on_finished=self._records.put)
-            await proxy.start(own, trusted=trusted, tls=tls)
+            await proxy.start(own, trusted=trusted, tls=tls, dialect=dialect)
             return proxy
 
         self.proxy = asyncio.run_coroutine_threadsafe(start(), self._loop).result(PATIENCE_S)

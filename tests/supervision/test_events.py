@@ -112,6 +112,18 @@ EVENTS: tuple[tuple[PublishedEvent, dict[str, Any]], ...] = (
             "models": [],
         },
     ),
+    (
+        Ready(UnixAddress("/run/a.sock"), 7, (), TcpAddress("127.0.0.1", 11434)),
+        {
+            "event": "ready",
+            "url": UnixAddress("/run/a.sock").url,
+            "host": "/run/a.sock",
+            "port": None,
+            "pid": 7,
+            "models": [],
+            "ollama": "http://127.0.0.1:11434",
+        },
+    ),
     (Stopped(), {"event": "stopped"}),
 )
 

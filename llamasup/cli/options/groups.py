@@ -191,14 +191,21 @@ def value_option(
     *,
     read: Callable[[Any], Any] | None = None,
 ) -> Option:
-    """An option with a value of the type ``kind``."""
+    """An option with a value of the type ``kind``. A ``metavar`` in brackets: it may be left out, so that the
+    flag and the value are one argument.
+    """
+
+    def to_arguments(value: Any) -> list[str]:
+        written = f"{value:g}" if isinstance(value, float) else str(value)
+        return [f"{flag}={written}"] if metavar.startswith("[") else [flag, written]
+
     return Option(
         field,
         default=default,
         annotation=Annotated[kind | None, typer.Option(flag, metavar=metavar, help=help, parser=read)],
         typer_default=default,
         convert=lambda _, given: given,
-        to_arguments=lambda value: [flag, f"{value:g}" if isinstance(value, float) else str(value)],
+        to_arguments=to_arguments,
     )
 
 

@@ -95,6 +95,12 @@ _NO_USAGE = switch("--no-usage", "Do not count the usage of models and keys.")
 
 _NO_UI = switch("--no-ui", "Do not serve the web console at /llamasup/.")
 
+_OLLAMA = text(
+    "--ollama",
+    "[=ADDRESS]",
+    "Serve Ollama's API at this address too; without a value at 127.0.0.1:11434.",
+)
+
 # Where ``run`` listens: the fields of RunOptions.
 LISTENING = Group(
     (
@@ -104,6 +110,7 @@ LISTENING = Group(
         path("--tls-key", "PEM file with the private key of the certificate."),
         path("--api-key-file", "File with one API key per line. Env: $LLAMASUP_API_KEY."),
         _NO_UI,
+        _OLLAMA,
     )
 )
 
@@ -184,6 +191,7 @@ CONFIG_OVERRIDES = Group(
         path("--tls-key", "PEM file with the private key of the certificate."),
         path("--token-file", "File with the hub's token. Replaces the config's file."),
         _NO_UI,
+        _OLLAMA,
         path("--ready-file", "Write the address to this file once llamasup is ready."),
     )
 )

@@ -282,6 +282,8 @@ class ConsoleReporter:
         plan = runner.plan if runner else None
         name = "llamasup" if self._has_many else ", ".join(ready.models)
         lines = [f"{name} is ready at {ready.address.shown} after {duration_text(took_s)}"]
+        if ready.ollama is not None:
+            lines.append(f"Ollama's API is at {ready.ollama.shown}")
         if plan is not None:
             lines.append(table(self._facts(plan)))
         elif self._has_many:

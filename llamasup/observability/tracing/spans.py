@@ -23,7 +23,9 @@ __all__ = ["Span", "Value", "is_traced", "phases", "spans_of"]
 
 Value = str | int | float | bool
 
-_FAILED: Final = frozenset({"unavailable", "upstream_failed", "revoked", "timed_out", "error_event"})
+_FAILED: Final = frozenset(
+    {"unavailable", "upstream_failed", "revoked", "timed_out", "error_event", "translation_failed"}
+)
 _OPERATIONS: Final = {
     **dict.fromkeys(("/chat/completions", "/v1/chat/completions", "/v1/messages"), "chat"),
     **dict.fromkeys(("/responses", "/v1/responses"), "chat"),

@@ -6,15 +6,17 @@ The keys are OpenAI's (``id``, ``object``, ``created``, ``owned_by``), those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from llamasup.gguf.facts import ModelFacts
 from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
+from llamasup.pool.cheapest_set import RAM
 from llamasup.pool.eviction_policy import Phase
 
 __all__ = ["ListedModel", "ModelListing", "encode_list", "encode_one"]
@@ -43,7 +45,8 @@ def encode_one(entry: dict[str, Any]) -> bytes:
 
 class ListedModel(Struct, frozen=True):
     """One model at one moment. ``state``: see ``pool/state.py``. ``ctx_size``: the context of one request, if
-    the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images.
+    the model is loaded; ``problem``: why it cannot be loaded; ``sees``: it accepts images. ``needs``: bytes
+    by device that it uses while it is loaded; ``unload_in_s``: when it is unloaded without another request.
     """
 
     spec: ModelSpec
@@ -53,6 +56,8 @@ class ListedModel(Struct, frozen=True):
     ctx_size: int | None = None
     problem: str = ""
     sees: bool = False
+    needs: Mapping[str, int] = {}
+    unload_in_s: float | None = None
 
 
 class ModelListing:
@@ -125,8 +130,33 @@ class ModelListing:
             "size_bytes": size_bytes,
             "default": spec.id == self._default,
             "problem": spec.public_problem(problem) if problem else None,
+            **({} if facts is None else _abilities(facts)),
+            **_residence(listed),
         }
         return entry
+
+
+def _abilities(facts: ModelFacts) -> dict[str, Any]:
+    """What its file says that it can do. Its chat template decides about tools and thinking."""
+    template = facts.chat_template
+    return {
+        "family": facts.architecture,
+        "tools": template.tools,
+        "thinking": template.reasoning,
+        "insert": (facts.fim.prefix, facts.fim.suffix, facts.fim.middle) if facts.fim.usable else (),
+    }
+
+
+def _residence(listed: ListedModel) -> dict[str, Any]:
+    """Of a loaded model: its memory, and how long it stays."""
+    if _STATUS[listed.phase] != "loaded":
+        return {}
+    needs = listed.needs
+    return {
+        "memory_bytes": sum(needs.values()),
+        "gpu_bytes": sum(size for device, size in needs.items() if device != RAM),
+        "unload_in_s": None if listed.unload_in_s is None else round(max(0.0, listed.unload_in_s), 1),
+    }
 
 
 def _created(spec: ModelSpec) -> int:

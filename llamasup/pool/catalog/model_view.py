@@ -64,7 +64,7 @@ def model_view(managed: ManagedModel, now_s: float) -> ModelView:
 
 def unload_in_s(managed: ManagedModel, now_s: float) -> float | None:
     """When the model will be unloaded if no request arrives before; None if unknown."""
-    ttl_s = managed.spec.stay.ttl_s
+    ttl_s = managed.ttl_s
     if ttl_s == float("inf") or managed.spec.stay.pin or not managed.serves or managed.served.in_flight:
         return None
     return max(managed.resident_since_s, managed.served.idle_since_s) + ttl_s - now_s

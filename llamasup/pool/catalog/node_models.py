@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 from msgspec.structs import replace
 
 from llamasup.models.access import ResolvedModel
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
+from llamasup.pool.catalog.model_view import unload_in_s
 from llamasup.pool.catalog.node_listing import NodeModel, encode_listing
 from llamasup.pool.catalog.status import state_of_managed
 from llamasup.pool.model import ManagedModel
@@ -30,6 +32,8 @@ def listed_model(managed: ManagedModel, model: ResolvedModel) -> ListedModel:
         None if plan is None or not managed.serves else plan.ctx_size,
         "" if managed.error is None else managed.error.message,
         sees=managed.sized is not None and managed.sized.sees,
+        needs=managed.needs,
+        unload_in_s=unload_in_s(managed, monotonic()),
     )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from llamasup.errors import ModelUnknown
 from llamasup.models.access import ResolvedModel
 from llamasup.models.spec import ModelSpec
-from llamasup.pool.catalog.node_models import node_listing
+from llamasup.pool.catalog.listing import ModelListing
+from llamasup.pool.catalog.node_models import listed_model, node_listing
 from llamasup.pool.catalog.route import ModelRoute
 from llamasup.pool.model import ManagedModel
 from llamasup.pool.pool import Pool
@@ -38,6 +39,11 @@ class OnlyModel:
 
     def listing(self) -> None:
         """None: llama-server answers /v1/models."""
+
+    def described(self) -> ModelListing:
+        """The model as ``serve`` lists its models, for other APIs."""
+        id_ = self.managed.spec.id
+        return ModelListing((id_,), lambda _: listed_model(self.managed, self._route.model), id_)
 
     def node_listing(self, allowed: Callable[[ResolvedModel], bool] | None = None) -> bytes:
         return node_listing(self.node, ((self.managed, self._route.model),), None, allowed)

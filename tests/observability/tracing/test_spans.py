@@ -137,6 +137,7 @@ def test_path_is_shortened_and_printable() -> None:
     [
         ({"outcome": "revoked", "status": 502}, "revoked"),
         ({"outcome": "error_event"}, "error_event"),
+        ({"outcome": "translation_failed"}, "translation_failed"),
         ({"outcome": "unavailable", "status": 429}, "unavailable"),
         ({"status": 500}, "500"),
         ({"status": 400}, ""),

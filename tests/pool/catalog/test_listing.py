@@ -39,7 +39,11 @@ def entry(spec: ModelSpec, **more: Any) -> Any:
 
 
 def test_loaded_model_is_listed_with_all_facts() -> None:
-    assert entry(HERE, phase=Phase.RESIDENT, state="ready", ctx_size=2048, sees=True) == {
+    needs = {"ram": GIB, "CUDA0": 2 * GIB}
+    found = entry(
+        HERE, phase=Phase.RESIDENT, state="ready", ctx_size=2048, sees=True, needs=needs, unload_in_s=9.876
+    )
+    assert found == {
         "id": "org/chat:Q4_K_M",
         "object": "model",
         "created": 1_700_000_000,
@@ -64,8 +68,25 @@ def test_loaded_model_is_listed_with_all_facts() -> None:
             "size_bytes": 5 * GIB + 7,
             "default": False,
             "problem": None,
+            "family": "llama",
+            "tools": True,
+            "thinking": False,
+            "insert": [],
+            "memory_bytes": 3 * GIB,
+            "gpu_bytes": 2 * GIB,
+            "unload_in_s": 9.9,
         },
     }
+
+
+def test_model_that_is_not_loaded_has_no_memory() -> None:
+    found = entry(HERE, phase=Phase.ABSENT, needs={"ram": GIB})["llamasup"]
+    assert found.keys().isdisjoint({"memory_bytes", "gpu_bytes", "unload_in_s"})
+
+
+def test_model_that_stays_loaded_has_no_time_of_its_unload() -> None:
+    assert entry(HERE, phase=Phase.RESIDENT)["llamasup"]["unload_in_s"] is None
+    assert entry(HERE, phase=Phase.RESIDENT, unload_in_s=-3.0)["llamasup"]["unload_in_s"] == 0
 
 
 def test_unloaded_model_has_its_configured_context() -> None:

@@ -1,0 +1,100 @@
+"""Options of a request in Ollama's API: each is honoured or refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llamasup.ollama import options
+from llamasup.ollama.fields import Fields, Refused, decoded
+from llamasup.ollama.options import NUMBERS, OF_LLAMASUP, REMOVED, WHOLE_NUMBERS
+from llamasup.settings.declaration import settings_of
+from llamasup.settings.model import ModelSettings
+
+
+def fields(value: dict[str, Any]) -> Fields:
+    return decoded(json.dumps(value).encode())
+
+
+def parameters(request: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return options.parameters(fields(request), **more)
+
+
+def least_context(request: dict[str, Any]) -> int | None:
+    return options.least_context(fields(request))
+
+
+def refused(given: Any, **more: Any) -> str:
+    with pytest.raises(Refused) as caught:
+        parameters({"options": given}, **more)
+    return f"{caught.value.error.message}: {caught.value.error.remedy}"
+
+
+def test_options_become_the_parameters_of_llama_server() -> None:
+    given = {"num_predict": 100, "seed": 42, "num_keep": 5, "temperature": 0.8, "top_k": 20, "stop": ["\n"]}
+    assert parameters({"options": given}) == {
+        "n_predict": 100,
+        "seed": 42,
+        "n_keep": 5,
+        "temperature": 0.8,
+        "top_k": 20,
+        "stop": ["\n"],
+    }
+
+
+def test_request_without_options_has_no_parameters() -> None:
+    assert parameters({}) == parameters({"options": None}) == parameters({"options": {"top_p": None}}) == {}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_number_keeps_its_name(name: str) -> None:
+    assert parameters({"options": {name: 0.5}}) == {name: 0.5}
+    assert name in refused({name: "high"})
+
+
+@pytest.mark.parametrize("name", WHOLE_NUMBERS)
+def test_whole_number_has_a_range(name: str) -> None:
+    own, least, most = WHOLE_NUMBERS[name]
+    assert parameters({"options": {name: most}}) == {own: most}
+    for value in (least - 1, most + 1, "5", True, 1.5):
+        assert name in refused({name: value})
+
+
+@pytest.mark.parametrize("name", OF_LLAMASUP)
+def test_option_of_a_load_is_refused_with_the_setting_that_decides(name: str) -> None:
+    assert OF_LLAMASUP[name] in settings_of(ModelSettings)
+    assert f"set {OF_LLAMASUP[name]} of the model" in refused({name: 1})
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_option_that_llama_server_does_not_have_is_refused(name: str) -> None:
+    assert f"the option {name} does not exist" in refused({name: True})
+
+
+def test_unknown_option_is_refused() -> None:
+    assert "there is no option 'temprature'" in refused({"temprature": 1})
+
+
+def test_options_must_be_an_object() -> None:
+    assert "options is an array" in refused([])
+
+
+def test_one_stop_may_be_a_string() -> None:
+    assert parameters({"options": {"stop": "end"}}) == {"stop": ["end"]}
+    assert "stop" in refused({"stop": ["a", 1]})
+    assert "stop" in refused({"stop": 1})
+
+
+def test_embeddings_take_no_sampling_option() -> None:
+    assert parameters({"options": {"num_ctx": 5, "temperature": None}}, samples=False) == {}
+    assert "no effect on embeddings" in refused({"temperature": 0}, samples=False)
+
+
+def test_context_is_no_parameter_but_a_condition() -> None:
+    assert parameters({"options": {"num_ctx": 4096}}) == {}
+    assert least_context({"options": {"num_ctx": 4096}}) == 4096
+    assert least_context({}) is None
+    with pytest.raises(Refused):
+        least_context({"options": {"num_ctx": -1}})
