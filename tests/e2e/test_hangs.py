@@ -12,12 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.liveness import LivenessPolicy
 from llamasup.supervision.states import State
 from tests.e2e.driver import llamasup
 from tests.e2e.service import serving
+from tests.patience import PATIENCE_S
 
 QUICK = LivenessPolicy(
     interval_s=0.1,
@@ -27,6 +29,9 @@ QUICK = LivenessPolicy(
     busy_prefill_stall_s=2.0,
     token_timeout_s=1.0,
 )
+# For servers that do not hang: on a busy machine, each answer may take longer.
+SLOW_ANSWERS = replace(QUICK, health_timeout_s=PATIENCE_S, token_timeout_s=PATIENCE_S)
+NO_STALLS = replace(SLOW_ANSWERS, stall_s=PATIENCE_S, prefill_stall_s=PATIENCE_S)
 FakeServer = Callable[..., str]
 
 
@@ -61,7 +66,7 @@ def test_errors_are_a_hang_if_the_token_probe_fails_too(
 ) -> None:
     async def test() -> None:
         runtime = fake_server("status=500", f"once={tmp_path / 'failed'}")
-        async with serving(tiny_model, runtime=runtime, liveness=QUICK, warm_up=False) as server:
+        async with serving(tiny_model, runtime=runtime, liveness=NO_STALLS, warm_up=False) as server:
             await server.reaches(State.READY, 1)
             statuses = [(await server.complete()).status_code for _ in range(3)]
             exited = await server.exit_of(1)
@@ -78,7 +83,7 @@ def test_client_errors_lead_to_a_token_probe_and_no_restart(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server(), liveness=QUICK) as server:
+        async with serving(tiny_model, runtime=fake_server(), liveness=SLOW_ANSWERS) as server:
             await server.reaches(State.READY, 1)
             before = await decodes(server.runner.prober())
             for _ in range(3):
@@ -96,7 +101,7 @@ def test_one_stuck_stream_does_not_restart_a_working_server(
     tiny_model: Path, fake_server: FakeServer
 ) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("stall_after=3"), liveness=QUICK) as server:
+        async with serving(tiny_model, runtime=fake_server("stall_after=3"), liveness=SLOW_ANSWERS) as server:
             await server.reaches(State.READY, 1)
             async with server.client.stream(
                 "POST", "/completion", json={"prompt": "Once", "n_predict": 9, "stream": True}
@@ -115,7 +120,8 @@ def test_one_stuck_stream_does_not_restart_a_working_server(
 @pytest.mark.slow
 def test_no_token_is_requested_during_a_slow_stream(tiny_model: Path, fake_server: FakeServer) -> None:
     async def test() -> None:
-        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=QUICK) as server:
+        patient = replace(SLOW_ANSWERS, stall_s=2.0, prefill_stall_s=2.0)  # a busy machine may lose a second
+        async with serving(tiny_model, runtime=fake_server("token_s=0.3"), liveness=patient) as server:
             await server.reaches(State.READY, 1)
             before = await decodes(server.runner.prober())
             plain = asyncio.create_task(server.complete(n_predict=10))  # noqa: TID251

@@ -503,4 +503,14 @@ def test_models_keep_their_promises_in_any_order_of_events() -> None:
 @pytest.mark.slow
 def test_models_keep_their_promises_in_long_orders_of_events() -> None:
     assert run(600, 100) > 30_000
-    assert {place for (place, _), count in World.transitions.items() if count} == set(TABLE)
+    reached = places()
+    for _ in range(10):  # a rare place may be in none of so many random orders
+        if reached != set(TABLE):
+            run(100, 100)
+            reached |= places()
+    assert reached == set(TABLE)
+
+
+def places() -> set[Place]:
+    """Those of the table in which an event happened, in the last run."""
+    return {place for (place, _), count in World.transitions.items() if count}
