@@ -34,7 +34,7 @@ MARKS = "<!-- pool states: scripts/pool_diagram.py -->", "<!-- end of pool state
 ERROR = LlamasupError("It failed.")
 ANSWER = Unavailable(503, "It failed.")
 SPECS = (ModelSpec("a", "one.gguf"), ModelSpec("a", "two.gguf"))
-UNPROVEN = replace(SPECS[1], unproven=True)
+UNPROVEN = replace(SPECS[0], runtime="new", unproven=True)
 
 
 class Plan(Struct, frozen=True):
@@ -44,7 +44,7 @@ class Plan(Struct, frozen=True):
     needs: Mapping[str, int] = MappingProxyType({"ram": 1})
 
     def is_of(self, spec: ModelSpec, /) -> bool:
-        return spec.source == self.spec.source
+        return (spec.source, spec.runtime) == (self.spec.source, self.spec.runtime)
 
 
 def events_at(model: Model, specs: Sequence[ModelSpec]) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""When servers of a pool have crashed, and a wait for the next crash. It imports asyncio for the wait."""
+"""When servers of each build have crashed, and a wait for the next crash. It imports asyncio for the wait."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from collections import deque
 
 __all__ = ["Crashes"]
 
-_MOST = 1000  # of the last hour; a loop of crashes ends long before
+_MOST = 1000  # a loop of crashes ends long before
 
 
 class Crashes:
-    """``times_s``: of the last ones (monotonic)."""
+    """Of servers that were ready: a start that fails may fail with every build. Times are monotonic."""
 
     def __init__(self) -> None:
-        self.times_s: deque[float] = deque(maxlen=_MOST)
+        self._last: deque[tuple[float, str]] = deque(maxlen=_MOST)
         self._added = asyncio.Event()
 
-    def add(self, at_s: float) -> None:
-        self.times_s.append(at_s)
+    def count(self, build: str, since_s: float, until_s: float = float("inf")) -> int:
+        """Those of ``build``, as ``ModelSpec.runtime`` names it."""
+        return sum(since_s <= at_s < until_s for at_s, crashed in self._last if crashed == build)
+
+    def add(self, build: str, at_s: float) -> None:
+        self._last.append((at_s, build))
         self._added.set()
         self._added = asyncio.Event()
 

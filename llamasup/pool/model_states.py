@@ -71,6 +71,7 @@ __all__ = [
     "Withdraw",
     "charged",
     "is_outdated",
+    "is_proof_under_way",
     "needs_of",
     "old_needs_of",
     "phase_of",
@@ -153,11 +154,14 @@ class Processes(Struct, frozen=True):
 
 
 class Rollout(Struct, frozen=True):
-    """``target``: the new spec, once it is sized. ``before``: what a failed start of it restores."""
+    """``target``: the new spec, once it is sized. ``before``: what a failed start of it restores. ``build``:
+    that of the old processes, while the new ones start beside them.
+    """
 
     step: RolloutStep = RolloutStep.SIZING
     target: Estimate | None = None
     before: Estimate | None = None
+    build: str = ""
     error: LlamasupError | None = None
 
 
@@ -191,6 +195,14 @@ class Model(Struct, frozen=True):
 def is_outdated(model: Model) -> bool:
     """Whether its spec changed after its processes were started."""
     return model.sized is not None and not model.sized.is_of(model.spec)
+
+
+def is_proof_under_way(model: Model) -> bool:
+    """Whether processes of an unproven build start or prove themselves beside those that serve."""
+    rollout = model.rollout
+    if rollout is None or rollout.target is None or model.state is not ModelState.ROLLING_OUT:
+        return False
+    return rollout.target.spec.unproven and rollout.step in {RolloutStep.BESIDE, RolloutStep.PROVING}
 
 
 def phase_of(model: Model) -> Phase:

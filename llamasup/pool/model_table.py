@@ -44,6 +44,7 @@ from llamasup.pool.model_states import (
     UnloadRequested,
     Unwanted,
     Wanted,
+    is_proof_under_way,
 )
 from llamasup.pool.model_steps import Outcome, Step, ignore
 
@@ -122,6 +123,7 @@ TABLE: Mapping[Place, Rows] = MappingProxyType(
             ProcessesServing: rollout.promote,
             ProcessesFailed: rollout.new_failed_beside,
             ProcessesReleased: steps.release_only,
+            Disproven: rollout.disproven,
         },
         RolloutStep.PROVING: {
             **_SWAPPING,
@@ -194,13 +196,18 @@ def is_stale(model: Model, event: Event) -> bool:
             return model.sizing is None or model.sizing.ticket != ticket
         case ProcessesStarting(id_) | ProcessesServing(id_) | ProcessesFailed(id_) | Measured(id_):
             return id_ not in _ids(model, stopping=False)
-        case Proven(id_) | Disproven(id_):
-            is_proving = place_of(model) is RolloutStep.PROVING
-            return not is_proving or model.current is None or model.current.id != id_
+        case Proven(id_):
+            return place_of(model) is not RolloutStep.PROVING or not _is_current(model, id_)
+        case Disproven(id_):
+            return not is_proof_under_way(model) or not _is_current(model, id_)
         case ProcessesReleased(id_):
             return id_ not in _ids(model, stopping=True)
         case _:
             return False
+
+
+def _is_current(model: Model, id_: int) -> bool:
+    return model.current is not None and model.current.id == id_
 
 
 def _ids(model: Model, *, stopping: bool) -> set[int]:

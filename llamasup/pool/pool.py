@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
+from llamasup.errors import BuildRefused, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.planning.memory.shares import remaining
@@ -41,7 +41,14 @@ from llamasup.pool.eviction_policy import (
     decide_with_grounds,
 )
 from llamasup.pool.model import ManagedModel, PendingDemand, policy_for
-from llamasup.pool.model_states import Effect, Event, ModelState, RolloutStep, charged
+from llamasup.pool.model_states import (
+    Effect,
+    Event,
+    ModelState,
+    RolloutStep,
+    charged,
+    is_proof_under_way,
+)
 from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
@@ -51,7 +58,7 @@ from llamasup.pool.why.decision import Decisions
 from llamasup.pool.why.recording import LoadedBy
 from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
-from llamasup.supervision.events import Bus, PublishedEvent, ServerExited, StateChanged
+from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import lacks_memory
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
@@ -90,13 +97,13 @@ class Pool:
         sizer = sizer or ModelSizer(fetch, lambda: self.options)
         self.proof: Proof = _unjudged
         """Compares an unproven build with the running one."""
-        self._context = DriverContext(sizer, runners, bus, self._running, lambda: self.proof)
+        self.crashes = Crashes()
+        self._context = DriverContext(sizer, runners, bus, self.crashes, self._running, lambda: self.proof)
         self.stopping = False
         self._ended = False  # all processes are being killed
         self.running = asyncio.Event()
         self.managed_models: dict[str, ManagedModel] = {}
         self.decisions = Decisions()
-        self.crashes = Crashes()
         self._grounds: Mapping[str, Grounds] = {}  # of the current decision of the policy
         self.on_sized: Callable[[ManagedModel], None] | None = None
         """Called after each successful sizing for a load."""
@@ -393,8 +400,6 @@ class Pool:
             self._timer.schedule(monotonic() + managed.ttl_s)
 
     def _on_event(self, event: PublishedEvent) -> None:
-        if isinstance(event, ServerExited):
-            self.crashes.add(monotonic())
         if (decision := recording.of_event(event, datetime.now(UTC), self._grounds)) is not None:
             self.decisions.add(decision)
         managed = self.managed_models.get(event.model) if isinstance(event, StateChanged) else None
@@ -520,6 +525,7 @@ class Pool:
         models = {managed.key: managed.snapshot() for managed in self.active if managed.sized is not None}
         decided = decide_with_grounds(Snapshot(now_s, models, self.options.budget, self.options.residency))
         self._grounds = decided.grounds
+        self._end_proofs(decided.grounds)
         for action in decided.actions:
             self._apply(action)
         for managed in self.active:
@@ -544,7 +550,9 @@ class Pool:
             del self.active[managed]
 
     def _grant_swaps(self) -> None:
-        """One model at a time: then two generations fit in the memory more often."""
+        """One model at a time: then two generations fit in the memory more often. The proof of a build takes
+        minutes, so no other model waits for it.
+        """
         for managed in tuple(self.active):
             rollout = managed.model.rollout
             if rollout is None or rollout.target is None:
@@ -553,13 +561,30 @@ class Pool:
             if rollout.step is RolloutStep.FREED:
                 free = self.remaining_for(managed)
             elif rollout.step is RolloutStep.WAITING and not any(
-                other.state is ModelState.ROLLING_OUT for other in self.active
+                other.state is ModelState.ROLLING_OUT and not is_proof_under_way(other.model)
+                for other in self.active
             ):
                 free = remaining(self.remaining_for(managed), [managed.needs])
             else:
                 continue
             fits = all(free.get(device, 0) >= size for device, size in rollout.target.needs.items())
             self._post(managed, states.SwapGranted(fits))
+
+    def _end_proofs(self, grounds: Mapping[str, Grounds]) -> None:
+        """A model that is wanted needs the memory more than the proof of a build."""
+        for managed in tuple(self.active):
+            current, sized = managed.model.current, managed.sized
+            if not is_proof_under_way(managed.model) or current is None or sized is None:
+                continue
+            for id_, why in grounds.items():
+                lacks = any(kind == "memory" and name in sized.needs for kind, name in why.lack)
+                if lacks and not why.idle_models_suffice:
+                    purpose = f"for {id_!r}" if id_ else "to stay within the budget"
+                    needed = BuildRefused(
+                        f"The memory of the proof with {managed.spec.id!r} was needed {purpose}.",
+                        remedy="Try again when there are fewer requests.",
+                    )
+                    self._post(managed, states.Disproven(current.id, needed))
 
     def _apply(self, action: Action) -> None:
         match action:

@@ -47,6 +47,7 @@ class Runners:
         *,
         share: Callable[[], MemoryBudget],
         on_measured: Callable[[], None],
+        on_crashed: Callable[[], None],
         withheld: bool = False,
     ) -> list[InstanceRunner]:
         """One stopped runner for each replica of ``sized``. Planner threads call ``share``. ``withheld``:
@@ -70,6 +71,7 @@ class Runners:
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 on_measured=on_measured,
+                on_crashed=on_crashed,
                 cwd=starter.cwd,
                 prober=starter.prober,
                 awaits_memory=starter.awaits_memory,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from llamasup.errors import DoesNotFit, LlamasupError
+from llamasup.errors import BuildRefused, DoesNotFit, LlamasupError
 from llamasup.pool.model_states import (
     Admit,
     Announce,
@@ -93,7 +93,8 @@ def swap(model: Model, event: SwapGranted) -> Outcome:
     model = replace(model, state=ModelState.ROLLING_OUT, for_id="")
     if is_beside and current.status is ProcessesStatus.SERVING:
         beside = replace(model, old=current, old_sized=model.sized)
-        started = replace(rollout, step=RolloutStep.BESIDE)
+        build = "" if model.sized is None else model.sized.spec.runtime
+        started = replace(rollout, step=RolloutStep.BESIDE, build=build)
         return _start(beside, rollout.target, started, withheld=rollout.target.spec.unproven)
     stopping = replace(rollout, step=RolloutStep.STOPPING, before=model.sized)
     model, stops = stop_processes(replace(model, rollout=stopping))
@@ -135,7 +136,11 @@ def promote(model: Model, event: ProcessesServing) -> Outcome:
     if not rollout.target.spec.unproven:
         return _replace_old(model)
     if model.old is None or model.old.status is ProcessesStatus.STOPPING:
-        return proven(model, Proven(event.id))  # there is nothing to compare with, and nothing else serves
+        why = BuildRefused(
+            f"The new build cannot prove itself with {model.spec.id!r}: the running processes have ended.",
+            remedy="Try again later.",
+        )
+        return disproven(model, Disproven(event.id, why))
     proving = replace(model, rollout=replace(rollout, step=RolloutStep.PROVING))
     return proving, (Prove(event.id, model.old.id),)
 
@@ -150,16 +155,19 @@ def _replace_old(model: Model) -> Outcome:
 
 
 def proven(model: Model, event: Proven) -> Outcome:
+    """A change that came meanwhile is rolled out like any other."""
     assert model.sized is not None
     admitted = Admit(event.id, model.sized)
-    model, effects = _replace_old(model)
+    model, effects = _replace_old(replace(model, spec=replace(model.spec, unproven=False)))
     return model, (admitted, *effects)
 
 
 def disproven(model: Model, event: Disproven) -> Outcome:
     """The new processes stop, as if they were the old ones. If the old ones failed meanwhile, the next
-    request loads the model.
+    request loads the model. All that starts from now on is of the old build, also after a change that came
+    meanwhile.
     """
+    model = _with_old_build(model)
     if model.old is None or model.old.status is ProcessesStatus.STOPPING:
         model, ended = end_rollout(model, event.error)
         model, stops = stop_processes(model)
@@ -173,6 +181,11 @@ def disproven(model: Model, event: Disproven) -> Outcome:
     return kept, (Stop(event.id, model.sized),)
 
 
+def _with_old_build(model: Model) -> Model:
+    """Its newest spec, with the build of the old processes."""
+    return replace(model, spec=replace(model.spec, runtime=_rollout(model).build, unproven=False))
+
+
 def new_failed_beside(model: Model, event: ProcessesFailed) -> Outcome:
     """The old processes keep serving. If they fail, they are not restarted: the new ones will serve."""
     if _is_old(model, event.id):
@@ -180,6 +193,8 @@ def new_failed_beside(model: Model, event: ProcessesFailed) -> Outcome:
         stopping = with_status(model, event.id, ProcessesStatus.STOPPING)
         return stopping, (Stop(event.id, model.old_sized),)
     dropped = Drop(event.id)
+    if _is_unproven(model):
+        model = _with_old_build(model)
     model = replace(model, current=model.old, sized=model.old_sized, old=None, old_sized=None)
     if model.current is None or model.current.status is ProcessesStatus.STOPPING:
         model, ended = end_rollout(replace(model, answer=event.answer), event.error)
@@ -189,12 +204,20 @@ def new_failed_beside(model: Model, event: ProcessesFailed) -> Outcome:
     return model, (dropped, *effects)
 
 
+def _is_unproven(model: Model) -> bool:
+    target = _rollout(model).target
+    return target is not None and target.spec.unproven
+
+
 def _keep_old(model: Model, error: LlamasupError | None) -> Outcome:
-    """The old spec is kept after a failure of the new one, unless a newer one came meanwhile."""
+    """The old spec is kept after a failure of the new one, unless a newer one came meanwhile. That of an
+    unproven build is given up.
+    """
     target = _rollout(model).target
     is_newest = target is not None and target.is_of(model.spec)
+    why = error if _is_unproven(model) else None
     model, settled = settle(model)
-    model, effects = end_rollout(model, error) if is_newest else begin_rollout(model)
+    model, effects = end_rollout(model, error) if is_newest else begin_rollout(model, why)
     return model, (*settled, *effects)
 
 

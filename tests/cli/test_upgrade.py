@@ -82,9 +82,11 @@ Captured = pytest.CaptureFixture[str]
 
 def test_dry_run_shows_what_would_change(upgrade: Any, capfd: Captured) -> None:
     fake = Upgraded(REPORT)
-    assert upgrade(fake, runtime="/new/llama-server", dry_run=True) == 0
+    assert upgrade(fake, runtime="/new/llama-server", dry_run=True) == BuildRefused.exit_code == 69
     assert fake.requests == [("preview", "/new/llama-server")]
-    assert capfd.readouterr().out.splitlines() == [
+    printed = capfd.readouterr()
+    assert "'qwen' has no plan with it" in printed.err
+    assert printed.out.splitlines() == [
         "from   /old/llama-server (b1)",
         "to     /new/llama-server",
         "tiny: its flags change",
@@ -108,7 +110,13 @@ def test_upgrade_says_that_the_next_start_needs_the_build(upgrade: Any, capfd: C
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_answer_as_json(upgrade: Any, capfd: Captured, dry_run: bool) -> None:
-    assert upgrade(Upgraded(REPORT), runtime="/new/llama-server", dry_run=dry_run, json=True) == 0
+    report = {**REPORT, "models": [CHANGED, SAME]}
+    assert upgrade(Upgraded(report), runtime="/new/llama-server", dry_run=dry_run, json=True) == 0
+    assert json.loads(capfd.readouterr().out) == report
+
+
+def test_report_of_a_build_that_would_be_refused_is_printed_as_json(upgrade: Any, capfd: Captured) -> None:
+    assert upgrade(Upgraded(REPORT), runtime="/new/llama-server", dry_run=True, json=True) == 69
     assert json.loads(capfd.readouterr().out) == REPORT
 
 

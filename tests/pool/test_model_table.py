@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
@@ -386,14 +386,56 @@ def test_proven_build_serves_if_the_old_processes_have_failed() -> None:
     assert story.model.state is ModelState.RESIDENT
 
 
-def test_unproven_build_serves_if_there_is_nothing_to_compare_with() -> None:
+def test_unproven_build_ends_if_there_is_nothing_to_compare_with() -> None:
     """The old processes fail for good while those of the unproven build still start."""
     story = Story().serve()
     story(states.SpecChanged(UNPROVEN))
     story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
     story(states.SwapGranted(fits=True))
     story(states.ProcessesFailed(old_id(story), ERROR, ANSWER))
-    assert story(states.ProcessesServing(story.id))[0] == states.Admit(story.id, Plan(UNPROVEN, {"ram": 2}))
+    ended = story(states.ProcessesServing(story.id))
+    assert [type(effect) for effect in ended] == [EndRollout, Stop, Stop]
+    assert "the running processes have ended" in str(ended[0])
+    assert story.model.state is ModelState.UNLOADING
+
+
+def change(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    return replace(spec, source="three.gguf", **changes)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_change_during_the_proof_is_rolled_out_with_the_old_build_if_it_is_refused(crashes: bool) -> None:
+    story = proving()
+    new = story.id
+    story(states.SpecChanged(change(UNPROVEN)))
+    if crashes:
+        story(states.ProcessesFailed(new, ERROR, ANSWER))
+    else:
+        story(states.Disproven(new, ERROR))
+        story(states.ProcessesReleased(new))
+    assert story.effects[-1] == Size(story.ticket, change(UNPROVEN, runtime="", unproven=False))
+
+
+def test_change_during_the_proof_is_rolled_out_without_another_proof() -> None:
+    story = proving()
+    old = old_id(story)
+    story(states.SpecChanged(change(UNPROVEN)))
+    story(states.Proven(story.id))
+    story(states.ProcessesReleased(old))
+    assert story.effects[-1] == Size(story.ticket, change(UNPROVEN, unproven=False))
+
+
+def test_proof_ends_while_the_new_processes_start() -> None:
+    """A replica has failed, or another model needs the memory."""
+    story = Story().serve()
+    old = story.id
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    new = story.id
+    assert story(states.Disproven(new, ERROR)) == (Stop(new, Plan(UNPROVEN, {"ram": 2})),)
+    assert story(states.ProcessesReleased(new))[-1] == EndRollout(ERROR)
+    assert story.id == old
 
 
 def test_build_is_not_proven_without_room_beside_the_old_processes() -> None:

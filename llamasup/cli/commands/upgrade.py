@@ -14,7 +14,7 @@ from llamasup.cli.options.groups import takes_groups
 from llamasup.cli.output.results import write_json, write_result
 from llamasup.cli.output.view import plural, while_waiting
 from llamasup.cli.target import TargetOptions, with_client
-from llamasup.errors import UsageInvalid
+from llamasup.errors import BuildRefused, UsageInvalid
 from llamasup.system.text import memory_text, printable
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def upgrade(
             answer = client.upgrade(_absolute(runtime), dry_run=dry_run)
         if dry_run:
             _show(answer, json=json)
+            _refuse_problems(answer)
             return
         if json:
             write_json(answer)
@@ -74,6 +75,16 @@ def upgrade(
         )
 
     return with_client(target, act)
+
+
+def _refuse_problems(report: Mapping[str, Any]) -> None:
+    """Raises BuildRefused, as the upgrade would."""
+    without = [model for model in report["models"] if model["problem"] is not None]
+    if without:
+        raise BuildRefused(
+            f"The build would be refused: {without[0]['id']!r} has no plan with it.",
+            remedy=without[0]["problem"]["remedy"],
+        )
 
 
 def _absolute(runtime: str) -> str:

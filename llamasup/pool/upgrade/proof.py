@@ -19,7 +19,7 @@ from llamasup.llama_server.answers import NoAnswer
 from llamasup.llama_server.warmup import WarmUpRequest
 from llamasup.pool.upgrade.verdict import PROMPTS, Accepted, Pair, Refused, Trial, next_step
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.system.hardware.usage import load_usage
+from llamasup.system.hardware.usage import family_bytes
 from llamasup.tuning.prose import prose
 
 if TYPE_CHECKING:
@@ -62,14 +62,16 @@ async def prove(
     new: InstanceRunner, old: InstanceRunner, on_trial: Callable[[Trial], None]
 ) -> Accepted | Refused:
     """The verdict about the build of ``new``. ``on_trial`` gets the figures after each request."""
-    trial = Trial()
+    if (why := _other_plan(new, old)) is not None:
+        return why
+    trial, crashes = Trial(), new.instance.crashes
     async with AsyncExitStack() as stack:
         probers = [runner.prober() for runner in (new, old)]
         if probers[0] is None or probers[1] is None:
             return Refused("one of the two servers has ended", judged=False)
         new_prober, old_prober = [await stack.enter_async_context(each) for each in probers if each]
         while True:
-            step = next_step(trial)
+            step = await asyncio.to_thread(next_step, trial)  # the bounds of many pairs take a while
             if isinstance(step, Accepted | Refused):
                 return step
             request = _request(trial.answered, None if old.plan is None else old.plan.ctx_size)
@@ -77,7 +79,21 @@ async def prove(
                 trial = await _compared(trial, request, (new_prober, new), (old_prober, old))
             else:
                 trial = await _asked(trial, request, (new_prober, new))
+            if trial.broken and (ended := await _end_of(new, crashes)):
+                trial = replace(trial, broken=ended)
             on_trial(trial)
+
+
+def _other_plan(new: InstanceRunner, old: InstanceRunner) -> Refused | None:
+    """A build that serves with less cannot be compared, and would serve with less from now on."""
+    if new.plan is None or old.plan is None:
+        return None  # one of them has ended
+    less = [[reduction.change for reduction in plan.reduced] for plan in (new.plan, old.plan)]
+    if less[0] == less[1]:
+        return None
+    differing = [change for change in (*less[0], *less[1]) if (change in less[0]) is not (change in less[1])]
+    flags = ", ".join(dict.fromkeys(change.setting for change in differing))
+    return Refused(f"memory was too small for the same plan twice: {flags} differs", judged=False)
 
 
 _Server = tuple["Prober", InstanceRunner]
@@ -93,32 +109,29 @@ async def _compared(trial: Trial, request: WarmUpRequest, new: _Server, old: _Se
             took[runner] = await _answer(prober, request)
         except _Failed as failed:
             if runner is new[1]:
-                return replace(trial, broken=await _how(runner, failed))
+                return replace(trial, broken=str(failed))
             return replace(trial, interrupted=f"the server of the running build {failed} during the proof")
     alone = alone and old[1].in_flight == 0 and old[1].answered == answered
     (new_text, new_s), (old_text, old_s) = took[new[1]], took[old[1]]
     pair = Pair(old_text, new_text, old_s, new_s, alone)
-    return replace(
-        _measured(trial, new[1]), pairs=(*trial.pairs, pair), old_memory_bytes=_memory_bytes(old[1])
-    )
+    old_bytes = await _memory_bytes(old[1])
+    return replace(await _measured(trial, new[1]), pairs=(*trial.pairs, pair), old_memory_bytes=old_bytes)
 
 
 async def _asked(trial: Trial, request: WarmUpRequest, new: _Server) -> Trial:
     try:
         await _answer(new[0], request)
     except _Failed as failed:
-        return replace(trial, broken=await _how(new[1], failed))
-    return _measured(trial, new[1])
+        return replace(trial, broken=str(failed))
+    return await _measured(trial, new[1])
 
 
-def _measured(trial: Trial, new: InstanceRunner) -> Trial:
-    return replace(trial, memory_bytes=(*trial.memory_bytes, _memory_bytes(new)))
+async def _measured(trial: Trial, new: InstanceRunner) -> Trial:
+    return replace(trial, memory_bytes=(*trial.memory_bytes, await _memory_bytes(new)))
 
 
-def _memory_bytes(runner: InstanceRunner) -> int:
-    """Without the pages of its model file, which the system reads and drops as it likes."""
-    usage = None if runner.pid is None else load_usage(runner.pid)
-    return 0 if usage is None else usage.anonymous_bytes
+async def _memory_bytes(runner: InstanceRunner) -> int | None:
+    return None if runner.pid is None else await asyncio.to_thread(family_bytes, runner.pid)
 
 
 async def _until_idle(runner: InstanceRunner) -> None:
@@ -147,11 +160,11 @@ async def _answer(prober: Prober, request: WarmUpRequest) -> tuple[str, float]:
         raise _Failed("answered without a text") from None
 
 
-async def _how(new: InstanceRunner, failed: _Failed) -> str:
-    """The cause, if the server has ended."""
+async def _end_of(new: InstanceRunner, crashes: tuple[float, ...]) -> str:
+    """How the server has ended; empty if it runs. ``crashes``: those before the proof."""
     try:
         async with asyncio.timeout(_CAUSE_S):
-            ended = await new.until(lambda instance: bool(instance.crashes))
+            ended = await new.until(lambda instance: instance.crashes[-1:] != crashes[-1:])
     except TimeoutError:
-        return str(failed)
-    return str(failed) if ended.last is None else f"ended ({ended.last.message.rstrip('.')})"
+        return ""
+    return "ended" if ended.last is None else f"ended ({ended.last.message.rstrip('.')})"

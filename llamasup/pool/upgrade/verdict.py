@@ -20,6 +20,7 @@ from statistics import fmean
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.system.text import memory_text
 from llamasup.tuning.sequential import FEWEST, Interval, bounds
@@ -46,10 +47,11 @@ __all__ = [
 REQUESTS = 100
 """That the new build must answer."""
 MOST_REQUESTS = 300
-"""If its speed is not decided by then, the median counts."""
+"""If its speed is not decided by then, the median must be enough."""
 PROMPTS = 8
 _WARM = 3 * PROMPTS  # requests after which the memory must stay
 _LEAST_PAIRS = 24
+_MOST_BUSY = 30  # pairs without one that counts for the speed
 
 # Choices of llamasup. A 20 % slower build is well below the first one, and noise of one machine above it.
 LEAST_SPEED = 0.9
@@ -73,13 +75,13 @@ class Pair(Struct, frozen=True):
 
 
 class Trial(Struct, frozen=True):
-    """``memory_bytes``: of the new server after each request. ``broken``: how it failed a request.
-    ``interrupted``: why no more can be learned.
+    """``memory_bytes``: of the new server after each request; None: not measured. ``broken``: how it failed a
+    request. ``interrupted``: why no more can be learned.
     """
 
     pairs: tuple[Pair, ...] = ()
-    memory_bytes: tuple[int, ...] = ()
-    old_memory_bytes: int = 0
+    memory_bytes: tuple[int | None, ...] = ()
+    old_memory_bytes: int | None = None
     broken: str = ""
     interrupted: str = ""
 
@@ -109,6 +111,8 @@ def next_step(trial: Trial) -> Step:
     if trial.interrupted:
         return Refused(trial.interrupted, judged=False)
     speed = speed_of(trial.pairs)
+    if len(trial.pairs) >= _MOST_BUSY and not speed.pairs:
+        return _too_busy()
     if (refused := _text(trial) or _slower(speed) or _grown(trial)) is not None:
         return refused
     is_fast = speed.lower >= LEAST_SPEED
@@ -137,7 +141,9 @@ def _common_share(one: str, other: str) -> float:
 
 
 def _text(trial: Trial) -> Refused | None:
-    if len(trial.pairs) < PROMPTS or (share := agreement(trial.pairs)) >= LEAST_AGREEMENT:
+    """Of complete rounds, so that it does not depend on which prompt has the other text."""
+    pairs = trial.pairs[: len(trial.pairs) // PROMPTS * PROMPTS]
+    if not pairs or (share := agreement(pairs)) >= LEAST_AGREEMENT:
         return None
     return Refused(
         f"at temperature 0 its text is that of the running build for {share:.0%} only; "
@@ -156,8 +162,8 @@ def _too_slow(speed: Interval) -> Refused:
 def _grown(trial: Trial) -> Refused | None:
     if trial.answered <= _WARM:
         return None
-    grown = trial.memory_bytes[-1] - trial.memory_bytes[_WARM - 1]
-    if grown <= MOST_GROWTH_BYTES:
+    now, before = trial.memory_bytes[-1], trial.memory_bytes[_WARM - 1]
+    if now is None or before is None or (grown := now - before) <= MOST_GROWTH_BYTES:
         return None
     return Refused(
         f"its memory has grown by {memory_text(grown)} in {trial.answered - _WARM} requests that repeat; "
@@ -167,6 +173,8 @@ def _grown(trial: Trial) -> Refused | None:
 
 def _large(trial: Trial) -> Refused | None:
     now, before = trial.memory_bytes[-1], trial.old_memory_bytes
+    if now is None or before is None or None in trial.memory_bytes:
+        return Refused("the memory of the servers could not be measured", judged=False)
     if now <= _MOST_MEMORY * before + _SPARE_BYTES:
         return None
     return Refused(
@@ -174,14 +182,17 @@ def _large(trial: Trial) -> Refused | None:
     )
 
 
+def _too_busy() -> Refused:
+    return Refused(
+        "its speed could not be compared: the running server was never without other requests", judged=False
+    )
+
+
 def _in_the_end(trial: Trial, speed: Interval) -> Step:
     if speed.pairs < FEWEST:
-        return Refused(
-            "its speed could not be compared: the running server was never without other requests",
-            judged=False,
-        )
-    if speed.gain < LEAST_SPEED:
-        return _too_slow(speed)
+        return _too_busy()
+    if speed.gain < LEAST_SPEED:  # the bounds contain it, so another try may have another result
+        return replace(_too_slow(speed), judged=False)
     return Accepted(
         f"it has answered {trial.answered} requests with {speed.gain:.0%} of the speed of the old build "
         f"and {agreement(trial.pairs):.0%} of its text"

@@ -71,7 +71,10 @@ def test_slower_build_is_refused_before_all_requests(share: float) -> None:
 def test_build_that_is_slower_in_the_median_is_refused_in_the_end() -> None:
     noisy = [*[slower(0.88)] * 11, *[slower(1.2)] * 10]
     assert next_step(trial(*noisy)) == "compare"
-    assert "88% of the speed" in why_refused(next_step(trial(*noisy, answered=MOST_REQUESTS)))
+    step = next_step(trial(*noisy, answered=MOST_REQUESTS))
+    assert "88% of the speed" in why_refused(step)
+    assert isinstance(step, Refused)
+    assert not step.judged  # 21 pairs do not decide it
 
 
 def test_build_with_a_tenth_less_speed_is_taken() -> None:
@@ -79,12 +82,27 @@ def test_build_with_a_tenth_less_speed_is_taken() -> None:
 
 
 def test_pairs_beside_other_requests_say_nothing_about_speed() -> None:
-    busy = [slower(0.5, alone=False)] * 50
-    assert next_step(trial(*busy)) == "compare"
-    step = next_step(trial(*busy, answered=MOST_REQUESTS))
+    busy = [slower(0.5, alone=False)] * 30
+    assert next_step(trial(*busy[1:], answered=29)) == "compare"
+    step = next_step(trial(*busy, answered=30))  # more would not help
     assert isinstance(step, Refused)
     assert not step.judged
     assert "never without other requests" in step.why
+
+
+def test_few_pairs_without_other_requests_say_nothing_about_speed() -> None:
+    step = next_step(trial(*[slower(0.5, alone=False)] * 50, *[SAME] * 5, answered=MOST_REQUESTS))
+    assert isinstance(step, Refused)
+    assert not step.judged
+    assert "never without other requests" in step.why
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_text_verdict_does_not_depend_on_the_prompt_that_differs(number: int) -> None:
+    wrong = replace(SAME, new_text="five six")
+    pairs = ([SAME] * number + [wrong] + [SAME] * (7 - number)) * 3
+    assert all(next_step(trial(*pairs[:count], answered=count)) == "compare" for count in range(1, 24))
+    assert isinstance(next_step(trial(*pairs)), Accepted)
 
 
 def test_other_text_is_refused() -> None:
@@ -119,6 +137,19 @@ def test_much_larger_server_is_refused() -> None:
     assert isinstance(next_step(trial(*[SAME] * 24, memory=250 * MIB)), Accepted)
     step = next_step(trial(*[SAME] * 24, memory=260 * MIB))
     assert why_refused(step) == "its server needs 260 MiB, and that of the running build 100 MiB"
+
+
+@pytest.mark.parametrize("unmeasured", ["first", "last", "old"])
+def test_build_is_not_proven_without_figures_of_its_memory(unmeasured: str) -> None:
+    found = trial(*[SAME] * 24)
+    match unmeasured:
+        case "first":
+            found = replace(found, memory_bytes=(None, *found.memory_bytes[1:]))
+        case "last":
+            found = replace(found, memory_bytes=(*found.memory_bytes[:-1], None))
+        case _:
+            found = replace(found, old_memory_bytes=None)
+    assert next_step(found) == Refused("the memory of the servers could not be measured", judged=False)
 
 
 def test_crash_is_refused_with_its_request() -> None:
