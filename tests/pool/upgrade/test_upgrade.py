@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from llamasup.errors import BrokenRuntime, BuildRefused, Conflict, UsageInvalid
+from llamasup.errors import (
+    BrokenRuntime,
+    BuildRefused,
+    Conflict,
+    LlamasupError,
+    RuntimeMissing,
+    Stopping,
+    UsageInvalid,
+)
 from llamasup.llama_server.inspect import Runtime
 from llamasup.models.spec import ModelSpec
+from llamasup.pool.estimate import Fetch
 from llamasup.pool.upgrade import verdict
 from llamasup.pool.upgrade.upgrade import Upgrade
 from llamasup.settings.model import Settings
-from llamasup.supervision.states import State
+from llamasup.supervision.backoff import RestartPolicy
+from llamasup.supervision.runner import InstanceRunner
+from llamasup.supervision.states import Policy, State
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 
@@ -60,6 +72,22 @@ class Rig:
     def state(self) -> object:
         return self.upgrade.status()["state"]
 
+    @property
+    def requests(self) -> int:
+        """Those of the proof."""
+        return int(self.upgrade.status()["proof"]["requests"])
+
+    def builds(self) -> dict[str, str]:
+        """The folder names of the builds of all models."""
+        models = self.models.catalog.managed_models()
+        return {managed.spec.id: Path(managed.spec.runtime).name for managed in models}
+
+    def new_processes(self, model: str) -> list[InstanceRunner]:
+        """Those that a proof is about."""
+        managed = self.models[model]
+        assert managed.model.current is not None
+        return managed.driver.runners_of(managed.model.current.id)
+
     def texts(self, model: str) -> list[str]:
         """The decisions about a model, the newest first."""
         return [decision.text for decision in self.models.pool.decisions.of(model)]
@@ -72,9 +100,13 @@ async def upgraded(
     prefill_s: float = PREFILL_S,
     watch_s: float = 3600.0,
     capacity: float = 9,
+    fakes: Sequence[str] = (),
+    policy: Policy | None = None,
+    fetch: Fetch | None = None,
 ) -> AsyncIterator[Rig]:
-    old = install(folder / "old-server", f"prefill_s={prefill_s}")
-    async with pooled(folder, *specs, runtime=old, capacity=capacity) as models, asyncio.TaskGroup() as tasks:
+    old = install(folder / "old-server", f"prefill_s={prefill_s}", *fakes)
+    pool = pooled(folder, *specs, runtime=old, capacity=capacity, policy=policy, fetch=fetch)
+    async with pool as models, asyncio.TaskGroup() as tasks:
         rig = Rig(folder, models, tasks, watch_s)
         try:
             yield rig
@@ -287,20 +319,180 @@ async def test_unload_during_the_proof_refuses_the_build(tmp_path: Path, specs: 
         assert await rig.models.ask("a").served_by() == 1
 
 
+@async_test
+async def test_other_model_gets_the_memory_of_a_proof(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs, capacity=2.5) as rig:
+        await rig.models.load("a")
+        before = rig.models.pids("a")
+        refusal = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        assert await rig.models.ask("b").served_by() == 1
+        assert "not proven: The memory of the proof with 'a' was needed for 'b'" in (await refusal).message
+        assert rig.models.pids("a") == before
+
+
+@async_test
+async def test_crash_of_another_replica_refuses_the_build(tmp_path: Path, tiny_model: Path) -> None:
+    spec = spec_of(file_of(tmp_path, "a", tiny_model), replicas=2)
+    async with upgraded(tmp_path, spec) as rig:
+        await rig.models.load("a")
+        old = [runner.pid for runner in rig.models["a"].runners]
+        refusal = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        kill(rig.new_processes("a")[1])
+        assert "its server ended" in (await refusal).message
+        assert [runner.pid for runner in rig.models["a"].runners] == old
+
+
+@async_test
+async def test_replica_that_serves_is_compared(tmp_path: Path, tiny_model: Path) -> None:
+    """The first one of the old build has failed."""
+    spec = spec_of(file_of(tmp_path, "a", tiny_model), replicas=2)
+    policy = Policy(drain_timeout_s=5.0, restart=RestartPolicy(most_crashes=0))
+    async with upgraded(tmp_path, spec, policy=policy) as rig:
+        await rig.models.load("a")
+        first = rig.models["a"].runners[0]
+        kill(first)
+        await rig.models.until(lambda: first.instance.state is State.FAILED)
+        upgrade = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        await rig.models.unload("a")
+        await upgrade
+
+
+@async_test
+async def test_smaller_plan_does_not_prove_a_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    """The new server lacks memory at its first start, and would serve with another KV cache."""
+    async with upgraded(tmp_path, with_context(specs[0], 4096)) as rig:
+        await rig.models.load("a")
+        refused = await rig.refusal("out_of_memory=host", f"once={tmp_path / 'once'}")
+        assert "is not proven: memory was too small for the same plan twice" in refused.message
+        assert await rig.models.ask("a").served_by() == 1
+
+
+@async_test
+async def test_leak_of_a_server_in_a_script_is_seen(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        path = Path(rig.build("leak_bytes=2000000")).with_name("script")
+        path.write_text(f'#!/bin/sh\n{shlex.quote(rig.build("leak_bytes=2000000"))} "$@"\nexit $?\n')
+        path.chmod(0o755)
+        with pytest.raises(BuildRefused, match="its memory has grown by"):
+            async with asyncio.timeout(LONGEST_PROOF_S):
+                await rig.upgrade.upgrade(str(path))
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_downloaded_model_proves_a_build(tmp_path: Path, tiny_model: Path) -> None:
+    path = file_of(tmp_path, "a", tiny_model)
+    spec = ModelSpec("a", "org/a-GGUF:Q4", settings=Settings(alias="a", ctx_size=512, parallel=1))
+
+    async def fetch(_reference: str, _listener: object) -> Path:
+        return path
+
+    async with upgraded(tmp_path, spec, fetch=fetch) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        assert rig.upgrade.status()["model"] == "a"
+        assert rig.builds() == {"a": "new-server"}
+
+
+@async_test
+async def test_stop_does_not_wait_for_the_proof(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    """A server waits for its open request, which would be that of the proof."""
+    policy = Policy(drain_timeout_s=5.0, stop_timeout_s=10 * PATIENCE_S)
+    async with upgraded(tmp_path, *specs, policy=policy) as rig:
+        await rig.models.load("a")
+        refusal = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        await rig.models.unload("a")
+        assert "was changed or unloaded during the proof" in (await refusal).message
+        await rig.models.load("a")
+        stopped = rig.tasks.create_task(stopped_upgrade(rig))
+        await rig.models.until(lambda: rig.requests > 0 and rig.state == "proving")
+        rig.models.pool.ask_stop()
+        async with asyncio.timeout(PATIENCE_S):
+            await rig.models.pool.ended()
+        await stopped
+
+
+async def stopped_upgrade(rig: Rig) -> None:
+    with pytest.raises(Stopping):
+        await rig.run()
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_stop_during_the_rollout_is_no_success(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        for name in "ab":
+            await rig.models.load(name)
+        stopped = rig.tasks.create_task(stopped_upgrade(rig))
+        await rig.models.until(lambda: rig.state == "rolling_out")
+        rig.models.pool.ask_stop()
+        await rig.models.pool.ended()
+        await stopped
+        assert rig.used == []
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_model_that_no_build_can_load_refuses_none(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        for name in "ab":
+            await rig.models.load(name)
+        before = rig.models.pids("b")
+        os.unlink(specs[1].source)  # noqa: PTH108
+        await rig.run()
+        assert rig.state == "watching"
+        assert "'b' gets the build with its next load" in rig.upgrade.status()["reason"]
+        assert rig.models.pids("b") == before
+        assert await rig.models.ask("a").served_by() == 1
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_model_that_does_not_load_with_the_old_build_proves_none(
+    tmp_path: Path, specs: list[ModelSpec]
+) -> None:
+    async with upgraded(tmp_path, specs[0], fakes=["exit=load:1"]) as rig:
+        refused = await rig.refusal()
+        assert "'a' does not load with the old build" in refused.message
+
+
+@async_test
+async def test_bug_returns_all_models_to_the_old_build(
+    tmp_path: Path, specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        monkeypatch.setattr(verdict, "REQUESTS", 24)
+        monkeypatch.setattr(verdict, "LEAST_SPEED", 0.01)
+        monkeypatch.setattr(rig.models.pool, "set_runtime", broken)
+        with pytest.raises(LlamasupError, match="Internal error in llamasup: ZeroDivisionError"):
+            await rig.run()
+        assert rig.state == "refused"
+        assert set(rig.builds().values()) == {"old-server"}
+
+
+def broken(*_arguments: object) -> None:
+    raise ZeroDivisionError
+
+
 # --- after the rollout
 
 
-def kill(rig: Rig, model: str) -> None:
-    pid = rig.models[model].runners[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+def kill(runner: InstanceRunner) -> None:
+    assert runner.pid is not None
+    os.kill(runner.pid, signal.SIGKILL)
 
 
 async def crash(rig: Rig, model: str) -> None:
     """And wait until the model serves again."""
     runner = rig.models[model].runners[0]
     generation = runner.instance.generation
-    kill(rig, model)
+    kill(runner)
     async with asyncio.timeout(PATIENCE_S):
         await runner.until(
             lambda instance: instance.generation > generation and instance.state is State.READY
@@ -315,7 +507,7 @@ async def test_old_build_returns_if_crashes_rise(tmp_path: Path, specs: list[Mod
         await rig.run()
         await crash(rig, "a")
         assert rig.state == "watching"  # one may be chance
-        kill(rig, "a")
+        kill(rig.models["a"].runners[0])
         await rig.models.until(lambda: rig.state == "returned")
         assert rig.used[-1] == str(tmp_path / "old-server")
         assert "crashed 2 times" in str(rig.upgrade.status()["reason"])
@@ -330,6 +522,70 @@ async def test_build_is_kept_when_the_watch_ends(tmp_path: Path, specs: list[Mod
         await rig.models.load("a")
         await rig.run()
         await rig.models.until(lambda: rig.state == "kept")
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_upgrade_that_fails_does_not_end_the_watch(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        with pytest.raises(RuntimeMissing):
+            await rig.upgrade.upgrade(str(tmp_path / "missing"))
+        with pytest.raises(UsageInvalid):
+            await rig.upgrade.upgrade(rig.used[0])
+        assert rig.state == "watching"
+        worse = install(tmp_path / "worse-server", "die_at=10")
+        with pytest.raises(BuildRefused):
+            await rig.upgrade.upgrade(str(worse))
+        await crash(rig, "a")
+        kill(rig.models["a"].runners[0])
+        await rig.models.until(lambda: rig.state == "returned")
+        assert rig.used[-1] == str(tmp_path / "old-server")
+        assert Path(rig.upgrade.status()["runtime"]["path"]).name == "new-server"
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_starts_that_fail_are_no_crashes_of_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    """Neither build can load the model b."""
+    fails = ("exit=load:1", "above_ctx=520")
+    async with upgraded(tmp_path, specs[0], with_context(specs[1], 600), fakes=fails) as rig:
+        await rig.models.load("a")
+        await rig.run(*fails)
+        with pytest.raises(LlamasupError):
+            await rig.models.load("b")
+        assert rig.state == "watching"
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_crashes_of_refused_builds_are_not_those_of_the_old_one(
+    tmp_path: Path, specs: list[ModelSpec]
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        for _ in range(2):
+            await rig.refusal("die_at=10")
+        await rig.run()
+        await crash(rig, "a")
+        kill(rig.models["a"].runners[0])
+        await rig.models.until(lambda: rig.state == "returned")
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_bug_in_the_return_ends_no_other_task(
+    tmp_path: Path, specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        monkeypatch.setattr(rig.models.pool, "set_runtime", broken)
+        await crash(rig, "a")
+        kill(rig.models["a"].runners[0])
+        await rig.models.until(lambda: rig.state == "returned")
+        assert "bug in llamasup" in str(rig.upgrade.status()["reason"])
 
 
 @async_test
