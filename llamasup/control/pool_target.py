@@ -27,7 +27,7 @@ from llamasup.pool.catalog.status import (
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.model import ManagedModel
-from llamasup.pool.model_states import ModelState
+from llamasup.pool.model_states import ModelState, is_proof_under_way
 from llamasup.pool.pool import Pool
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
@@ -322,7 +322,8 @@ def _unloaded(model: str) -> Conflict:
 
 def can_restart_in_place(managed: ManagedModel) -> bool:
     """Whether the model has a server, or will have one, that keeps its memory."""
-    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and managed.state is not ModelState.ROLLING_OUT
+    is_replaced = managed.state is ModelState.ROLLING_OUT and not is_proof_under_way(managed.model)
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not is_replaced
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
 

@@ -18,9 +18,9 @@ from llamasup.pool.eviction_policy import Grounds, ModelSnapshot, Phase
 from llamasup.pool.model_states import (
     Model,
     ModelState,
-    RolloutStep,
     Sizing,
     is_outdated,
+    is_proof_under_way,
     needs_of,
     old_needs_of,
     phase_of,
@@ -212,8 +212,7 @@ class ManagedModel:
     def runners(self) -> list[InstanceRunner]:
         """One for each replica, made at the first load. During the proof of a build, those that serve."""
         model = self.model
-        is_proving = model.rollout is not None and model.rollout.step is RolloutStep.PROVING
-        shown = model.old if is_proving and model.old is not None else model.current
+        shown = model.old if is_proof_under_way(model) and model.old is not None else model.current
         return [] if shown is None else self.driver.runners_of(shown.id)
 
     @property
@@ -243,7 +242,8 @@ class ManagedModel:
         return ModelSnapshot(
             self.key,
             self.needs,
-            phase=self.phase,
+            # A proof is not evicted: the pool ends it if the memory is needed.
+            phase=Phase.LOADING if is_proof_under_way(self.model) else self.phase,
             pinned=stay.pin,
             groups=stay.groups,
             ttl_s=self.ttl_s,

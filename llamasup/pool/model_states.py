@@ -206,11 +206,14 @@ def is_proof_under_way(model: Model) -> bool:
 
 
 def phase_of(model: Model) -> Phase:
-    """The model as the eviction policy sees it."""
+    """The model as others see it. During the proof of a build, the old processes serve as before."""
     match model.state:
         case ModelState.ABSENT | ModelState.SIZING:
             return Phase.ABSENT
         case ModelState.ROLLING_OUT:
+            if is_proof_under_way(model) and model.old is not None:
+                is_serving = model.old.status is ProcessesStatus.SERVING
+                return Phase.RESIDENT if is_serving else Phase.LOADING
             return Phase.LOADING  # it must not be evicted during a swap, also while the old processes serve
         case ModelState.REMOVED:
             return Phase.UNLOADING if _holds(model.current) or _holds(model.old) else Phase.ABSENT

@@ -127,7 +127,7 @@ TABLE: Mapping[Place, Rows] = MappingProxyType(
         },
         RolloutStep.PROVING: {
             **_SWAPPING,
-            ProcessesStarting: rollout.still_starting,
+            ProcessesStarting: rollout.starting_while_proving,
             ProcessesServing: rollout.still_serving,
             ProcessesFailed: rollout.new_failed_beside,
             ProcessesReleased: steps.release_only,

@@ -61,6 +61,7 @@ __all__ = [
     "restore_failed",
     "restored",
     "start_new",
+    "starting_while_proving",
     "still_serving",
     "still_starting",
     "stopped_old",
@@ -136,13 +137,25 @@ def promote(model: Model, event: ProcessesServing) -> Outcome:
     if not rollout.target.spec.unproven:
         return _replace_old(model)
     if model.old is None or model.old.status is ProcessesStatus.STOPPING:
-        why = BuildRefused(
-            f"The new build cannot prove itself with {model.spec.id!r}: the running processes have ended.",
-            remedy="Try again later.",
-        )
-        return disproven(model, Disproven(event.id, why))
+        return disproven(model, Disproven(event.id, _nothing_to_compare(model)))
     proving = replace(model, rollout=replace(rollout, step=RolloutStep.PROVING))
     return proving, (Prove(event.id, model.old.id),)
+
+
+def _nothing_to_compare(model: Model) -> BuildRefused:
+    return BuildRefused(
+        f"The new build cannot prove itself with {model.spec.id!r}: the running processes have ended.",
+        remedy="Try again later.",
+    )
+
+
+def starting_while_proving(model: Model, event: ProcessesStarting) -> Outcome:
+    """A restart or a crash of the old processes ends the proof, so that it does not keep them from ending."""
+    model, effects = still_starting(model, event)
+    if not _is_old(model, event.id):
+        return model, effects
+    assert model.current is not None
+    return disproven(model, Disproven(model.current.id, _nothing_to_compare(model)))
 
 
 def _replace_old(model: Model) -> Outcome:

@@ -438,6 +438,24 @@ def test_proof_ends_while_the_new_processes_start() -> None:
     assert story.id == old
 
 
+def test_restart_of_the_old_processes_ends_the_proof() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    assert story(states.ProcessesStarting(new)) == ()
+    assert [type(effect) for effect in story(states.ProcessesStarting(old))] == [Stop]
+    story(states.ProcessesServing(old))
+    ended = story(states.ProcessesReleased(new))[-1]
+    assert "the running processes have ended" in str(ended)
+    assert (story.model.state, story.id) == (ModelState.RESIDENT, old)
+
+
+def test_model_is_loaded_during_a_proof() -> None:
+    story = proving()
+    assert phase_of(story.model) is Phase.RESIDENT
+    story(states.ProcessesFailed(old_id(story), ERROR, ANSWER))
+    assert phase_of(story.model) is Phase.LOADING
+
+
 def test_build_is_not_proven_without_room_beside_the_old_processes() -> None:
     story = Story().serve()
     story(states.SpecChanged(UNPROVEN))

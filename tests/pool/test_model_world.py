@@ -46,6 +46,7 @@ from llamasup.pool.model_states import (
     ProcessesStatus,
     RolloutStep,
     charged,
+    is_proof_under_way,
     needs_of,
     old_needs_of,
     phase_of,
@@ -223,7 +224,7 @@ class World(RuleBasedStateMachine):
         return ModelSnapshot(
             key,
             needs_of(managed.model),
-            phase=phase_of(managed.model),
+            phase=Phase.LOADING if is_proof_under_way(managed.model) else phase_of(managed.model),
             in_flight=managed.in_flight,
             waiting=managed.requests + managed.loads,
             waiting_since_s=0.0 if managed.wanted else float("inf"),

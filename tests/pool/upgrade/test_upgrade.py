@@ -29,7 +29,7 @@ from llamasup.pool.upgrade.upgrade import Upgrade
 from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy
 from llamasup.supervision.runner import InstanceRunner
-from llamasup.supervision.states import Policy, State
+from llamasup.supervision.states import Policy, RestartRequested, State
 from llamasup.testing.fake_server import install
 from tests.pool.pools import PATIENCE_S, Pooled, async_test, file_of, pooled, spec_of, with_context
 
@@ -299,6 +299,9 @@ async def test_running_build_serves_and_is_shown_during_the_proof(
         assert request.lease is not None
         assert request.lease.endpoint is old
         request.finish()
+        assert rig.models["a"].serves
+        await rig.models.load("a")  # at once
+        assert rig.state == "proving"
         assert rig.models.pids("a") == before
         assert len(rig.models["a"].all_runners) == 2
         await upgrade
@@ -415,6 +418,19 @@ async def test_stop_does_not_wait_for_the_proof(tmp_path: Path, specs: list[Mode
         async with asyncio.timeout(PATIENCE_S):
             await rig.models.pool.ended()
         await stopped
+
+
+@async_test
+async def test_restart_ends_the_proof(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    policy = Policy(drain_timeout_s=5.0, stop_timeout_s=10 * PATIENCE_S)
+    async with upgraded(tmp_path, *specs, policy=policy) as rig:
+        await rig.models.load("a")
+        refusal = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        rig.models["a"].runners[0].post(RestartRequested())
+        assert "is not proven" in (await refusal).message
+        assert await rig.models.ask("a").served_by() == 2
+        assert rig.builds()["a"] == "old-server"
 
 
 async def stopped_upgrade(rig: Rig) -> None:
