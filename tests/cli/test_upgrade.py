@@ -100,11 +100,12 @@ def test_dry_run_shows_what_would_change(upgrade: Any, capfd: Captured) -> None:
 
 
 def test_upgrade_says_that_the_next_start_needs_the_build(upgrade: Any, capfd: Captured) -> None:
-    fake = Upgraded({**REPORT, "state": "watching"})
+    fake = Upgraded({**REPORT, "state": "watching", "reason": "it has answered 100 requests"})
     assert upgrade(fake, runtime="/new/llama-server") == 0
     assert fake.requests == [("upgrade", "/new/llama-server")]
     printed = capfd.readouterr().err
-    assert "All models have the build /new/llama-server" in printed
+    assert "All models run the build /new/llama-server" in printed
+    assert "Proven: it has answered 100 requests" in printed
     assert "write it into the config" in printed
 
 
@@ -138,7 +139,7 @@ def test_last_upgrade_is_shown_without_a_build(upgrade: Any, capfd: Captured) ->
     }
     assert upgrade(Upgraded(report)) == 0
     assert capfd.readouterr().out.splitlines()[2:] == [
-        "state  all models have the build",
+        "state  all models run the build",
         "proof  tiny: 100 requests, 98% of the speed, 100% of the text",
         "why    all is well",
     ]

@@ -67,7 +67,8 @@ def upgrade(
             return
         if json:
             write_json(answer)
-        view.say("info", "control", f"All models have the build {_build(answer['runtime'])}")
+        view.say("info", "control", f"All models run the build {_build(answer['runtime'])}")
+        view.say("info", "control", f"Proven: {answer['reason']}")
         view.say(
             "warning",
             "control",
@@ -121,9 +122,9 @@ _STATES = {
     "reading": "the build is read",
     "proving": "the build proves itself",
     "rolling_out": "the models get the build",
-    "watching": "all models have the build; crashes are counted for an hour",
-    "kept": "all models have the build",
-    "refused": "the build was refused; all models have the old one",
+    "watching": "all models run the build; crashes are counted for an hour",
+    "kept": "all models run the build",
+    "refused": "the build was refused; all models run the old one",
     "returning": "the models return to the old build",
     "returned": "the models have returned to the old build",
 }

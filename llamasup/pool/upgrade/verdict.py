@@ -200,7 +200,7 @@ def _in_the_end(trial: Trial, speed: Interval) -> Step:
 
 
 def after_crashes(old: int, new: int) -> str:
-    """Why the new build is put back; empty if it stays. ``old``: crashes in the last hour of the old build.
+    """Why llamasup returns to the old build; empty if the new one stays. ``old``: crashes in the last hour of the old build.
     ``new``: those of the new one since it serves.
     """
     if new < _FEWEST_CRASHES or new <= 2 * old:
