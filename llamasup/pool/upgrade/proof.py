@@ -44,8 +44,12 @@ class _Failed(Exception):
     """How a server failed a request."""
 
 
-def _request(number: int, ctx_size: int | None) -> WarmUpRequest:
-    """The prompts repeat, so that the memory of a good server stays as it is after the first ones."""
+def _request(number: int, ctx_size: int | None, *, is_idle: bool) -> WarmUpRequest:
+    """The prompts repeat, so that the memory of a good server stays as it is after the first ones.
+
+    ``is_idle``: no slot is in use. Then the one is taken that llama-server uses last (3, 2, 1, 0 at b11434): so
+    most clients keep their cached prompts.
+    """
     most = max(1, (ctx_size or _USUAL_CTX_SIZE) - 2 * _ANSWER)  # a token has one character at least
     prompt = prose(number % PROMPTS, _WORDS[number % len(_WORDS)])[:most]
     body: Mapping[str, Any] = {
@@ -54,6 +58,7 @@ def _request(number: int, ctx_size: int | None) -> WarmUpRequest:
         "temperature": 0.0,
         "cache_prompt": False,
         "ignore_eos": True,
+        **({"id_slot": 0} if is_idle else {}),
     }
     return WarmUpRequest("/completion", body, "a text")
 
@@ -74,7 +79,10 @@ async def prove(
             step = await asyncio.to_thread(next_step, trial)  # the bounds of many pairs take a while
             if isinstance(step, Accepted | Refused):
                 return step
-            request = _request(trial.answered, None if old.plan is None else old.plan.ctx_size)
+            if step == "compare":
+                await _until_idle(old)
+            ctx_size = None if old.plan is None else old.plan.ctx_size
+            request = _request(trial.answered, ctx_size, is_idle=old.in_flight == 0)
             if step == "compare":
                 trial = await _compared(trial, request, (new_prober, new), (old_prober, old))
             else:
@@ -101,7 +109,6 @@ _Server = tuple["Prober", InstanceRunner]
 
 async def _compared(trial: Trial, request: WarmUpRequest, new: _Server, old: _Server) -> Trial:
     """Both answer, in an order drawn at random."""
-    await _until_idle(old[1])
     answered, alone = old[1].answered, old[1].in_flight == 0
     took: dict[InstanceRunner, tuple[str, float]] = {}
     for prober, runner in random.sample((new, old), 2):

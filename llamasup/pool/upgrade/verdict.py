@@ -200,8 +200,8 @@ def _in_the_end(trial: Trial, speed: Interval) -> Step:
 
 
 def after_crashes(old: int, new: int) -> str:
-    """Why llamasup returns to the old build; empty if the new one stays. ``old``: crashes in the last hour of the old build.
-    ``new``: those of the new one since it serves.
+    """Why llamasup returns to the old build; empty if the new one stays. ``old``: crashes in the last hour of
+    the old build. ``new``: those of the new one since it serves.
     """
     if new < _FEWEST_CRASHES or new <= 2 * old:
         return ""

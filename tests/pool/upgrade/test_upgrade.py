@@ -591,6 +591,21 @@ async def test_crashes_of_refused_builds_are_not_those_of_the_old_one(
 
 @pytest.mark.usefixtures("short_proof")
 @async_test
+async def test_model_that_cannot_return_keeps_the_new_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        no_server(tmp_path / "old-server")
+        await crash(rig, "a")
+        kill(rig.models["a"].runners[0])
+        await rig.models.until(lambda: rig.state == "returned")
+        assert "old-server" in str(rig.upgrade.status()["remedy"])
+        assert not any("returns to its old build" in text for text in rig.texts("a"))
+        assert await rig.models.ask("a").served_by() == 3
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
 async def test_bug_in_the_return_ends_no_other_task(
     tmp_path: Path, specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
