@@ -136,7 +136,7 @@ def promote(model: Model, event: ProcessesServing) -> Outcome:
     assert rollout.target is not None
     if not rollout.target.spec.unproven:
         return _replace_old(model)
-    if model.old is None or model.old.status is ProcessesStatus.STOPPING:
+    if model.old is None or model.old.status is not ProcessesStatus.SERVING:
         return disproven(model, Disproven(event.id, _nothing_to_compare(model)))
     proving = replace(model, rollout=replace(rollout, step=RolloutStep.PROVING))
     return proving, (Prove(event.id, model.old.id),)

@@ -399,6 +399,17 @@ def test_unproven_build_ends_if_there_is_nothing_to_compare_with() -> None:
     assert story.model.state is ModelState.UNLOADING
 
 
+def test_unproven_build_ends_if_the_old_processes_restart_meanwhile() -> None:
+    story = Story().serve()
+    old = story.id
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    story(states.ProcessesStarting(old))
+    assert [type(effect) for effect in story(states.ProcessesServing(story.id))] == [Stop]
+    assert story.id == old
+
+
 def change(spec: ModelSpec, **changes: Any) -> ModelSpec:
     return replace(spec, source="three.gguf", **changes)
 

@@ -47,7 +47,7 @@ class _Failed(Exception):
 def _request(number: int, ctx_size: int | None, *, is_idle: bool) -> WarmUpRequest:
     """The prompts repeat, so that the memory of a good server stays as it is after the first ones.
 
-    ``is_idle``: no slot is in use. Then the one is taken that llama-server uses last (3, 2, 1, 0 at b11434): so
+    ``is_idle``: no slot is in use. It takes the slot that llama-server uses last (3, 2, 1, 0 at b11434), so
     most clients keep their cached prompts.
     """
     most = max(1, (ctx_size or _USUAL_CTX_SIZE) - 2 * _ANSWER)  # a token has one character at least

@@ -7,10 +7,11 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from llamasup.errors import (
     BrokenRuntime,
@@ -335,6 +336,19 @@ async def test_other_model_gets_the_memory_of_a_proof(tmp_path: Path, specs: lis
 
 
 @async_test
+async def test_smaller_budget_ends_the_proof(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    async with upgraded(tmp_path, *specs, capacity=2.5) as rig:
+        await rig.models.load("a")
+        refusal = rig.tasks.create_task(rig.refusal())
+        await rig.models.until(lambda: rig.requests > 0)
+        options = rig.models.pool.options
+        budget = {"ram": int(1.5 * rig.models.needs_bytes)}
+        rig.models.pool.apply_options(replace(options, budget=budget))
+        assert "was needed to stay within the budget" in (await refusal).message
+        assert await rig.models.ask("a").served_by() == 1
+
+
+@async_test
 async def test_crash_of_another_replica_refuses_the_build(tmp_path: Path, tiny_model: Path) -> None:
     spec = spec_of(file_of(tmp_path, "a", tiny_model), replicas=2)
     async with upgraded(tmp_path, spec) as rig:
@@ -572,6 +586,21 @@ async def test_starts_that_fail_are_no_crashes_of_the_build(tmp_path: Path, spec
         with pytest.raises(LlamasupError):
             await rig.models.load("b")
         assert rig.state == "watching"
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_step_down_is_no_crash_of_the_build(tmp_path: Path, specs: list[ModelSpec]) -> None:
+    """The first loads of the model b lack memory."""
+    async with upgraded(tmp_path, *specs) as rig:
+        await rig.models.load("a")
+        await rig.run()
+        rig.build("out_of_memory=host")
+        with suppress(LlamasupError):
+            await rig.models.load("b")
+        assert rig.models["b"].runners[0].instance.generation > 1
+        assert rig.state == "watching"
+        assert rig.models.pool.crashes.count(rig.used[0], 0.0) == 0
 
 
 @pytest.mark.usefixtures("short_proof")
