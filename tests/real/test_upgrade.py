@@ -35,7 +35,7 @@ class Client:
 
     def _run(self) -> None:
         with httpx.Client(timeout=PATIENCE_S) as http:
-            while not self._over.wait(PAUSE_S):
+            while not self.answers or not self._over.wait(PAUSE_S):  # at least one request
                 answer = http.post(f"{self._url}/v1/completions", json=BODY)
                 text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
                 self.answers[answer.status_code, text] += 1
