@@ -6,6 +6,7 @@ import asyncio
 import os
 import shlex
 import signal
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from llamasup.errors import (
 from llamasup.llama_server.inspect import Runtime
 from llamasup.models.spec import ModelSpec
 from llamasup.pool.estimate import Fetch
-from llamasup.pool.upgrade import verdict
+from llamasup.pool.upgrade import proof, verdict
 from llamasup.pool.upgrade.upgrade import Upgrade
 from llamasup.settings.model import Settings
 from llamasup.supervision.backoff import RestartPolicy
@@ -333,6 +334,33 @@ async def test_other_model_gets_the_memory_of_a_proof(tmp_path: Path, specs: lis
         assert await rig.models.ask("b").served_by() == 1
         assert "not proven: The memory of the proof with 'a' was needed for 'b'" in (await refusal).message
         assert rig.models.pids("a") == before
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_other_model_is_changed_during_a_proof(
+    tmp_path: Path, specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def held(trial: verdict.Trial) -> verdict.Step:
+        go_on.wait(PATIENCE_S)
+        return verdict.next_step(trial)
+
+    monkeypatch.setattr(proof, "next_step", held)
+    async with upgraded(tmp_path, *specs) as rig:
+        for name in "ab":
+            await rig.models.load(name)
+        upgrade = rig.tasks.create_task(rig.run())
+        await rig.models.until(lambda: len(rig.models.pool.managed_models["a"].all_runners) == 2)
+        try:
+            rig.models.apply(specs[0], with_context(specs[1], 600))
+            await rig.models.until(lambda: not rig.models["b"].is_outdated and rig.models["b"].serves)
+            assert rig.state == "proving"
+        finally:
+            go_on.set()
+        await upgrade
+        assert set(rig.builds().values()) == {"new-server"}
 
 
 @async_test
