@@ -265,6 +265,16 @@ ROWS: Final[Sequence[Row]] = (
                 ],
                 text="Of models that continue them.",
             ),
+            Panel(
+                "Requests that were repaired",
+                [
+                    Query(
+                        "sum by (model, what) (increase(llamasup_repaired_requests_total{these}[{rate}]))",
+                        "{{model}} {{what}}",
+                    )
+                ],
+                text="Conversations with malformed tool calls, of models that ask for it.",
+            ),
         ),
     ),
     Row(

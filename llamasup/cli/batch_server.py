@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,8 @@ from llamasup.auth.key_source import client_key
 from llamasup.batch.job import Job
 from llamasup.cli.target import find_target
 from llamasup.control.client import ControlClient
-from llamasup.errors import ServerFailed
+from llamasup.errors import ServerFailed, UsageInvalid
+from llamasup.system.own_command import own_command
 
 __all__ = ["server_of"]
 
@@ -43,8 +43,14 @@ async def server_of(job: Job) -> AsyncIterator[tuple[str, str | None]]:
 @asynccontextmanager
 async def _started(model: str, arguments: tuple[str, ...]) -> AsyncIterator[str]:
     """The URL of a llamasup that runs until the end of the block, or until this process ends."""
+    command = own_command("llamasup")
+    if command is None:
+        raise UsageInvalid(
+            f"This application cannot start llamasup for {model!r}.",
+            remedy="Start llamasup first, and give its address with --url.",
+        )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "llamasup", "run", model, "--sidecar", "--log-level", "warning"),
+        *(*command, "run", model, "--sidecar", "--log-level", "warning"),
         *arguments,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -33,8 +33,8 @@ from llamasup.errors import (
     Stopping,
     UsageInvalid,
 )
+from llamasup.system.own_command import own_command
 from llamasup.system.pipe_reader import pipe_reader
-from llamasup.system.process.platform import python_executable
 from llamasup.system.process.spawn import Child, spawn
 from llamasup.system.text import INVALID_JSON
 
@@ -153,16 +153,18 @@ class Downloads:
         found = await asyncio.to_thread(self._find_downloaded, ref)
         if found is not None:
             return found
-        python = python_executable()
-        if python is None:
+        command = own_command("llamasup")
+        if command is None:
             raise DownloadFailed(
-                f"{_shown(ref)} is not downloaded, and this application has no Python for the download.",
+                f"{_shown(ref)} is not downloaded, and this application cannot start a download.",
                 remedy=f"Run `llamasup pull` of another installation (--folder {self._settings.folder}).",
             )
         async with self._free:
             env = {**self._environ, _REF_VARIABLE: ref}
             try:
-                child = spawn(self._command(python), env=env, cwd=Path("/"), run_folder=self._run_folder)
+                child = spawn(
+                    [*command, *self._arguments()], env=env, cwd=Path("/"), run_folder=self._run_folder
+                )
             except OSError as error:
                 raise DownloadFailed(
                     f"The download of {_shown(ref)} cannot be started: {error.strerror or error}.",
@@ -213,10 +215,10 @@ class Downloads:
             raise outcome
         return outcome
 
-    def _command(self, python: str) -> list[str]:
+    def _arguments(self) -> list[str]:
         settings = self._settings
         return [
-            *(python, "-P", "-m", "llamasup", "pull", "--json"),
+            *("pull", "--json"),
             *("--folder", str(settings.folder), "--parallel", str(settings.parallel)),
             *(["--endpoint", settings.endpoint] if settings.endpoint else []),
             *(["--token-file", str(settings.token_file)] if settings.token_file else []),

@@ -10,7 +10,12 @@ import sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-if __name__ == "__main__":
-    from llamasup.embedded.program import main
 
-    sys.exit(main(sys.argv[1:]))
+def main() -> None:
+    from llamasup.embedded.program import main as run
+
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from llamasup.errors import RuntimeMissing
 from llamasup.system.native import native
+from llamasup.system.own_command import own_command, python_executable
 from llamasup.system.process.environment import RuntimeKind, child_environment
-from llamasup.system.process.platform import python_executable
 from llamasup.system.process.run_once import run_commands
 from llamasup.system.text import is_path
 
@@ -51,7 +51,7 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
     if python_executable() is None:
         raise RuntimeMissing(
             f"No llama-server was found: there is none on PATH ({_path_text(environ)}), and this application "
-            "has no Python to run the embedded runtime.",
+            "has no embedded runtime.",
             remedy="Ship a llama-server with the application, and give its path with --runtime.",
         )
     raise RuntimeMissing(
@@ -64,12 +64,12 @@ def choose(choice: str | None, environ: Mapping[str, str], configured: str | Non
 
 def _explicit_choice(wanted: str, origin: str, environ: Mapping[str, str]) -> Candidate:
     if wanted == "embedded":
-        if python_executable() is None:
+        embedded = _embedded(f"{origin} embedded")
+        if embedded is None and python_executable() is None:
             raise RuntimeMissing(
-                f"{origin} asks for the embedded runtime, but this application has no Python to run it.",
+                f"{origin} asks for the embedded runtime, which this application does not have.",
                 remedy="Ship a llama-server with the application, and give its path.",
             )
-        embedded = _embedded(f"{origin} embedded")
         if embedded is None:
             raise RuntimeMissing(
                 f"{origin} asks for the embedded runtime, but {sys.executable} has no package xllamacpp.",
@@ -138,12 +138,8 @@ def _packaged(environ: Mapping[str, str]) -> str | None:
 
 
 def _embedded(origin: str) -> Candidate | None:
-    python, folder = python_executable(), _package_folder("xllamacpp")
-    if python is None or folder is None:
+    command, folder = own_command("embedded"), _package_folder("xllamacpp")
+    if command is None or folder is None:
         return None
     modules = sorted((*folder.glob("xllamacpp*.so"), *folder.glob("xllamacpp*.pyd")))
-    return Candidate("embedded", str(modules[0] if modules else folder), _embedded_command(python), origin)
-
-
-def _embedded_command(python: str) -> tuple[str, ...]:
-    return python, "-P", "-m", "llamasup.embedded"
+    return Candidate("embedded", str(modules[0] if modules else folder), command, origin)

@@ -141,6 +141,7 @@ class Metrics:
         "lines_dropped",
         "loads",
         "models",
+        "repaired",
         "replays",
         "requests",
         "restarts",
@@ -154,6 +155,7 @@ class Metrics:
         self.evictions: dict[tuple[str, str], int] = {}  # (model, reason)
         self.replays: dict[str, int] = {}  # by model
         self.continued: dict[tuple[str, str], int] = {}  # (model, result)
+        self.repaired: dict[tuple[str, str], int] = {}  # (model, what)
         self.models: dict[str, ModelMetrics] = {}
         self.lines_dropped: Callable[[], int] | None = None  # of the access log, if there is one
         self.traces_dropped: Callable[[], int] | None = None  # of the exporter of spans, if there is one
@@ -200,6 +202,10 @@ class Metrics:
     def count_continued(self, model: str, result: str) -> None:
         """Count a streamed answer whose generation ended. ``result``: ``continued`` or ``refused``."""
         self.continued[model, result] = self.continued.get((model, result), 0) + 1
+
+    def count_repaired(self, model: str, what: str) -> None:
+        """Count a request that was repaired before it was sent. ``what``: ``arguments``."""
+        self.repaired[model, what] = self.repaired.get((model, what), 0) + 1
 
     def observe_load(self, model: str, seconds: float) -> None:
         self._model(model).load_s.observe(seconds)

@@ -140,6 +140,13 @@ class _OwnMetrics(Collector):
             ("model", "result"),
             metrics.continued,
         )
+        yield _counter(
+            "llamasup_repaired_requests",
+            "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
+            "had malformed arguments.",
+            ("model", "what"),
+            metrics.repaired,
+        )
         yield from self._gauges()
         if self._nodes is not None:
             yield from _node_gauges(self._nodes)

@@ -41,6 +41,9 @@ class RemoteModel:
     ``on_idle`` is called each time the last request of a node ends.
     """
 
+    repairs_tool_calls: Final = False
+    """Its nodes decide that."""
+
     def __init__(
         self,
         group: ModelGroup,

@@ -27,6 +27,11 @@ class SharedModel:
         """That of the side where a request would wait now."""
         return self._of(self._choice()).queue
 
+    @property
+    def repairs_tool_calls(self) -> bool:
+        """Also for requests that go to another node first, which may come back."""
+        return self.here.repairs_tool_calls
+
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         choice = self.last = self._choice()
         elsewhere = self.elsewhere

@@ -50,6 +50,8 @@ def policy_for(spec: ModelSpec, base: Policy, started: ModelSpec | None = None) 
     """
     options, started = spec.options, started or spec
     own = {name: getattr(options, name) for name in _OWN_LIMITS} | {"warm_up": started.options.warm_up}
+    if options.repair is not None:
+        own["repairs_tool_calls"] = options.repair == "tools"
     changed = {name: value for name, value in own.items() if value is not None}
     if spec.stay.by_command:
         return replace(base, **changed)

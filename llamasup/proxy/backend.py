@@ -38,6 +38,11 @@ class ServedModel(Protocol):
         """The queue of the requests for the model."""
         ...
 
+    @property
+    def repairs_tool_calls(self) -> bool:
+        """Whether malformed tool calls in a conversation are repaired before it is sent (``repair/``)."""
+        ...
+
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         """A lease on a ready generation, or why there is none.
 

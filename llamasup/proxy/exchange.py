@@ -272,13 +272,15 @@ class Exchange(Struct, eq=False):
         )
         if request.head.from_node:  # it knows the id, and recognizes a head that it has seen before
             timing = b"" if self._waiting is None else self._timing(self._waiting)
-            head = b"%b%b%b%b%b" % (status_line(self.status), upstream.lines, framing or b"", timing, end)
+            lines = (upstream.lines, framing or b"", timing, request.repaired, end)
+            head = status_line(self.status) + b"".join(lines)
         else:
-            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b" % (
+            head = b"%b%b%bX-Request-Id: %b\r\n%b%b%b%b" % (
                 status_line(self.status),
                 upstream.lines,
                 framing or b"",
                 request.id,
+                request.repaired,
                 request.cors,
                 b"Server-Timing: queue;dur=%.1f\r\n" % ((self.sent_at - request.received_at) * 1000.0)
                 if self._waiting is None

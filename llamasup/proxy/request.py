@@ -124,6 +124,7 @@ class Request(msgspec.Struct, eq=False):
     body_bytes: int = 0
     received_at: float = 0.0  # when its last byte arrived, or its body began to be forwarded; 0 until then
     cors: bytes = b""  # header lines of the response, for a page of a configured origin
+    repaired: bytes = b""  # the header line that says what llamasup repaired in it
     refusal: HttpError | None = None
     expects_continue: bool = False
     requested_model: str | None = None  # as the client wrote it
@@ -159,7 +160,7 @@ class Request(msgspec.Struct, eq=False):
     @property
     def response_lines(self) -> bytes:
         """The header lines that llamasup adds to the response."""
-        return b"X-Request-Id: " + self.id + b"\r\n" + self.cors
+        return b"X-Request-Id: " + self.id + b"\r\n" + self.repaired + self.cors
 
     @property
     def client(self) -> str:

@@ -39,6 +39,14 @@ _ASKED_HEADERS = re.compile(
 )
 _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
 
+# The bodies of these routes may have earlier tool calls.
+_WITH_CALLS = """
+    /chat/completions /v1/chat/completions /responses /v1/responses /apply-template
+    /chat/completions/input_tokens /v1/chat/completions/input_tokens /responses/input_tokens
+    /v1/responses/input_tokens
+"""
+_CONVERSATIONS: Final = frozenset(_WITH_CALLS.split())
+
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 
 
@@ -111,6 +119,8 @@ def lease_for(request: Request, answerer: Answerer, proxy: ProxyContext) -> Leas
     request.model_route = route
     if route.model.is_virtual and (refusal := _rewrite(request, cast("VirtualRoute", route))) is not None:
         return Unavailable.because(refusal)
+    if route.served.repairs_tool_calls and request.head.route.label in _CONVERSATIONS and request.body:
+        _repair(request, proxy)
     return route.served.lease(infers=infers, body=request.body)
 
 
@@ -126,6 +136,18 @@ def _rewrite(request: Request, route: VirtualRoute) -> HttpError | None:
             return body
         request.body = body
     return None
+
+
+def _repair(request: Request, proxy: ProxyContext) -> None:
+    """Make the tool calls of a conversation valid, which llama-server would refuse."""
+    from llamasup.repair.history import with_valid_arguments  # here, because few models ask for it
+
+    body = with_valid_arguments(request.body)
+    if body is not None:
+        request.body = body
+        request.repaired = b"X-Llamasup-Repaired: arguments\r\n"
+        assert request.model_route is not None
+        proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
 
 
 def access_denied(request: Request, resolved: ResolvedModel | None) -> HttpError | None:
@@ -217,5 +239,5 @@ def cors_lines(origin: bytes) -> bytes:
     """The headers that let a page of a configured origin read an answer and some of its headers."""
     return (
         b"Access-Control-Allow-Origin: " + origin + b"\r\nVary: Origin\r\n"
-        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After\r\n"
+        b"Access-Control-Expose-Headers: X-Request-Id, Server-Timing, Retry-After, X-Llamasup-Repaired\r\n"
     )

@@ -72,7 +72,8 @@ class ProxyConfig(Struct, frozen=True):
     request, from its last byte (or the start of its forwarding) to its answer's last; None: no limit.
     ``remote_media``: hosts from which llama-server may fetch media URLs (``allowed_media_host``).
     ``stream_keepalive_s``: the interval of SSE comments to a waiting stream; None: no comments.
-    ``console``: serve the web console.
+    ``console``: serve the web console. ``holds_bodies``: forward no body while it arrives, because it may be
+    repaired.
     """
 
     hosts: tuple[str, ...] = ()
@@ -86,4 +87,5 @@ class ProxyConfig(Struct, frozen=True):
     stream_keepalive_s: float | None = None
     remote_media: tuple[str, ...] = ()
     console: bool = False
+    holds_bodies: bool = False
     limits: Limits = field(default_factory=Limits)

@@ -29,7 +29,11 @@ def may_upload(request: Request, proxy: ProxyContext) -> bool:
         return False
     if request.head.route.of_batches:
         return True
-    return not (proxy.config.route_by_model or request.is_batch) and proxy.uploads < limits.uploads
+    config = proxy.config
+    return (
+        not (config.route_by_model or config.holds_bodies or request.is_batch)
+        and proxy.uploads < limits.uploads
+    )
 
 
 def refused_file(request: Request, proxy: ProxyContext) -> HttpError | None:

@@ -33,11 +33,13 @@ __all__ = [
     "ModelEntry",
     "ModelSettings",
     "Profile",
+    "Repair",
     "Settings",
 ]
 
 FlashAttn = Literal["on", "off", "auto"]
 Profile = Literal["latency", "throughput", "memory", "plain"]
+Repair = Literal["off", "tools"]
 GpuLayers = int | Literal["auto", "all"]
 
 _GGUF: Final = FilePath("the path of a .gguf file", as_text=True)
@@ -301,6 +303,18 @@ class ModelSettings(SettingGroup, frozen=True, kw_only=True):
             "Continue a streamed answer with the next llama-server if its llama-server ends.",
             default=False,
             flag=Flag(of_service=True, help="Continue a streamed answer after the end of its llama-server."),
+            of_name=True,
+        ),
+    ] = None
+    repair: Annotated[
+        Repair | None,
+        Setting(
+            OneOf(get_args(Repair)),
+            "Repair requests that llama-server would refuse: earlier tool calls with malformed arguments.",
+            default="off",
+            flag=Flag(
+                of_service=True, help="Repair earlier tool calls with malformed arguments in a conversation."
+            ),
             of_name=True,
         ),
     ] = None

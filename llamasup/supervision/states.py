@@ -88,6 +88,8 @@ class Policy(Struct, frozen=True):
     """If false, a server that rejects the warm-up's API key (401) is served without a warm-up."""
     continue_streams: bool = False
     """Whether streamed answers are continued by the next generation."""
+    repairs_tool_calls: bool = False
+    """Whether malformed tool calls in a conversation are repaired."""
     drain_timeout_s: float = 30.0
     stop_timeout_s: float = 10.0
     terminate_again_s: float = 0.5

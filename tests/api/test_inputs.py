@@ -55,6 +55,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         "max_queued": 0,
         "wait_timeout_s": 0.5,
         "continue_streams": True,
+        "repair": "tools",
         "drain_timeout_s": 3,
         "aliases": "other",
     }
@@ -89,6 +90,7 @@ def test_every_option_is_accepted(tmp_path: Path) -> None:
         max_queued=0,
         wait_timeout_s=0.5,
         continue_streams=True,
+        repair="tools",
         drain_timeout_s=3.0,
         aliases=("other",),
     )

@@ -60,6 +60,7 @@ any_given = st.fixed_dictionaries(
         "max_concurrent": st.none() | st.integers(1, 99),
         "max_queued": st.integers(0, 999),
         "continue_streams": st.booleans(),
+        "repair": st.sampled_from([None, "off", "tools"]),
         "wait_timeout_s": _seconds,
         "request_timeout_s": _limit,
         "stream_keepalive": st.booleans(),

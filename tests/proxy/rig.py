@@ -155,6 +155,8 @@ class OneModel:
     def queue(self) -> RequestQueue:
         return self.waiting
 
+    repairs_tool_calls = False
+
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.unavailable or self.endpoint.lease_if_free(infers=infers)
 

@@ -83,6 +83,8 @@ class OneModel:
             lambda: (self.endpoint,), timeout_s=1.0, continues_streams=continues_streams
         )
 
+    repairs_tool_calls = False
+
     def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
         return self.endpoint.lease_if_free(infers=infers)
 

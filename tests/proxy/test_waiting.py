@@ -443,6 +443,8 @@ def test_crash_of_one_model_affects_no_request_of_another(make_rig: MakeRig, tmp
         def served(self) -> Self:
             return self
 
+        repairs_tool_calls = False
+
         def lease(self, *, infers: bool = False, body: bytes = b"") -> Lease | Unavailable:
             return stable.lease_if_free(infers=infers)
 

@@ -147,6 +147,7 @@ SERVING = Group(
         ),
         setting_option("warm_up"),
         setting_option("continue_streams"),
+        setting_option("repair"),
         setting_option("drain_timeout_s"),
         duration("--stop-timeout", "How long llama-server may take to exit before it is killed.", 10.0),
         _NO_USAGE,

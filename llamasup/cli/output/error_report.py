@@ -63,7 +63,7 @@ def guarded(act: Callable[[View], int | None]) -> int:
 
 def _where(error: Exception) -> str:
     """The innermost line of llamasup in the traceback, which most commands do not show."""
-    package = Path(__file__).parents[2]
+    package = Path(_where.__code__.co_filename).parents[2]  # relative in the bundle without Python
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
     if not ours:

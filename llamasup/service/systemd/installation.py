@@ -21,6 +21,7 @@ from llamasup.service.systemd.systemctl import (
 )
 from llamasup.service.systemd.unit_file import Credential, Unit, checked_name, is_hidden, own_folders
 from llamasup.system.native import native
+from llamasup.system.own_command import own_command, python_executable
 
 __all__ = [
     "CREDENTIALS",
@@ -86,7 +87,13 @@ class Requirements(Struct, frozen=True, kw_only=True):
 
 def build_unit(name: str, account: Account, requirements: Requirements) -> Unit:
     """The unit. Raises UsageInvalid and ConfigInvalid if its user cannot read or write a file."""
-    program = (str(plain_path(sys.executable)), "-P", "-m", "llamasup")
+    command = own_command("llamasup")
+    if command is None:
+        raise UsageInvalid(
+            "This application has no program that systemd can start as llamasup.",
+            remedy="Install llamasup itself on this machine, and use its `llamasup service`.",
+        )
+    program = (str(plain_path(command[0])), *command[1:])
     own = own_folders(name)
     written = {
         folder: what
@@ -182,14 +189,10 @@ def runtime_argument(runtime: Runtime) -> str:
 
 
 def program_paths(runtime: Runtime) -> list[Path]:
-    """The folders of Python, llamasup and the runtime."""
-    python = Path(sys.executable)
-    paths = [
-        Path(sys.prefix),
-        Path(sys.base_prefix),
-        python.resolve().parent.parent,
-        Path(__file__).parents[3],
-    ]
+    """The folders of Python, llamasup and the runtime; those of the bundle, if llamasup has no Python."""
+    program = Path(sys.executable)
+    paths = [Path(sys.prefix), Path(sys.base_prefix), Path(__file__).parents[3]]
+    paths.append(program.parent if python_executable() is None else program.resolve().parent.parent)
     return [*paths, plain_path(runtime.path).parent] if runtime.kind == "binary" else paths
 
 

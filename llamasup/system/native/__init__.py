@@ -1,8 +1,8 @@
 """What differs between operating systems, behind one interface (``interface.py``).
 
 ``native`` is the implementation for this system. All other code calls it, and does not ask which system it
-runs on. The modules import nothing else of llamasup, and little of Python: each start loads them. mypy checks
-each of them for its own system.
+runs on. The modules import only ``own_command`` of llamasup, and little of Python: each start loads them.
+mypy checks each of them for its own system.
 """
 
 from __future__ import annotations

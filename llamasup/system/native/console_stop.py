@@ -1,13 +1,14 @@
 """Sends Ctrl-C to all processes of the console of one process (Windows).
 
-Run as ``python -I -S console_stop.py PID`` and never imported.
+Run as ``python -I -S console_stop.py PID`` (``own_command.py``), and never imported by the supervisor.
 """
 
 import ctypes
 import sys
 
 
-def main(kernel32: ctypes.CDLL) -> None:
+def main() -> None:
+    kernel32 = ctypes.CDLL("kernel32")
     kernel32.FreeConsole()
     if kernel32.AttachConsole(int(sys.argv[1])):
         kernel32.SetConsoleCtrlHandler(None, True)  # it reaches this process, too
@@ -15,4 +16,4 @@ def main(kernel32: ctypes.CDLL) -> None:
 
 
 if __name__ == "__main__":
-    main(ctypes.CDLL("kernel32"))
+    main()

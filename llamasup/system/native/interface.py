@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from llamasup.system.own_command import Part
+
 __all__ = ["Job", "Keyboard", "Native"]
 
 
@@ -226,8 +228,8 @@ class Native(Protocol):
     ) -> list[str]:
         """The command that runs ``argv`` and dies with this process, if a command can do that here.
 
-        ``helper``: the command line of exec_child.py; None if there is no Python. ``ignores_sigpipe`` is for
-        the helper; without one, and where ``argv`` runs directly, the setting is inherited.
+        ``helper``: the command line of exec_child.py; None if this program has none. ``ignores_sigpipe`` is
+        for the helper; without one, and where ``argv`` runs directly, the setting is inherited.
         """
         ...
 
@@ -276,8 +278,8 @@ class Native(Protocol):
         """The CPU time of a process, to the microsecond; None if it has exited, or without such a clock."""
         ...
 
-    guardian_script: str
-    """The file of the guardian's program, in system/process."""
+    guardian: Part
+    """The guardian's program."""
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         """Start a process that outlives this one. Raises CalledProcessError too."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # see __init__.py
     from pathlib import Path
 
     from llamasup.system.native.interface import Keyboard
+    from llamasup.system.own_command import Part
 
 __all__ = ["Posix"]
 
@@ -214,7 +215,7 @@ class Posix:
     def wait_for_exit(self, pid: int) -> Callable[[], None]:
         raise NotImplementedError
 
-    guardian_script = "exec_guardian.py"
+    guardian: Part = "exec_guardian"
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         import subprocess

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from llamasup.system.native.by_psutil import load_counts
 from llamasup.system.native.kernel_objects import HandleEnd, JobObject, started_in
 from llamasup.system.native.sddl import owner_of, users_with_rights
+from llamasup.system.own_command import Part, own_command
 
 if TYPE_CHECKING:  # see __init__.py
     import socket
@@ -139,7 +140,6 @@ _ntdll.NtResumeProcess.argtypes = (ctypes.c_void_p,)
 
 # Exits within 50 ms; a console that hangs must not hold up the stop.
 _STOP_HELPER_S = 5.0
-_STOP_HELPER = Path(__file__).with_name("console_stop.py")
 
 
 class Windows:
@@ -356,10 +356,11 @@ class Windows:
 
     def terminate(self, popen: subprocess.Popen[bytes]) -> None:
         """Ctrl-C in the child's own console, sent by a helper: a process has one console at a time."""
-        if getattr(sys, "frozen", False):
+        helper = own_command("console_stop")
+        if helper is None:
             popen.terminate()
             return
-        threading.Thread(target=_send_ctrl_c, args=(popen,), name="ctrl-c", daemon=True).start()
+        threading.Thread(target=_send_ctrl_c, args=(helper, popen), name="ctrl-c", daemon=True).start()
 
     def kill_group(self, popen: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError):
@@ -383,7 +384,7 @@ class Windows:
     def restore_files_limit(self, pid: int) -> None:
         pass
 
-    guardian_script = "exec_guardian_windows.py"
+    guardian: Part = "exec_guardian_windows"
 
     def start_guardian(self, command: Sequence[str], stdin: int, env: Mapping[str, str]) -> None:
         import subprocess
@@ -530,13 +531,13 @@ def _resume(handle: int) -> None:
         raise OSError(f"NtResumeProcess failed (0x{status & 0xFFFFFFFF:08x})")
 
 
-def _send_ctrl_c(popen: subprocess.Popen[bytes]) -> None:
+def _send_ctrl_c(helper: Sequence[str], popen: subprocess.Popen[bytes]) -> None:
     """``popen`` is held until the end, so that Windows does not reuse its process ID."""
     import subprocess
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # it is killed later if it does not stop
         subprocess.run(
-            [sys.executable, "-I", "-S", str(_STOP_HELPER), str(popen.pid)],
+            [*helper, str(popen.pid)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -1,9 +1,10 @@
 """Asks the kernel to kill this process with its supervisor (Linux), and then becomes the child.
 
-Run as ``python -I -S exec_child.py SUPERVISOR_PID IGNORED PATH ARGV0 [ARG…]`` and never imported by the
-supervisor. IGNORED is the number of a signal that the child ignores, or 0. A ``preexec_fn`` would do the same
-inside ``fork``, where it can deadlock if other threads run. It imports only modules that are built into the
-interpreter: ``os``, ``signal`` and ``ctypes`` would add 4 ms to its 6 ms (measured, see spawn.py).
+Run as ``python -I -S exec_child.py SUPERVISOR_PID IGNORED PATH ARGV0 [ARG…]`` (``own_command.py``), and never
+imported by the supervisor. IGNORED is the number of a signal that the child ignores, or 0. A ``preexec_fn``
+would do the same inside ``fork``, where it can deadlock if other threads run. It imports only modules that
+are built into the interpreter: ``os``, ``signal`` and ``ctypes`` would add 4 ms to its 6 ms (measured, see
+spawn.py).
 """
 
 import _ctypes
@@ -42,6 +43,10 @@ def main() -> None:
 
 def given_environment() -> dict[bytes, bytes]:
     """The environment without Python's changes: in a C locale it adds LC_CTYPE (PEP 538)."""
+    if getattr(sys, "frozen", False):
+        import os  # imported already: llamasup.frozen has taken back the changes of the start program
+
+        return dict(os.environb)
     try:
         with open("/proc/self/environ", "rb") as environ:  # noqa: PTH123 - pathlib costs 5 ms
             entries = environ.read().split(b"\0")

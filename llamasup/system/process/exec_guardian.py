@@ -1,11 +1,13 @@
 """Waits for the end of the supervisor, and cleans up if it was killed (Linux, macOS).
 
-Run as ``python -I -S exec_guardian.py FOLDER PROGRAM [ARG…]`` with a pipe as standard input, and never
-imported. The supervisor holds the other end of the pipe, writes nothing, and closes it when it ends in any
-way. If the folder then still exists, the supervisor did not clean up, and PROGRAM does.
+Run as ``python -I -S exec_guardian.py FOLDER PROGRAM [ARG…]`` (``own_command.py``) with a pipe as standard
+input, and never imported by the supervisor. The supervisor holds the other end of the pipe, writes nothing,
+and closes it when it ends in any way. If the folder then still exists, the supervisor did not clean up, and
+PROGRAM does.
 
 The guardian has its own session and no parent, so a signal to the supervisor's group, terminal or process
-tree does not reach it. Waiting costs 3 MB and no CPU time; more imports would cost more.
+tree does not reach it. Waiting costs 3 MB (in the bundle 6.5 MB) and no CPU time; more imports would
+cost more.
 """
 
 import posix

@@ -1,6 +1,6 @@
 """Waits for the end of the supervisor, and cleans up if it was killed (Windows).
 
-Run as ``python -I -S exec_guardian_windows.py FOLDER PROGRAM [ARG…]`` and never imported: see
+Run as ``python -I -S exec_guardian_windows.py FOLDER PROGRAM [ARG…]`` (``own_command.py``): see
 ``exec_guardian.py``. It is detached from the console, whose close and Ctrl-C do not reach it.
 """
 

@@ -6,8 +6,8 @@ next start. The guardian (``exec_guardian.py``) notices the supervisor's end as 
 runs the same sweep as the next start would (``sweep.py``).
 
 On Windows a job object ends all descendants, and the guardian removes the files. There is none in a frozen
-application, which cannot run Python; and none for process 1 of a container, with which the kernel ends
-everything.
+application that cannot start parts of llamasup (``own_command.py``); and none for process 1 of a container,
+with which the kernel ends everything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from llamasup.system.native import native
-from llamasup.system.process.platform import python_executable
+from llamasup.system.own_command import own_command
 from llamasup.system.process.run_folder import run_folder
 
 __all__ = ["Guardian", "guarded_run_folder"]
@@ -75,20 +75,18 @@ def guarded_run_folder() -> Iterator[tuple[Path, Guardian]]:
 
 
 def _can_guard() -> bool:
-    return os.getpid() != 1 and python_executable() is not None
+    return os.getpid() != 1 and own_command(native.guardian) is not None
 
 
 def _start(folder: Path, read_fd: int) -> None:
-    python = python_executable()
-    assert python is not None
+    guardian, sweep = own_command(native.guardian), own_command("sweep")
+    assert guardian is not None
+    assert sweep is not None
     # For the sweep. The guardian itself (-I) ignores PYTHONPATH.
     paths = [str(_PACKAGE_ROOT), *(path for path in sys.path if path)]
     try:
         native.start_guardian(
-            [
-                *(python, "-I", "-S", str(Path(__file__).with_name(native.guardian_script)), str(folder)),
-                *(python, "-m", "llamasup.system.process.sweep", str(folder)),
-            ],
+            [*guardian, str(folder), *sweep, str(folder)],
             read_fd,
             os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )

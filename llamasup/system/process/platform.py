@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,6 @@ __all__ = [
     "free_loopback_port",
     "give_memory_back",
     "loop_factory",
-    "python_executable",
     "raise_limit",
     "restore_limit",
 ]
@@ -71,11 +69,6 @@ def _malloc_trim() -> Callable[[int], int] | None:
         return None
     trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
     return trim
-
-
-def python_executable() -> str | None:
-    """The path of a Python with llamasup's modules; None in a frozen application."""
-    return None if getattr(sys, "frozen", False) else sys.executable or None
 
 
 def free_loopback_port() -> int:

@@ -32,16 +32,16 @@ from typing import TYPE_CHECKING
 
 from llamasup.errors import BrokenRuntime
 from llamasup.system.native import native
+from llamasup.system.own_command import own_command
 from llamasup.system.process.exit import Exit
 from llamasup.system.process.ownership import end_descendants, forget_child, record_child, tag_environment
-from llamasup.system.process.platform import cannot_execute, find_executable, python_executable, restore_limit
+from llamasup.system.process.platform import cannot_execute, find_executable, restore_limit
 
 if TYPE_CHECKING:
     from llamasup.system.native.interface import Job
 
 __all__ = ["Child", "spawn"]
 
-_EXEC_CHILD = Path(__file__).with_name("exec_child.py")
 # For llama-server's output while the log thread waits for a core. 1 MiB is the most that an unprivileged
 # process may request (fs.pipe-max-size).
 _PIPE_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def spawn(
     Waiting for it here would stop the event loop for 6 ms.
     """
     path = find_executable(argv[0], env)
-    command = native.tied(path, argv, _exec_child, ignores_sigpipe=ignores_sigpipe)
+    command = native.tied(path, argv, lambda: own_command("exec_child"), ignores_sigpipe=ignores_sigpipe)
     env = dict(env) if run_folder is None else tag_environment(env, run_folder)
     read_fd, write_fd = os.pipe()
     try:
@@ -107,12 +107,6 @@ def spawn(
     if run_folder is not None:
         child.record(run_folder, path, env)
     return child
-
-
-def _exec_child() -> list[str] | None:
-    """The command that ties the next one to this process on Linux; None in a frozen application."""
-    python = python_executable()
-    return None if python is None else [python, "-I", "-S", str(_EXEC_CHILD)]
 
 
 class Child:

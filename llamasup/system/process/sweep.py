@@ -4,7 +4,7 @@
 file, and half-written files. Both touch only what belongs to this user and to a run that has ended: see
 ``claim`` in storage/folders.py for the run, ``ownership.py`` for its processes.
 
-The guardian (``guardian.py``) runs ``python -m llamasup.system.process.sweep FOLDER`` for one folder.
+The guardian (``guardian.py``) starts it as a process for one folder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from llamasup.system.process.ownership import OwnedProcess, kill_owned
 from llamasup.system.process.run_folder import OWNER, run_folders
 from llamasup.system.storage.folders import Claimed, cache_folder, claim, remove_folder, state_folder
 
-__all__ = ["Swept", "record_ready_file", "stale_runs", "sweep"]
+__all__ = ["Swept", "main", "record_ready_file", "stale_runs", "sweep"]
 
 _CONNECT_S = 0.2
 _READY_FILE = "ready-file"
@@ -155,5 +155,10 @@ def _is_old(path: Path) -> bool:
     return datetime.now(UTC).timestamp() - path.lstat().st_mtime > _PART_IS_OLD_S
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """The process: its argument is the folder."""
     sweep(only=Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

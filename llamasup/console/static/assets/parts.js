@@ -12,7 +12,7 @@ export function useStore() {
   return state;
 }
 
-// Runs `ask(signal)` now and each `every_ms` while the tab is visible.
+// Runs `ask(signal)` now and each `every_ms` while the tab is visible, until it is not found.
 export function useAnswer(ask, inputs, every_ms = 0) {
   const [found, setFound] = useState({ value: null, error: null });
   useEffect(() => {
@@ -25,6 +25,7 @@ export function useAnswer(ask, inputs, every_ms = 0) {
         const value = await ask(abort.signal);
         if (!abort.signal.aborted) setFound({ value, error: null });
       } catch (error) {
+        if (error.status === 404) every_ms = 0; // this llamasup does not offer it
         if (!abort.signal.aborted) setFound((before) => ({ ...before, error }));
       }
       if (every_ms && !abort.signal.aborted) timer = setTimeout(run, every_ms);

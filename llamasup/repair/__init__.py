@@ -1,0 +1,1 @@
+"""Makes requests that llama-server would refuse usable, for models whose config asks for it."""

@@ -1,0 +1,5 @@
+"""What the program of the bundle runs."""
+
+from llamasup.frozen import main
+
+main()
