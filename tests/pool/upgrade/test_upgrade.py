@@ -336,18 +336,48 @@ async def test_other_model_gets_the_memory_of_a_proof(tmp_path: Path, specs: lis
         assert rig.models.pids("a") == before
 
 
-@pytest.mark.usefixtures("short_proof")
-@async_test
-async def test_other_model_is_changed_during_a_proof(
-    tmp_path: Path, specs: list[ModelSpec], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
+@pytest.fixture
+def go_on(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The proof waits for it."""
+    event = threading.Event()
 
     def held(trial: verdict.Trial) -> verdict.Step:
-        go_on.wait(PATIENCE_S)
+        event.wait(PATIENCE_S)
         return verdict.next_step(trial)
 
     monkeypatch.setattr(proof, "next_step", held)
+    return event
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_idle_model_is_evicted_before_a_proof_ends(
+    tmp_path: Path, tiny_model: Path, specs: list[ModelSpec], go_on: threading.Event
+) -> None:
+    third = spec_of(file_of(tmp_path, "c", tiny_model))
+    async with upgraded(tmp_path, *specs, third, capacity=3.2) as rig:
+        for name in "ac":
+            await rig.models.load(name)
+        upgrade = rig.tasks.create_task(rig.run())
+        await rig.models.until(lambda: rig.state == "proving")
+        proven = str(rig.upgrade.status()["model"])
+        await rig.models.until(lambda: len(rig.models[proven].all_runners) == 2)
+        try:
+            request = rig.models.ask("b")
+            assert await request.served_by() == 1
+            request.finish()
+            assert rig.state == "proving"
+            assert [model for model, *_ in rig.models.unloads()] == ["c" if proven == "a" else "a"]
+        finally:
+            go_on.set()
+        await upgrade
+
+
+@pytest.mark.usefixtures("short_proof")
+@async_test
+async def test_other_model_is_changed_during_a_proof(
+    tmp_path: Path, specs: list[ModelSpec], go_on: threading.Event
+) -> None:
     async with upgraded(tmp_path, *specs) as rig:
         for name in "ab":
             await rig.models.load(name)
