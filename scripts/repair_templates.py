@@ -29,7 +29,7 @@ MARKS = "<!-- templates: scripts/repair_templates.py --write -->", "<!-- /templa
 
 
 def statuses(runtime: str, template: Path, home: Path) -> dict[str, tuple[int, int]]:
-    """By arguments: the status of the conversation as it is, and repaired."""
+    """By arguments: the status of the conversation without and with the repair."""
     path = home / "s.sock"
     options = ("-m", str(home / "tiny.gguf"), "-c", "512", "--jinja", "--chat-template-file", str(template))
     found = {}

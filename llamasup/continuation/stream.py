@@ -57,9 +57,10 @@ class Recording:
     @property
     def is_complete(self) -> bool:
         """Whether the client has the last event of the answer: only the end of the body is missing."""
-        if not self.is_continued and not b"".join(self.tail).endswith((_EVENT_END, _OTHER_EVENT_END)):
+        sent = b"".join(self.tail)
+        if not self.is_continued and not sent.endswith((_EVENT_END, _OTHER_EVENT_END)):
             return False  # within a chunk
-        *_, last = [b"", *FRAMING.sub(b"", b"\r\n" + b"".join(self.tail)).rstrip().split(b"\n\n")]
+        last = FRAMING.sub(b"", b"\r\n" + sent).rstrip().rpartition(b"\n\n")[2]
         try:
             event = event_of(last)
             return event is not None and self._api.is_last(event)

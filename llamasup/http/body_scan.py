@@ -17,12 +17,14 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["MANY_JOBS", "MAX_DEPTH", "MAX_STEPS", "BodyScan", "scanned", "times"]
+__all__ = ["MANY_JOBS", "MAX_DEPTH", "MAX_STEPS", "BodyScan", "is_too_complex", "scanned", "times"]
 
 MANY_JOBS: Final = 1 << 20
 """The number of jobs of a body that cannot be counted. No server has so many slots."""
 MAX_STEPS: Final = 100_000  # 0.1 s in total; 8,000 messages of a chat whose contents are arrays
 MAX_DEPTH: Final = 512
+_SMALL: Final = 1 << 18
+"""Bytes of a body that takes a few milliseconds, whatever is in it."""
 WINDOW: Final = 1 << 16  # bytes per match: the memory of a regular expression grows with them
 _MAX_KEY: Final = 128  # raw bytes; the longest relevant name has 66, with every letter escaped
 _MAX_URL: Final = 8192  # raw bytes
@@ -336,6 +338,11 @@ def scanned(
     scan = BodyScan(lists, urls=urls, most_steps=most_steps)
     scan.feed(body)
     return scan
+
+
+def is_too_complex(body: bytes) -> bool:
+    """Whether an object for each field of this JSON would take seconds, and GiB."""
+    return len(body) > _SMALL and scanned(body).unclear
 
 
 def times(number: bytes) -> int:

@@ -13,8 +13,10 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 __all__ = [
+    "CHATS",
     "CONTROL",
     "OTHER_LABEL",
+    "RESPONSES",
     "Route",
     "Work",
     "canonical_path",
@@ -26,6 +28,16 @@ __all__ = [
 
 OTHER_LABEL: Final = "other"
 """The label of unknown and of closed paths."""
+
+_CHATS = """
+    /chat/completions /v1/chat/completions /apply-template
+    /chat/completions/input_tokens /v1/chat/completions/input_tokens
+"""
+_RESPONSES = "/responses /v1/responses /responses/input_tokens /v1/responses/input_tokens"
+CHATS: Final = frozenset(_CHATS.split())
+"""The labels of the routes whose body has ``messages`` as a chat."""
+RESPONSES: Final = frozenset(_RESPONSES.split())
+"""The labels of the routes whose body has ``input`` as ``/v1/responses``."""
 
 
 class Work(StrEnum):

@@ -1,6 +1,6 @@
 """The answers of llama-server → those of Ollama's API (pure).
 
-llama-server's answers are those of build b11434. Text is copied as it is, without decoding it: this runs for
+llama-server's answers are those of build b11434. Text is copied without decoding it, because this runs for
 each token.
 """
 
@@ -264,7 +264,7 @@ def _tokens(tokens: list[_Token], *, alternatives: bool) -> bytes:
 
 
 def _of(value: msgspec.Raw) -> bytes:
-    """A JSON string as it is; empty without a text."""
+    """A JSON string, still encoded; empty if it has no text."""
     found = bytes(value)
     return b"" if found in (b"null", _EMPTY) else found
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
+from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.http.heads import HttpError
 
 __all__ = [
@@ -49,8 +49,6 @@ MAX_NUMBER: Final = (1 << 31) - 1
 FOREVER: Final = float("inf")
 _MAX_KEEP_S: Final = 100 * 365 * 86_400.0  # a longer time is for ever: no calendar has its end
 _MAX_SHOWN: Final = 60  # letters of a value in a message
-_SMALL: Final = 1 << 18
-"""Bytes of a body that takes a few milliseconds, whatever is in it."""
 _SPACE: Final = b" \t\r\n"
 
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -64,7 +62,7 @@ _place_in = re.compile(r"\$\[(\d+)\]").search
 
 
 class Refused(Exception):
-    """The request cannot be served as it is."""
+    """The request cannot be served."""
 
     def __init__(self, error: HttpError) -> None:
         super().__init__(error.message)
@@ -81,7 +79,7 @@ def refusal(message: str, remedy: str = "", *, status: int = 400) -> Refused:
 
 def decoded(body: bytes) -> Fields:
     """The JSON object of a body. Raises Refused."""
-    if len(body) > _SMALL and scanned(body).unclear:  # an object for each field would take seconds, and GiB
+    if is_too_complex(body):
         raise Refused(
             HttpError(
                 400,

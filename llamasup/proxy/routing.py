@@ -11,7 +11,7 @@ from typing import Final, cast
 
 from llamasup.http.heads import Head, HttpError, error_response, response, with_query
 from llamasup.http.requested_model import named_in_path, renamed_query
-from llamasup.http.routes import CONTROL
+from llamasup.http.routes import CHATS, CONTROL, RESPONSES
 from llamasup.models.access import ResolvedModel, forbidden_model, may_use, unfit_model, unnamed_model
 from llamasup.proxy.access_policy import AccessPolicy
 from llamasup.proxy.backend import Backend, ModelList, VirtualRoute, is_virtual
@@ -39,13 +39,7 @@ _ASKED_HEADERS = re.compile(
 )
 _USUAL_HEADERS = b"Authorization, Content-Type, X-Api-Key, X-Request-Id, X-Llamasup-Priority"
 
-# The bodies of these routes may have earlier tool calls.
-_WITH_CALLS = """
-    /chat/completions /v1/chat/completions /responses /v1/responses /apply-template
-    /chat/completions/input_tokens /v1/chat/completions/input_tokens /responses/input_tokens
-    /v1/responses/input_tokens
-"""
-_CONVERSATIONS: Final = frozenset(_WITH_CALLS.split())
+_CONVERSATIONS: Final = CHATS | RESPONSES  # their bodies may have earlier tool calls
 
 _OK = b'{"status":"ok"}'  # as llama-server (b11434)
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, scanned
+from llamasup.http.body_scan import MAX_DEPTH, MAX_STEPS, is_too_complex
 from llamasup.http.heads import HttpError
 from llamasup.http.requested_model import plain_json, renamed_form
-from llamasup.http.routes import OTHER_LABEL, Route, Work
+from llamasup.http.routes import CHATS, OTHER_LABEL, RESPONSES, Route, Work
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.settings.parameters import ANSWER_LENGTHS, names_of
 
@@ -34,23 +34,14 @@ _read_text: Final = msgspec.json.Decoder(str).decode
 _encode: Final = msgspec.json.Encoder().encode
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
-_CHATS: Final = """
-    /chat/completions /v1/chat/completions /apply-template
-    /chat/completions/input_tokens /v1/chat/completions/input_tokens
-"""
 _MESSAGES: Final = "/v1/messages /v1/messages/count_tokens"
-_RESPONSES: Final = "/responses /v1/responses /responses/input_tokens /v1/responses/input_tokens"
-_HAS_MESSAGES: Final = frozenset(_CHATS.split())
 _HAS_SYSTEM: Final = frozenset(_MESSAGES.split())
-_HAS_INSTRUCTIONS: Final = frozenset(_RESPONSES.split())
 _WITHOUT_TEXT: Final = (Work.EMBEDDINGS, Work.RERANKING)
 _COMPLETIONS: Final = frozenset(("/completion", "/completions", "/infill"))
 _SYSTEM_ROLES: Final = ("system", "developer")
 _MERGED: Final = ("chat_template_kwargs", "logit_bias")
 """Keys that do not depend on each other; those of a schema or of a format do."""
 _BETWEEN: Final = "\n\n"
-_SMALL: Final = 1 << 18
-"""Bytes of a body that takes a few milliseconds, whatever is in it."""
 _SPACE: Final = b" \t\r\n"
 
 
@@ -58,7 +49,7 @@ def rewritten(body: bytes, route: Route, name: str, candidate: Candidate) -> byt
     """``route``: of the request. ``name``: the virtual model, for errors."""
     if body.startswith(b"--") and not candidate.changes:
         return renamed_form(body, candidate.model)
-    if len(body) > _SMALL and scanned(body).unclear:  # an object for each field would take seconds, and GiB
+    if is_too_complex(body):
         return HttpError(
             400,
             f"The virtual model {name!r} changes requests, and this one is too complex for it",
@@ -127,7 +118,7 @@ def _name_in(parameter: str, label: str) -> str:
     """The name of the parameter in the API of this route."""
     if parameter not in ANSWER_LENGTHS:
         return parameter
-    if label in _HAS_INSTRUCTIONS:
+    if label in RESPONSES:
         return "max_output_tokens"
     return "n_predict" if label in _COMPLETIONS else "max_tokens"
 
@@ -150,11 +141,11 @@ def _merged(sent: msgspec.Raw, value: Any, *, client_first: bool) -> msgspec.Raw
 def _put_in_front(fields: _Fields, system: str, route: Route) -> bool:
     """Put ``system`` in front of the system prompt; False if the API has no place for one, and needs one."""
     label = route.label
-    if label in _HAS_MESSAGES:
+    if label in CHATS:
         _into_messages(fields, system)
     elif label in _HAS_SYSTEM:
         fields["system"] = _before(fields.get("system"), system)
-    elif label in _HAS_INSTRUCTIONS:
+    elif label in RESPONSES:
         fields["instructions"] = _before(fields.get("instructions"), system, parts=False)
     else:
         return not route.infers or route.work in _WITHOUT_TEXT

@@ -17,7 +17,7 @@ import pytest
 
 from tests.children import NewChildren
 from tests.e2e.driver import await_removed, seconds_until_gone
-from tests.e2e.test_sidecar_examples import assert_nothing_left
+from tests.e2e.test_sidecar_examples import assert_nothing_left, run
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S, eventually
 
@@ -66,12 +66,6 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     main = json.loads((folder / "package.json").read_text())["main"]
     return ["node", str(folder / main)]
-
-
-def run(words: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, capture_output=True, text=True, timeout=PATIENCE_S, check=False, stdin=subprocess.DEVNULL
-    )
 
 
 @pytest.mark.real
