@@ -249,6 +249,8 @@ class BuildRefused(LlamasupError):
 class BuildUnproven(BuildRefused):
     """It could not prove itself now. Another try may have another result."""
 
+    cause = "build_unproven"
+
 
 class ServerFailed(LlamasupError):
     """llama-server exited during its start. The diagnosis has the cause and the exit code."""
