@@ -68,7 +68,7 @@ def a_lock_excludes_others_and_lets_them_read() -> None:
 
 def reads_at_offsets_do_not_mix() -> None:
     (folder / "numbers").write_bytes(b"".join(b"%07d\n" % number for number in range(1000)))
-    fd = os.open(folder / "numbers", os.O_RDONLY | os.O_BINARY)
+    fd = os.open(folder / "numbers", os.O_RDONLY)
     with ThreadPoolExecutor(8) as threads:
         for number, line in enumerate(threads.map(lambda each: native.read_at(fd, 8, 8 * each), range(1000))):
             assert int(line) == number
