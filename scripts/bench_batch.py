@@ -95,28 +95,32 @@ async def closed_loop(
     return time.monotonic() - began_s, tokens, computed
 
 
-def crash(folder: Path, model: Path, runtime: str, lines: int, kills: int, seed: int) -> None:
-    source = folder / "in.jsonl"
+def crash(folder: Path, model: Path, runtime: str, lines: int, compared: int, kills: int, seed: int) -> None:
+    """All lines with kills, and ``compared`` of them, chosen at random, in an undisturbed run."""
+    source, sample = folder / "in.jsonl", folder / "sample.jsonl"
     write_lines(source, lines)
+    chance = random.Random(seed)
+    all_lines = source.read_text().splitlines(keepends=True)
+    sample.write_text("".join(chance.sample(all_lines, min(compared, lines))))
     with served(model, "--runtime", runtime) as url:
         began_s = time.monotonic()
-        run_batch(source, folder / "undisturbed.jsonl", url)
+        run_batch(sample, folder / "undisturbed.jsonl", url)
         undisturbed_s = time.monotonic() - began_s
     expected = answers_of(folder / "undisturbed.jsonl")
-    chance = random.Random(seed)
-    pause_s = undisturbed_s / kills
+    pause_s = undisturbed_s * lines / len(expected) / kills
     began_s = time.monotonic()
     with BatchUnderTest(folder, model, runtime, source, folder / "out.jsonl").started() as batch:
         while batch.kills.total() < kills and not batch.is_over:
             time.sleep(chance.uniform(0.2 * pause_s, pause_s))
             batch.kill_one(chance)
         code = batch.end()
-    got = answers_of(folder / "out.jsonl")
+    got = answers_of(folder / "out.jsonl")  # it raises for a doubled line
     different = sum(got.get(id_) != text for id_, text in expected.items())
     print(
         f"crash: {lines} lines, kills {dict(batch.kills)}, seed {seed}: exit code {code},"
-        f" lost {len(expected.keys() - got.keys())}, doubled 0, different {different};"
-        f" {undisturbed_s:.0f} s undisturbed, {time.monotonic() - began_s:.0f} s with kills"
+        f" lost {lines - len(got)}, doubled 0, different {different} of {len(expected)};"
+        f" {lines / (time.monotonic() - began_s):.0f} lines/s,"
+        f" {len(expected) / undisturbed_s:.0f} undisturbed"
     )
 
 
@@ -276,6 +280,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--compared", type=int, default=100_000, help="lines of an undisturbed run")
     parser.add_argument("--rounds", type=int, default=7, help="of beside and speed")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     given = parser.parse_args()
@@ -288,7 +293,7 @@ def main() -> None:
         if "memory" in given.what:
             memory(folder, [size for size in (1_000, 100_000, 1_000_000) if size <= 10 * given.lines])
         if "crash" in given.what:
-            crash(folder, model, given.runtime, given.lines, given.kills, given.seed)
+            crash(folder, model, given.runtime, given.lines, given.compared, given.kills, given.seed)
         if "beside" in given.what:
             beside(folder, model, given.runtime, given.rounds)
         if "speed" in given.what:
