@@ -24,7 +24,6 @@ from llamasup.settings.kinds import (
     Name,
     Named,
     OneOf,
-    RuntimeName,
     Section,
     Time,
 )
@@ -38,6 +37,7 @@ from llamasup.settings.sections import (
     Memory,
     Ollama,
     PeerEntry,
+    RuntimeChoice,
     Slots,
     Usage,
     VirtualEntry,
@@ -62,9 +62,9 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = _LOOPBACK
     runtime: Annotated[
-        str | None,
-        Setting(RuntimeName(), "The llama-server to use. auto: the first that llamasup finds.", "auto"),
-    ] = None
+        RuntimeChoice,
+        Setting(Section(RuntimeChoice, short="path"), "The llama-server to use.", "auto"),
+    ] = RuntimeChoice()
     models_dir: Annotated[
         tuple[Path, ...],
         Setting(

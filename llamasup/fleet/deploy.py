@@ -112,7 +112,7 @@ def _is_demo(config: Config, model: str) -> bool:
 def _needs(spec: ModelSpec, config: Config, environ: Mapping[str, str]) -> PlannedNeeds:
     """By the plan of this machine. Raises ConfigInvalid if it has no plan."""
     try:
-        launch = prepare_listed(spec, runtime=config.runtime, environ=environ)
+        launch = prepare_listed(spec, runtime=config.runtime.path, environ=environ)
         plan = Planner(launch, _NOWHERE).admission().plan
     except LlamasupError as error:
         raise ConfigInvalid(

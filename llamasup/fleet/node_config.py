@@ -60,8 +60,8 @@ def node_config(written: Table, *, folder: str, model: str, source: str, aliases
         downloads = dict(_entries(_absolute(kept["downloads"], Downloads, folder)))
         downloads.pop("on_demand", None)
         kept["downloads"] = _mapping(downloads)
-    if isinstance(runtime := kept.get("runtime"), Scalar) and "/" in runtime.text:
-        kept["runtime"] = replace(runtime, text=_path(runtime.text, folder))
+    if "runtime" in kept:
+        kept["runtime"] = _runtime(kept["runtime"], folder)
     http = {"tls_cert": _text(CERTIFICATE), "tls_key": _text(PRIVATE_KEY), "ui": _plain("false")}
     media = dict(_entries(_at(written, "http"))).get("remote_media")  # the node checks bodies again
     return _yaml(
@@ -107,6 +107,17 @@ def _absolute_value(node: Node, kind: Any, folder: str) -> Node:
     if node.is_null or node.text in kind.literal:
         return node
     return replace(node, text=_path(node.text, folder))
+
+
+def _runtime(node: Node, folder: str) -> Node:
+    """A name stays, and a path becomes absolute."""
+    if isinstance(node, Table):
+        return _mapping(
+            {key: _runtime(value, folder) if key == "path" else value for key, value in _entries(node)}
+        )
+    if isinstance(node, Scalar) and "/" in node.text:
+        return replace(node, text=_path(node.text, folder))
+    return node
 
 
 def _path(value: str, folder: str) -> str:

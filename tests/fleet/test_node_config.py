@@ -180,6 +180,13 @@ models:
     assert shown["models"]["one"]["loras"] == "auto"
 
 
+def test_runtime_may_have_keys_of_its_own() -> None:
+    text = "runtime: {path: bin/llama-server, watch: true}\nmodels: {m: {repo: org/m}}"
+    shown = plain(tree_of(written(text, model="m", source="org/m")))
+    assert isinstance(shown, dict)
+    assert shown["runtime"] == {"path": "/srv/fleet/bin/llama-server", "watch": "true"}
+
+
 def test_every_depth_of_a_config_is_written() -> None:
     table = Table(0, [Entry("models", 0, Table(0, [Entry("tiny", 0, Table(0, []))]))])
     text = node_config(table, folder="/srv", model="tiny", source="/t.gguf", aliases=())
