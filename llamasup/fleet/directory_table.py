@@ -11,8 +11,8 @@ from llamasup.fleet.messages import FleetNode, ListedModel, NodeReport, Poll, Sn
 __all__ = ["GONE_AFTER_S", "SETTLED_AFTER_S", "DirectoryTable"]
 
 GONE_AFTER_S: Final = 30.0
-"""A node reports each second, unless its machine or Ray is very busy. Long, because fronts end the requests
-of a node that is not listed; they see by themselves, in seconds, that a node does not answer.
+"""A node reports each second, unless its machine or Ray is very busy. Long, because a node that is not listed
+gets no new requests; fronts see by themselves, in seconds, that a node does not answer.
 """
 SETTLED_AFTER_S: Final = 5.0
 """By then, each node has reported to a directory that was started again."""

@@ -1,7 +1,8 @@
-"""The config of one node (pure): the fleet's config, with one model.
+"""The config of one node: the fleet's config, with one model.
 
 The result is an ordinary config for ``llamasup serve``. Keys about other models, about addresses and about
 the fleet itself are left out, so that their change replaces no node. Values keep their text and their quotes.
+A decision, listed as an effect because the package of the config reads files.
 """
 
 from __future__ import annotations
@@ -163,17 +164,17 @@ def _yaml(root: Table) -> str:
 
 
 def _events(node: Node) -> Iterator[yaml.Event]:
-    match node:
-        case Scalar(_, text, plain):
-            yield yaml.ScalarEvent(None, None, (plain, not plain), text, style=None if plain else '"')
-        case Items(_, items):
-            yield yaml.SequenceStartEvent(None, None, implicit=True)
-            for item in items:
-                yield from _events(item)
-            yield yaml.SequenceEndEvent()
-        case Table(_, entries):
-            yield yaml.MappingStartEvent(None, None, implicit=True)
-            for entry in entries:
-                yield from _events(_text(entry.key))
-                yield from _events(entry.node)
-            yield yaml.MappingEndEvent()
+    if isinstance(node, Scalar):
+        implicit = (node.plain, not node.plain)
+        yield yaml.ScalarEvent(None, None, implicit, node.text, style=None if node.plain else '"')
+    elif isinstance(node, Items):
+        yield yaml.SequenceStartEvent(None, None, implicit=True)
+        for item in node.items:
+            yield from _events(item)
+        yield yaml.SequenceEndEvent()
+    else:
+        yield yaml.MappingStartEvent(None, None, implicit=True)
+        for entry in node.entries:
+            yield from _events(_text(entry.key))
+            yield from _events(entry.node)
+        yield yaml.MappingEndEvent()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from llamasup.cli.commands import fleet
 from llamasup.errors import FleetUnusable
 from llamasup.fleet import deploy
 from llamasup.fleet.messages import NodeReport
@@ -148,3 +149,18 @@ def test_end_that_takes_too_long_says_that_ray_goes_on(ray: PlayedRay, config: P
     with pytest.raises(FleetUnusable, match="has not ended within 0 s") as error:
         deploy.down(config, {}, timeout_s=0.0)
     assert "Ray goes on" in error.value.remedy
+
+
+def test_news_of_ray_is_not_in_the_result(
+    ray: PlayedRay, config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def noisy() -> bytes:
+        print("(raylet) a node has died")
+        return msgspec.json.encode([])
+
+    ray.run_fleet()
+    ray.nodes = noisy
+    assert fleet.status(config, json=True) == 0
+    output = capfd.readouterr()
+    assert msgspec.json.decode(output.out)["application"] == "running"
+    assert "a node has died" in output.err

@@ -330,10 +330,10 @@ def test_model_unloaded_by_hand_stays_unloaded_after_other_changes(
     asyncio.run(test())
 
 
-def name_node(config: Path, name: str) -> None:
-    """Write ``name`` as the only node of the config."""
+def name_node(config: Path, name: str, *more: str) -> None:
+    """Write ``name`` as the only node of the config, and further lines."""
     kept = [line for line in config.read_text().splitlines() if not line.startswith("peers:")]
-    config.write_text("\n".join([*kept, f"peers: {{{name}: {{url: 'http://127.0.0.1:1'}}}}"]) + "\n")
+    config.write_text("\n".join([*kept, f"peers: {{{name}: {{url: 'http://127.0.0.1:1'}}}}", *more]) + "\n")
 
 
 @async_test
@@ -348,6 +348,14 @@ async def test_reload_changes_the_nodes_if_there_were_any_at_the_start(config: P
         assert (changes.settings, changes.next_start) == (("peers",), ())
         await it.until(lambda: [known.peer.name for known in peers.nodes] == ["door"])
         assert it.hosted.in_flight == 0
+
+
+@async_test
+async def test_requests_wait_for_other_nodes_as_long_as_defaults_say(config: Path) -> None:
+    name_node(config, "desk", "defaults: {wait_timeout: 7s, max_queued: 3}")
+    async with hosting(config) as it:
+        assert it.hosted.peers is not None
+        assert (it.hosted.peers._timeout_s, it.hosted.peers._max_waiting) == (7.0, 3)
 
 
 @async_test

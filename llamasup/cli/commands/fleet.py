@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,7 +48,7 @@ def deploy(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) 
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
-        with while_waiting(view, "deploying the models"):
+        with _waiting(view, "deploying the models"):
             shown = fleet.deploy(_config(config), timeout_s=timeout)
         _show(shown, json=json)
 
@@ -59,7 +62,7 @@ def status(config: File = None, json: o.Json = False) -> int:
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
-        with while_waiting(view, "asking Ray"):
+        with _waiting(view, "asking Ray"):
             shown = fleet.status(_config(config))
         _show(shown, json=json)
 
@@ -73,7 +76,7 @@ def down(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) ->
     def act(view: View) -> None:
         from llamasup.fleet import deploy as fleet
 
-        with while_waiting(view, "ending the models"):
+        with _waiting(view, "ending the models"):
             ended = fleet.down(_config(config), timeout_s=timeout)
         if json:
             write_json({"ended": ended})
@@ -81,6 +84,13 @@ def down(config: File = None, timeout: Timeout = 600.0, json: o.Json = False) ->
             write_result("The fleet has ended." if ended else _NOTHING)
 
     return guarded(act)
+
+
+@contextmanager
+def _waiting(view: View, text: str) -> Iterator[None]:
+    """Ray (2.60) writes news of the cluster to standard output, where only the result belongs."""
+    with while_waiting(view, text), redirect_stdout(sys.stderr):
+        yield
 
 
 def _config(given: Path | None) -> Path:
