@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -215,6 +216,13 @@ def _status(serve: Any) -> Mapping[str, Any]:
     return status_of(application, msgspec.json.decode(found, type=list[tuple[NodeReport, bool]]))
 
 
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nothing listens at HOST:PORT: Ray (2.60) would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+
+
 @contextmanager
 def _connected(fleet: Fleet) -> Iterator[Any]:
     """Serve of the fleet's cluster. Raises FleetUnusable, also for what Ray raises in the block."""
@@ -227,9 +235,11 @@ def _connected(fleet: Fleet) -> Iterator[Any]:
         raise missing(error) from error
     connects = not ray.is_initialized()  # else the program that calls us is connected
     if connects:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
+            _check_reachable(fleet.ray)
             ray.init(address=fleet.ray, namespace="serve", log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        except (OSError, RuntimeError, ValueError, RayError) as error:
             raise FleetUnusable(
                 f"There is no Ray cluster at {fleet.ray!r}: {first_line(error)}",
                 remedy="Start one with `ray start --head`, or set `fleet.ray` to its address.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,15 +94,29 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text("models: {tiny: {repo: org/tiny}}\nfleet: {ray: '192.0.2.1:6379'}")
+    path.write_text("models: {tiny: {repo: org/tiny}}\nfleet: {}")
     return path
 
 
 @pytest.mark.parametrize("error", [ConnectionError(), ValueError("\nno such address"), RayError("gone")])
 def test_cluster_that_cannot_be_reached_is_named(ray: PlayedRay, config: Path, error: Exception) -> None:
     ray.init_error = error
-    with pytest.raises(FleetUnusable, match=r"There is no Ray cluster at '192\.0\.2\.1:6379': \w"):
+    with pytest.raises(FleetUnusable, match=r"There is no Ray cluster at 'auto': \w"):
         deploy.status(config, {})
+
+
+def test_address_where_nothing_listens_is_not_tried_by_ray(ray: PlayedRay, config: Path) -> None:
+    ray.init_error = AssertionError("it would try for minutes")
+    with socket.socket() as sock:  # bound, and it does not listen
+        sock.bind(("127.0.0.1", 0))
+        config.write_text(
+            f"models: {{m: {{repo: org/m}}}}\nfleet: {{ray: '127.0.0.1:{sock.getsockname()[1]}'}}"
+        )
+        with pytest.raises(FleetUnusable, match=r"no Ray cluster at '127\.0\.0\.1:\d+': .*refused"):
+            deploy.status(config, {})
+        sock.listen()
+        ray.init_error = None
+        assert deploy.status(config, {})["application"] is None
 
 
 @pytest.mark.parametrize("error", [RayServeException("no controller"), RayError(), TimeoutError("60 s")])

@@ -332,9 +332,12 @@ class ConsoleReporter:
             for id_ in served
             if any(runner.instance.state is State.READY for runner in hosted.runners_of(id_))
         ]
-        models = (
-            f"{len(served)}: {shortened(served)}" if served else "none yet: put .gguf files into the folder"
-        )
+        if served:
+            models = f"{len(served)}: {shortened(served)}"
+        elif hosted.peers is not None:
+            models = "those of other nodes"
+        else:
+            models = "none yet: put .gguf files into the folder"
         facts = [("models", models)]
         if served:
             facts.append(("loaded", shortened(loaded) or "none yet: a request loads the model that it names"))
