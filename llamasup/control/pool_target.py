@@ -277,17 +277,22 @@ class ConfiguredTarget(PoolTarget):
         return self._config
 
     def upgrade_status(self) -> Mapping[str, Any]:
-        return self.upgrades.status()
+        return self._upgrades.status()
 
     async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
         if dry_run:
-            return await self.upgrades.preview(runtime)
+            return await self._upgrades.preview(runtime)
         self._owner.control_asks("upgrade")
-        return await self.upgrades.upgrade(runtime)
+        return await self._upgrades.upgrade(runtime)
+
+    async def follow_runtime(self, runtime: str) -> Mapping[str, Any]:
+        """Upgrade to the build that a followed path points to (``runtime.watch``)."""
+        refuse_if_stopping(self._owner)
+        return await self._upgrades.upgrade(runtime)
 
     @property
-    def upgrades(self) -> Upgrade:
+    def _upgrades(self) -> Upgrade:
         if self._upgrade is None:
             assert self.make_upgrade is not None  # the workload of ``serve`` sets it
             self._upgrade = self.make_upgrade()

@@ -77,7 +77,7 @@ class Configured(Struct, frozen=True):
 class Source(Protocol):
     @property
     def watched_runtime(self) -> str | None:
-        """The path of a link to llama-server whose changes are followed."""
+        """The path of a llama-server that is followed (``runtime.watch``)."""
         ...
 
     def read(self, before: Search | None = None) -> Configured:
@@ -221,8 +221,8 @@ class HostedModels:
                     tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
-                if (link := self._source.watched_runtime) is not None:
-                    tasks.create_task(self._follow_runtime(link), name="runtime")
+                if (path := self._source.watched_runtime) is not None:
+                    tasks.create_task(self._follow_runtime(path), name="runtime")
         finally:
             self._logs.close()
             await self._downloads.aclose()
@@ -412,11 +412,10 @@ class HostedModels:
         else:
             self._watch_wanted.clear()
 
-    async def _follow_runtime(self, link: str) -> None:
-        from llamasup.pool.upgrade.link import follow_link  # here, to keep the start short
+    async def _follow_runtime(self, path: str) -> None:
+        from llamasup.pool.upgrade.follow import follow  # here, to keep the start short
 
-        upgrade = self.control_target.upgrades.upgrade
-        await follow_link(link, lambda: self._pool.options.runtime or "", upgrade)
+        await follow(path, lambda: self._pool.options.runtime or "", self.control_target.follow_runtime)
 
     async def _watch_folders(self) -> None:
         """Apply changes of model files. A reload restarts the watch with the new folders, and with the files
