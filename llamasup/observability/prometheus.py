@@ -143,7 +143,9 @@ class _OwnMetrics(Collector):
         yield _counter(
             "llamasup_repaired_requests",
             "Requests that llamasup repaired, of models that ask for it. `arguments`: an earlier tool call "
-            "had malformed arguments.",
+            "had malformed arguments. `tool_call`, `json`: llamasup asked for a second answer, because the "
+            "first one did not match the format of the tool calls, or its JSON schema. `tool_call_failed`, "
+            "`json_failed`: the second one was no better.",
             ("model", "what"),
             metrics.repaired,
         )
