@@ -48,6 +48,12 @@ _BODILESS = (b"GET", b"HEAD", b"DELETE", b"OPTIONS")
 _TRANSIENT = (ConnectionError, FileNotFoundError, BlockingIOError, TimeoutError)
 # Of another node: its queue is full, it stops or cannot serve the model now; or our key is wrong.
 _NODE_REFUSALS = (401, 429, 503)
+_SCHEMA_IGNORED = HttpError(
+    400,
+    "llama-server has ignored the JSON schema, because it cannot use it",
+    cause="schema_ignored",
+    remedy="remove keywords such as not, oneOf and uniqueItems from it, or ask /v1/chat/completions",
+)
 _TOO_LARGE = HttpError(502, "the second answer is too large to check it")  # the client gets the first one
 _EVENT_ENDS = (b"\n\n\r\n", b"\r\n\r\n\r\n")  # the end of a chunk that ends with an event
 
@@ -236,6 +242,9 @@ class Exchange(Struct, eq=False):
         answer = second_try.complete(self._tail)
         if second_try.first is None:
             fault = second_try.fault_of(answer, request.body)
+            if fault == "schema_ignored":
+                self._refuse_schema(second_try, answer, fault)
+                return True
             if fault is not None and not endpoint.closed:
                 self._send_again(second_try, answer, fault)
                 return True
@@ -261,6 +270,14 @@ class Exchange(Struct, eq=False):
             self.connected(upstream)
         else:
             pool.connect(self)
+
+    def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
+        self._lease.endpoint.count_answer(answer.status, infers=True)
+        second_try.give_up(answer)
+        self._upstream = None  # it has gone back to its pool
+        self._request.mark_unrepaired(fault.value)
+        self._downstream.proxy.metrics.count_repaired(self._counted_as, fault.value)
+        self._fail(_SCHEMA_IGNORED, "upstream_failed")
 
     def _take_second(self, second_try: SecondTry) -> None:
         """The second answer is for the client."""

@@ -125,6 +125,10 @@ class SecondTry:
         self.first, self._fault, self.lost = held, fault, _counts_of(held)
         return with_another_seed(body, request_id)
 
+    def give_up(self, held: HeldAnswer) -> None:
+        """The client gets neither this answer nor a second one."""
+        self.is_over, self.lost = True, _counts_of(held)
+
     def is_good(self, held: HeldAnswer, body: bytes) -> bool:
         """Whether the client gets this second answer."""
         return held.status == 200 and self.fault_of(held, body) is None

@@ -17,7 +17,7 @@ from msgspec import Struct
 from llamasup.http.requested_model import plain_json
 from llamasup.http.routes import CHATS, RESPONSES
 from llamasup.repair.kinds import Repairs
-from llamasup.repair.schema_check import asks_for_json, is_cut, violation
+from llamasup.repair.schema_check import asks_for_json, ignores_schema, is_cut, violation
 
 __all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
 
@@ -44,6 +44,7 @@ class Fault(StrEnum):
 
     TOOL_CALL = "tool_call"
     JSON = "json"
+    SCHEMA_IGNORED = "schema_ignored"  # a second answer would have it, too
 
 
 class Checks(Struct, frozen=True):
@@ -67,7 +68,11 @@ class Checks(Struct, frozen=True):
         """
         if status == 500 or is_stream:
             return Fault.TOOL_CALL if self.tool_calls and _MISMATCH in answer else None
-        if status != 200 or not self.json or is_cut(answer):
+        if status != 200 or not self.json:
+            return None
+        if ignores_schema(self.route, answer):
+            return Fault.SCHEMA_IGNORED
+        if is_cut(answer):
             return None
         return None if violation(self.route, body, answer, MAX_STEPS) is None else Fault.JSON
 

@@ -11,6 +11,7 @@ too many steps says nothing of the answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["MAX_STEPS", "asks_for_json", "is_cut", "violation"]
+__all__ = ["MAX_STEPS", "asks_for_json", "ignores_schema", "is_cut", "violation"]
 
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 _COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
@@ -76,6 +77,12 @@ class _Answer(msgspec.Struct):
     stop_type: str | None = None
 
 
+_JSON_BEGINS: Final = re.compile(
+    r"\s*(?:[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\s*\Z)"
+)
+    r"\s*(?:[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\s*\Z)"
+)
+"""Also a literal that was cut off."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
@@ -113,6 +120,21 @@ def is_cut(answer: bytes) -> bool:
     except _UNREADABLE:
         return False
     return found.stop_type == "limit" or any(choice.finish_reason == "length" for choice in found.choices)
+
+
+def ignores_schema(route: str, answer: bytes) -> bool:
+    """Whether llama-server has ignored the schema of a completion: its answer does not even begin as JSON.
+
+    The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
+    ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
+    """
+    if route not in _COMPLETIONS:
+        return False
+    try:
+        found = _read_answer(answer)
+    except _UNREADABLE:
+        return False
+    return any(_JSON_BEGINS.match(text) is None for text in _texts(found))
 
 
 def _texts(answer: _Answer) -> Iterator[str]:

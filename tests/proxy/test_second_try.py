@@ -24,6 +24,7 @@ from tests.proxy.rig import (
     Wire,
     answer,
     chunk,
+    error_of,
     eventually,
     field,
     get,
@@ -205,6 +206,22 @@ def test_repaired_conversation_can_be_asked_again(rig: Rig) -> None:
     child.send(answer())
     assert field(client.message()[0], MARKED) == b"arguments, tool_call"
     assert rig.record().repaired == "arguments, tool_call"
+
+
+def test_schema_that_llama_server_ignores_is_refused(make_rig: MakeRig) -> None:
+    """The embedded runtime generates any text then, and a second answer would be no better."""
+    rig = set_repairs(make_rig(ProxyConfig(key_file=keys_of("one name=one tpm=1000"))))
+    asked = post(b"/completion", b'{"json_schema":{"not":{}}}', b"Authorization: Bearer one")
+    client, child = begin(rig, asked)
+    child.send(answer(with_usage(b'{"content":" think of it","stop_type":"limit"}', 3, 4)))
+    assert error_of(client, 400)["cause"] == "schema_ignored"
+    record = rig.record()
+    assert (record.status, record.repaired) == (400, "schema_ignored")
+    assert (record.tokens_prompt, record.tokens_completion) == (3, 4)
+    assert rig.proxy.metrics.repaired == {("tiny", "schema_ignored"): 1}
+    assert rig.in_flight() == 0
+    client.send(asked)  # the connections stay open
+    child.message()
 
 
 # --- streams
