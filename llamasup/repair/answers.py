@@ -32,10 +32,13 @@ of a hostile schema ends after 0.05 s, for which other requests wait."""
 _MISMATCH: Final = b"The model produced output that does not match the expected "
 """common/chat.cpp of b11434, ``common_chat_peg_parse``; the name of the format follows."""
 
-_ERROR_EVENT: Final = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?data: \{"error":')
+_ERROR_EVENT: Final = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: error\n|data: \{"error":)')
 """A stream of b11434 begins with it, after a head with the status 200, if no token could be parsed."""
 
-_REPAIRABLE: Final = CHATS | RESPONSES  # llama-server parses the tool calls of no other answers
+_PARSED: Final = CHATS | RESPONSES | {"/v1/messages"}
+"""The routes in whose answers llama-server parses tool calls. It ignores the ``seed`` of ``/v1/messages``, and
+takes another one each time.
+"""
 _GREEDY: Final = 0.0
 
 
@@ -89,7 +92,7 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
     """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed."""
-    tool_calls = repairs.tool_calls and route in _REPAIRABLE
+    tool_calls = repairs.tool_calls and route in _PARSED
     json = repairs.json and asks_for_json(route, body)
     if not (tool_calls or json):
         return None

@@ -80,8 +80,6 @@ class _Answer(msgspec.Struct):
 _JSON_BEGINS: Final = re.compile(
     r"\s*(?:[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\s*\Z)"
 )
-    r"\s*(?:[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\s*\Z)"
-)
 """Also a literal that was cut off."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_answer: Final = msgspec.json.Decoder(_Answer).decode

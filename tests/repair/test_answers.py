@@ -45,6 +45,7 @@ def body(**fields: Any) -> bytes:
         (BOTH, CHAT, {**JSON, "stream": True}, True, False),
         (BOTH, CHAT, {**JSON, "stream": False, "temperature": 0.1}, True, True),
         (BOTH, "/v1/responses", {}, True, False),
+        (BOTH, "/v1/messages", JSON, True, False),
         (BOTH, "/completion", {"json_schema": {}}, False, True),
         (BOTH, "/v1/completions", {"json_schema": {}}, False, True),
         (Repairs(tool_calls=True), CHAT, JSON, True, False),
@@ -140,6 +141,7 @@ def test_fault_of_a_completion(route: str, content: dict[str, Any], fault: Fault
         (400, b"{", False, False),
         (200, ERROR_EVENT, True, True),
         (200, b"a7\r\n" + ERROR_EVENT, True, True),
+        (200, b"event: error\n" + ERROR_EVENT, True, True),  # of /v1/messages
         (200, b'data: {"choices":[]}\n\n', True, False),
         (200, b"", True, False),
     ],
