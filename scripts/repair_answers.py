@@ -2,7 +2,7 @@
 
 python scripts/repair_answers.py --runtime PATH [--write]
 
-The model is the tiny one with random weights. About half of its answers are wrong: by a format that only half of
+The model is the tiny one with random weights. Many of its answers are wrong: by a format that only half of
 the words match, and by a part of a JSON schema that no grammar has (``tests/repair/unusable_answers.py``).
 """
 

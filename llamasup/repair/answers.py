@@ -36,8 +36,8 @@ _ERROR_EVENT: Final = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: error\n|data:
 """A stream of b11434 begins with it, after a head with the status 200, if no token could be parsed."""
 
 _PARSED: Final = CHATS | RESPONSES | {"/v1/messages"}
-"""The routes in whose answers llama-server parses tool calls. It ignores the ``seed`` of ``/v1/messages``, and
-takes another one each time.
+"""The routes in whose answers llama-server parses tool calls. It ignores the ``seed`` of ``/v1/messages``,
+and takes another one each time.
 """
 _GREEDY: Final = 0.0
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from time import monotonic
 from typing import Any, cast
 
 import pytest
 
+from llamasup.http.heads import HttpError
+from llamasup.http.routes import Route
+from llamasup.models.virtual import Candidate, Changes
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.downstream import Downstream
+from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import generation_ended
 from llamasup.repair.answers import MAX_HELD
 from llamasup.repair.kinds import Repairs
+from llamasup.virtual.rewrite import rewritten
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
+from tests.proxy.many import ManyModels
 from tests.proxy.rig import (
     CHAT,
     EVENT,
@@ -31,6 +38,7 @@ from tests.proxy.rig import (
     post,
     status,
 )
+from tests.proxy.test_virtual_models import NAME, QWEN, Cold
 from tests.repair.conversations import conversation
 from tests.repair.test_answers import ERROR_EVENT, JSON, MISMATCH, chat
 
@@ -72,12 +80,16 @@ def begin(rig: Rig, sent: bytes) -> tuple[Wire, Wire]:
     return rig.begin(sent)
 
 
+def only_connection(rig: Rig) -> Downstream:
+    (connection,) = rig.proxy.clients
+    return cast("Downstream", connection)
+
+
 def await_held(rig: Rig, size: int) -> None:
     """Wait until so many bytes of the answer have arrived at the proxy."""
 
     def held() -> int:
-        (connection,) = rig.proxy.clients
-        shown = cast("Downstream", connection).live(monotonic())
+        shown = only_connection(rig).live(monotonic())
         assert shown is not None
         return shown.request.bytes_out
 
@@ -128,7 +140,11 @@ def test_json_that_does_not_match_its_schema_is_asked_for_again(rig: Rig) -> Non
     assert rig.proxy.metrics.repaired == {("tiny", "json"): 1}
 
 
-@pytest.mark.parametrize("second", [answer(chat("no")), REFUSED, answer(code=b"503 Service Unavailable")])
+@pytest.mark.parametrize(
+    "second",
+    [answer(chat("no")), REFUSED, answer(code=b"503 Service Unavailable")],
+    ids=["wrong again", "an error", "no server"],
+)
 def test_first_answer_is_forwarded_if_the_second_one_is_no_better(rig: Rig, second: bytes) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
     child, _body = asked_again(rig, child, BAD)
@@ -329,6 +345,65 @@ def test_client_that_leaves_while_its_answer_is_held_frees_the_slot(make_rig: Ma
     assert rig.record().bytes_out == 0
     child.close()
     eventually(lambda: rig.call(lambda: rig.endpoint.busy) == 0)
+
+
+def test_administrator_can_cancel_a_second_attempt(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child, _body = asked_again(rig, child, BAD)
+    cancelled = HttpError(409, "cancelled", cause="cancelled")
+    rig.call(lambda: only_connection(rig).interrupt(cancelled))
+    assert error_of(client, 409)["cause"] == "cancelled"
+    assert child.sees_the_end()
+
+
+# --- other servers and other names
+
+
+def test_node_decides_itself_what_it_asks_again(rig: Rig) -> None:
+    set_repairs(rig)
+    link = NodeLink("other", b"other.test", b"front", lambda: None)
+    rig.call(lambda: setattr(rig.endpoint, "node", link))
+    client, child = begin(rig, request(**JSON))
+    child.send(answer(BAD_BODY, b"X-Llamasup-Repaired: json"))
+    head, body = client.message()
+    assert (field(head, MARKED), body) == (b"json", BAD_BODY)
+
+
+def test_second_answer_to_another_node_is_marked(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(b"X-Llamasup-Node: other", **JSON))
+    child, _body = asked_again(rig, child, BAD)
+    child.send(GOOD)
+    assert field(client.message()[0], MARKED) == b"json"
+
+
+class Brief(Cold):
+    def rewrite(self, body: bytes, route: Route) -> bytes | HttpError:
+        return rewritten(body, route, NAME, Candidate("qwen", (Changes(system="Be brief."),)))
+
+
+class WithBrief(ManyModels):
+    def resolve(  # type: ignore[override]
+        self, model: str | None, *, create: bool = False, local: bool = False
+    ) -> Brief:
+        return Brief(self.models["qwen"])
+
+
+def test_second_request_for_a_virtual_model_has_its_changes(rig: Rig, tmp_path: Path) -> None:
+    many = rig.call(lambda: WithBrief(tmp_path, [QWEN]))
+    rig.proxy.backend = many
+    many.models["qwen"].repairs = BOTH
+    client = rig.send(request(model=NAME, **JSON))
+    child = many.accept("qwen", rig)
+    first = json.loads(child.message()[1])
+    child.send(BAD)
+    second = json.loads(child.message()[1])
+    assert second.pop("seed") >= 0
+    assert second == first
+    assert first["messages"][0] == {"role": "system", "content": "Be brief."}
+    child.send(GOOD)
+    assert field(client.message()[0], MARKED) == b"json"
+    assert rig.proxy.metrics.repaired == {(NAME, "json"): 1}
+    many.close()
 
 
 # --- what it costs
