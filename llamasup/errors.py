@@ -10,6 +10,7 @@ __all__ = [
     "AccessDenied",
     "BodyTooLarge",
     "BrokenRuntime",
+    "BuildRefused",
     "ConfigInvalid",
     "Conflict",
     "ControlFailed",
@@ -234,6 +235,14 @@ class BrokenRuntime(RuntimeMissing):
     """The executable exists, but it is not a llama-server, or cannot run here."""
 
     cause = "runtime_broken"
+
+
+class BuildRefused(LlamasupError):
+    """A new build of llama.cpp has not proven itself, and does not serve."""
+
+    exit_code = 69
+    http_status = 409
+    cause = "build_refused"
 
 
 class ServerFailed(LlamasupError):

@@ -13,7 +13,7 @@ from llamasup.downloads.manager import DownloadSettings
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import listen_text
 from llamasup.llama_server.device_memory import devices_now
-from llamasup.llama_server.inspect import find_runtime
+from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.models.virtual import check_virtual
@@ -148,6 +148,9 @@ class ConfigSource:
                 f"The config {str(file)!r} cannot be read again: it is not a regular file.",
                 remedy="To change the config while llamasup runs, use a regular file with --config FILE.",
             )
+
+    def use_runtime(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def stamp(self) -> object:
         if self._options.config_file is None:
