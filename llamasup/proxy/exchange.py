@@ -211,6 +211,7 @@ class Exchange(Struct, eq=False):
 
     def _holds(self, second_try: SecondTry, upstream: AnswerHead, framing: bytes | None, body: bytes) -> bool:
         """Hold an answer that may have to be asked for again. A node decides that itself."""
+        second_try.held = None  # of a server that has ended
         if self._lease.endpoint.node is not None or self.upload is not None:
             return False
         if second_try.hold(upstream, framing, body):
@@ -242,7 +243,7 @@ class Exchange(Struct, eq=False):
         answer = second_try.complete(self._tail)
         if second_try.first is None:
             fault = second_try.fault_of(answer, request.body)
-            if fault == "schema_ignored":
+            if fault is not None and not fault.may_change:
                 self._refuse_schema(second_try, answer, fault)
                 return True
             if fault is not None and not endpoint.closed:

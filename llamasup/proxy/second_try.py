@@ -93,7 +93,6 @@ class SecondTry:
 
     def hold(self, head: AnswerHead, framing: bytes | None, beginning: bytes) -> bool:
         """Whether the answer that begins is held until its end."""
-        self.held = None
         if self.is_over:
             return False
         holds = self._checks.holds(head.status, beginning, is_stream=head.streams_events)

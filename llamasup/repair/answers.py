@@ -47,7 +47,12 @@ class Fault(StrEnum):
 
     TOOL_CALL = "tool_call"
     JSON = "json"
-    SCHEMA_IGNORED = "schema_ignored"  # a second answer would have it, too
+    SCHEMA_IGNORED = "schema_ignored"
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a second answer may be without it."""
+        return self is not Fault.SCHEMA_IGNORED
 
 
 class Checks(Struct, frozen=True):

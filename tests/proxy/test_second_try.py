@@ -51,6 +51,7 @@ REFUSED = answer(MISMATCH, code=SERVER_ERROR)
 GOOD_BODY = chat('{"age": 3}')
 BAD_BODY = chat('{"age": -3}')
 USAGE = b',"usage":{"completion_tokens":%d,"prompt_tokens":%d,"total_tokens":0}}'
+LINK = NodeLink("other", b"other.test", b"front", lambda: None)
 GOOD, BAD = answer(GOOD_BODY), answer(BAD_BODY)
 
 
@@ -356,13 +357,31 @@ def test_administrator_can_cancel_a_second_attempt(rig: Rig) -> None:
     assert child.sees_the_end()
 
 
+@pytest.mark.parametrize("next_is_node", [False, True])
+def test_first_answer_that_breaks_off_while_it_is_held_is_replayed(rig: Rig, *, next_is_node: bool) -> None:
+    """What the next server answers is not mixed with the held part, also if it is not held."""
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child.send(BAD[:-3])
+    await_held(rig, len(BAD_BODY) - 3)
+    if next_is_node:
+        rig.call(lambda: setattr(rig.endpoint, "node", LINK))
+    child.close()
+    child = rig.accept()
+    _head, body = child.message()
+    assert "seed" not in json.loads(body)
+    child.send(answer(b'{"error":{}}', code=b"400 Bad Request"))
+    head, body = client.message()
+    assert (status(head), body) == (400, b'{"error":{}}')
+    record = rig.record()
+    assert (record.replayed, record.repaired) == (True, "")
+
+
 # --- other servers and other names
 
 
 def test_node_decides_itself_what_it_asks_again(rig: Rig) -> None:
     set_repairs(rig)
-    link = NodeLink("other", b"other.test", b"front", lambda: None)
-    rig.call(lambda: setattr(rig.endpoint, "node", link))
+    rig.call(lambda: setattr(rig.endpoint, "node", LINK))
     client, child = begin(rig, request(**JSON))
     child.send(answer(BAD_BODY, b"X-Llamasup-Repaired: json"))
     head, body = client.message()
