@@ -11,6 +11,7 @@ __all__ = [
     "BodyTooLarge",
     "BrokenRuntime",
     "BuildRefused",
+    "BuildUnproven",
     "ConfigInvalid",
     "Conflict",
     "ControlFailed",
@@ -243,6 +244,12 @@ class BuildRefused(LlamasupError):
     exit_code = 69
     http_status = 409
     cause = "build_refused"
+
+
+class BuildUnproven(BuildRefused):
+    """It could not prove itself now. Another try may have another result."""
+
+    cause = "build_unproven"
 
 
 class ServerFailed(LlamasupError):

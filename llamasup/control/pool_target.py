@@ -277,17 +277,17 @@ class ConfiguredTarget(PoolTarget):
         return self._config
 
     def upgrade_status(self) -> Mapping[str, Any]:
-        return self._upgrade_of_models.status()
+        return self.upgrades.status()
 
     async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
         if dry_run:
-            return await self._upgrade_of_models.preview(runtime)
+            return await self.upgrades.preview(runtime)
         self._owner.control_asks("upgrade")
-        return await self._upgrade_of_models.upgrade(runtime)
+        return await self.upgrades.upgrade(runtime)
 
     @property
-    def _upgrade_of_models(self) -> Upgrade:
+    def upgrades(self) -> Upgrade:
         if self._upgrade is None:
             assert self.make_upgrade is not None  # the workload of ``serve`` sets it
             self._upgrade = self.make_upgrade()

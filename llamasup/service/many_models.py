@@ -75,6 +75,11 @@ class Configured(Struct, frozen=True):
 
 
 class Source(Protocol):
+    @property
+    def watched_runtime(self) -> str | None:
+        """The path of a link to llama-server whose changes are followed."""
+        ...
+
     def read(self, before: Search | None = None) -> Configured:
         """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
         ConfigInvalid.
@@ -216,6 +221,8 @@ class HostedModels:
                     tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
+                if (link := self._source.watched_runtime) is not None:
+                    tasks.create_task(self._follow_runtime(link), name="runtime")
         finally:
             self._logs.close()
             await self._downloads.aclose()
@@ -404,6 +411,12 @@ class HostedModels:
             self._watch_wanted.set()
         else:
             self._watch_wanted.clear()
+
+    async def _follow_runtime(self, link: str) -> None:
+        from llamasup.pool.upgrade.link import follow_link  # here, to keep the start short
+
+        upgrade = self.control_target.upgrades.upgrade
+        await follow_link(link, lambda: self._pool.options.runtime or "", upgrade)
 
     async def _watch_folders(self) -> None:
         """Apply changes of model files. A reload restarts the watch with the new folders, and with the files

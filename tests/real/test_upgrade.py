@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -47,12 +49,18 @@ class Client:
 
 @contextmanager
 def serving(folder: Path, model: Path, runtime: str) -> Iterator[Llamasup]:
-    """A model that needs --keep, which the client's requests have loaded."""
-    old = build(folder / "old-server", runtime)
+    with serving_with(folder, model, build(folder / "old-server", runtime)) as running:
+        yield running
+
+
+@contextmanager
+def serving_with(folder: Path, model: Path, runtime: object) -> Iterator[Llamasup]:
+    """A preloaded model that needs --keep. ``runtime``: the key of the config."""
     config = folder / "config.yaml"
     entry = {"path": str(model), "ctx_size": 512, "parallel": 2, "extra": ["--keep", "5"], "preload": True}
-    config.write_text(json.dumps({"models": {"tiny": entry}, "usage": {"enabled": False}}))
-    with started("serve", "--config", str(config), "--runtime", old, "--port", "0") as running:
+    keys = {"runtime": runtime, "models": {"tiny": entry}, "usage": {"enabled": False}}
+    config.write_text(json.dumps(keys))
+    with started("serve", "--config", str(config), "--port", "0") as running:
         running.wait_for("ready")
         yield running
         assert running.stop() == 0
@@ -113,3 +121,36 @@ def test_dry_run_shows_the_plans_and_starts_nothing(tmp_path: Path, tiny_model: 
         ]
         assert "tiny: no change of its flags" in run_to_end(*arguments).stdout
         assert {child.pid for child in running.children()} == before
+
+
+@pytest.mark.timeout(2 * LONGEST_PROOF_S + PATIENCE_S)
+def test_watched_link_moves_the_models_to_the_build_that_proves_itself(
+    tmp_path: Path, tiny_model: Path, runtime: str
+) -> None:
+    """The first build that the link points to lacks a flag, the second one is good."""
+    link = tmp_path / "current"
+    link.symlink_to(build(tmp_path / "old-server", runtime))
+    builds = {fault: build(tmp_path / f"{fault}-server", runtime, fault) for fault in ("flag", "none")}
+    with serving_with(tmp_path, tiny_model, {"path": str(link), "watch": True}) as running:
+        client = Client(running.url)
+        try:
+            for fault, state in (("flag", "refused"), ("none", "watching")):
+                new = tmp_path / "new-link"
+                new.symlink_to(builds[fault])
+                new.rename(link)
+                shown = state_of_upgrade(running, builds[fault], until=state)
+                assert shown["state"] == state, shown
+        finally:
+            client.stop()
+        (answer,) = client.answers
+        assert answer[0] == 200, client.answers
+
+
+def state_of_upgrade(running: Llamasup, build: str, until: str) -> dict[str, Any]:
+    """What ``llamasup upgrade`` shows of this build at the end of its upgrade."""
+    deadline_s = time.monotonic() + LONGEST_PROOF_S
+    while True:
+        shown: dict[str, Any] = json.loads(run_to_end("upgrade", "--json", "--pid", str(running.pid)).stdout)
+        is_of_build = shown["runtime"] is not None and shown["runtime"]["path"] == build
+        if (is_of_build and shown["state"] in ("refused", until)) or time.monotonic() > deadline_s:
+            return shown

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from llamasup.errors import BuildRefused, Conflict, LlamasupError, Stopping, UsageInvalid
+from llamasup.errors import BuildRefused, BuildUnproven, Conflict, LlamasupError, Stopping, UsageInvalid
 from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool.estimate import estimate_model
@@ -223,13 +223,13 @@ class Upgrade:
         self._watching = self._tasks().create_task(watch, name="upgrade/watch")
 
     async def _load(self, managed: ManagedModel) -> None:
-        """With the old build. Raises BuildRefused."""
+        """With the old build. Raises BuildUnproven."""
         try:
             await self._pool.load(managed)
         except LlamasupError as error:
             if self._pool.stopping:
                 raise
-            raise BuildRefused(
+            raise BuildUnproven(
                 f"The new build cannot prove itself: {managed.spec.id!r} does not load with the old build: "
                 f"{error.message}",
                 remedy=error.remedy,
@@ -254,7 +254,7 @@ class Upgrade:
         return await asyncio.to_thread(compare, specs, options.budget, options.environ, *builds)
 
     def _canary(self) -> ManagedModel:
-        """The model that the build is proven with. Raises BuildRefused."""
+        """The model that the build is proven with. Raises BuildUnproven."""
         changes = {change.id: change for change in self._report.changes}
         models = {managed.spec.id: managed for managed in self._models() if managed.spec.id in changes}
         chosen = plans.choose(
@@ -268,7 +268,7 @@ class Upgrade:
             for id_, managed in models.items()
         )
         if chosen is None:
-            raise BuildRefused(
+            raise BuildUnproven(
                 "The new build cannot prove itself: no model that generates text fits into memory twice.",
                 remedy="Unload models, or raise memory in the config. Load a model that is downloaded once. "
                 "Then try again.",
@@ -450,4 +450,4 @@ def _refusal(build: _Build, verdict: Refused) -> BuildRefused:
         return BuildRefused(
             f"The build {build} is refused: {verdict.why}.", remedy="Use another build; the old one serves."
         )
-    return BuildRefused(f"The build {build} is not proven: {verdict.why}.", remedy="Try again later.")
+    return BuildUnproven(f"The build {build} is not proven: {verdict.why}.", remedy="Try again later.")
