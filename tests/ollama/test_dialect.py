@@ -21,6 +21,7 @@ from llamasup.pool.eviction_policy import Phase
 from llamasup.proxy import ProxyConfig
 from llamasup.proxy.settings import Limits
 from llamasup.queueing.unavailable import Unavailable
+from llamasup.repair.kinds import Repairs
 from tests.patience import eventually
 from tests.planning.plans import model
 from tests.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
@@ -735,3 +736,21 @@ def test_virtual_model_changes_the_translated_request(rig: Rig, kept: KeepCalls,
     assert line(client)["model"] == "qwen:cold"
     assert rig.record().model == "qwen:cold"
     many.close()
+
+
+def test_format_is_checked_by_a_model_that_repairs_json(make: MakeRig) -> None:
+    rig = make()
+    rig.call(lambda: setattr(rig.backend, "repairs", Repairs(json=True)))
+    schema = {"type": "integer", "minimum": 3}
+    asked = {"model": "tiny", "messages": HI, "format": schema, "stream": False}
+    client = rig.send(post(b"/api/chat", json.dumps(asked).encode()))
+    child = rig.accept()
+    for content in ("1", "4"):
+        child.message()
+        message = {"role": "assistant", "content": content}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        child.send(answer(json.dumps({"choices": choices, "timings": TIMINGS}).encode()))
+    head, body = client.message()
+    assert (status(head), field(head, b"x-llamasup-repaired")) == (200, b"json")
+    assert json.loads(body)["message"]["content"] == "4"
+    assert rig.record().tokens_prompt == 44

@@ -52,7 +52,7 @@ class ReplicaSet:
             on_wanted=on_wanted,
             on_unserved=on_unserved,
         )
-        self.repairs_tool_calls = policy.repairs_tool_calls
+        self.repairs = policy.repairs
         self.runners: tuple[InstanceRunner, ...] = ()
         self.idle_since_s = 0.0
         """The end of the last request in flight (monotonic); 0: there was none. Recorded with ``on_idle``."""
@@ -141,7 +141,7 @@ class ReplicaSet:
             max_waiting=policy.max_queued,
             continues_streams=policy.continue_streams,
         )
-        self.repairs_tool_calls = policy.repairs_tool_calls
+        self.repairs = policy.repairs
         for runner in self.runners:
             runner.set_policy(policy)
         self.queue.changed()

@@ -1,7 +1,9 @@
 """Whether an answer has the JSON that its request asked for (pure).
 
 llama-server keeps an answer within its schema with a grammar, but an answer that reaches ``max_tokens`` is
-cut, and a grammar does not know all of JSON Schema.
+cut, a grammar does not know all of JSON Schema, and the embedded runtime ignores a ``json_schema`` of
+``/completion`` that it cannot read. ``/v1/responses`` is not checked: llama-server (b11434) ignores the
+schema of ``text.format``.
 
 The schema is a client's, so its check is bounded: no regular expression is evaluated, and a check that takes
 too many steps says nothing of the answer.
@@ -9,6 +11,7 @@ too many steps says nothing of the answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
@@ -17,9 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["asks_for_json", "violation"]
+__all__ = ["MAX_STEPS", "asks_for_json", "ignores_schema", "is_cut", "violation"]
 
-_CHAT: Final = "/v1/chat/completions"
+_CHATS: Final = ("/v1/chat/completions", "/chat/completions")
+_COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
 _MOST_SHOWN: Final = 200
 MAX_STEPS: Final = 1_000_000
 """Of one check, about the keywords and values that it visits. An object with twenty fields takes some
@@ -39,8 +43,19 @@ class _Format(msgspec.Struct):
     schema: dict[str, Any] | None = None
 
 
-class _Asked(msgspec.Struct):
+class _Chat(msgspec.Struct):
     response_format: _Format | None = None
+
+
+class _Completion(msgspec.Struct):
+    json_schema: dict[str, Any] | None = None
+    grammar: Any = msgspec.UNSET  # it wins over the schema
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """``schema`` None: any JSON."""
+
+    schema: dict[str, Any] | None
 
 
 class _Message(msgspec.Struct):
@@ -50,49 +65,107 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     message: _Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
 
 
 class _Answer(msgspec.Struct):
+    """Of a chat or of ``/v1/completions``; ``content`` and ``stop_type``: of ``/completion``."""
+
     choices: list[_Choice] = []
+    content: str | None = None
+    stop_type: str | None = None
 
 
-def asks_for_json(url: str, body: bytes) -> bool:
-    """Whether the answer has to be JSON. Cheap for the others."""
-    return url == _CHAT and b"response_format" in body and _format_of(body) is not None
+_JSON_BEGINS: Final = re.compile(
+    r"\s*(?:[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\s*\Z)"
+)
+"""Also a literal that was cut off."""
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
-def violation(body: bytes, answer: bytes) -> str | None:
-    """What is wrong with the answer to this body, which asks for JSON; None: nothing."""
-    asked = _format_of(body)
+def asks_for_json(route: str, body: bytes) -> bool:
+    """Whether the answer has to be JSON. Cheap for the others. ``route``: the path that the body is for."""
+    return (b"response_format" in body or b"json_schema" in body) and _asked(route, body) is not None
+
+
+def violation(route: str, body: bytes, answer: bytes, most_steps: int = MAX_STEPS) -> str | None:
+    """What is wrong with the answer to this body, which asks for JSON; None: nothing, or it takes more than
+    ``most_steps`` to know.
+    """
+    asked = _asked(route, body)
     assert asked is not None
-    schema = asked.json_schema.schema if asked.json_schema is not None else asked.schema
     try:
-        choices = msgspec.json.decode(answer, type=_Answer).choices
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        found = _read_answer(answer)
+    except _UNREADABLE as error:
         return f"the answer cannot be read: {error}"
-    for choice in choices:
-        message = choice.message
-        if message is None or (message.content is None and message.tool_calls):
-            continue
+    for text in _texts(found):
         try:
-            given = msgspec.json.decode(message.content or "")
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            given = msgspec.json.decode(text)
+        except _UNREADABLE as error:
             return f"the answer is not JSON: {error}"
-        wrong = _mismatch(given, schema) if schema is not None else None
+        wrong = None if asked.schema is None else _mismatch(given, asked.schema, most_steps)
         if wrong is not None:
             return wrong
     return None
 
 
-def _format_of(body: bytes) -> _Format | None:
+def is_cut(answer: bytes) -> bool:
+    """Whether the answer ended because of ``max_tokens`` or the end of the context."""
     try:
-        asked = msgspec.json.decode(body, type=_Asked).response_format
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
-    return asked if asked is not None and asked.type in ("json_object", "json_schema") else None
+        found = _read_answer(answer)
+    except _UNREADABLE:
+        return False
+    return found.stop_type == "limit" or any(choice.finish_reason == "length" for choice in found.choices)
 
 
-def _mismatch(given: Any, schema: dict[str, Any]) -> str | None:
+def ignores_schema(route: str, answer: bytes) -> bool:
+    """Whether llama-server has ignored the schema of a completion: its answer does not even begin as JSON.
+
+    The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
+    ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
+    """
+    if route not in _COMPLETIONS:
+        return False
+    try:
+        found = _read_answer(answer)
+    except _UNREADABLE:
+        return False
+    return any(_JSON_BEGINS.match(text) is None for text in _texts(found))
+
+
+def _texts(answer: _Answer) -> Iterator[str]:
+    """Those that have to be JSON: all but tool calls."""
+    if answer.content is not None:
+        yield answer.content
+    for choice in answer.choices:
+        message = choice.message
+        if message is None:
+            if choice.text is not None:
+                yield choice.text
+        elif message.content is not None or not message.tool_calls:
+            yield message.content or ""
+
+
+def _asked(route: str, body: bytes) -> _Asked | None:
+    """None: any text is right."""
+    try:
+        if route in _CHATS:
+            wanted = msgspec.json.decode(body, type=_Chat).response_format
+            if wanted is None or wanted.type not in ("json_object", "json_schema"):
+                return None
+            return _Asked(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
+        if route in _COMPLETIONS:
+            completion = msgspec.json.decode(body, type=_Completion)
+            if completion.json_schema is not None and completion.grammar is msgspec.UNSET:
+                return _Asked(completion.json_schema)
+    except _UNREADABLE:
+        pass
+    return None
+
+
+def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
     """Without the package jsonschema (``pip install 'llamasup[batch]'``), any JSON is right."""
     try:
         import jsonschema
@@ -109,7 +182,7 @@ def _mismatch(given: Any, schema: dict[str, Any]) -> str | None:
             return None
         if b'"pattern"' in text and any(name in text for name in _NOT_WITH_PATTERN):
             return None
-        _steps_left.set(_Steps(MAX_STEPS, len(text)))
+        _steps_left.set(_Steps(most_steps, len(text)))
         validator = of_schema(schema, registry=EMPTY_REGISTRY)
         error = jsonschema.exceptions.best_match(islice(validator.iter_errors(given), _MOST_ERRORS))
     except Exception:

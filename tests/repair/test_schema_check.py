@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.batch.schema_check import asks_for_json, violation
+from llamasup.repair.schema_check import asks_for_json, violation
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
@@ -56,14 +56,14 @@ def test_only_some_requests_ask_for_json(url: str, body: bytes, asks: bool) -> N
 def test_answer_must_be_what_the_request_asks_for(
     response_format: Any, answer: bytes, wrong: str | None
 ) -> None:
-    found = violation(asked(response_format), answer)
+    found = violation(CHAT, asked(response_format), answer)
     assert found == wrong or (found is not None and wrong is not None and found.startswith(wrong))
 
 
 def test_without_the_package_any_json_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    assert violation(asked(STRICT), answered("{}")) is None
-    assert violation(asked(STRICT), answered("{")) is not None
+    assert violation(CHAT, asked(STRICT), answered("{}")) is None
+    assert violation(CHAT, asked(STRICT), answered("{")) is not None
 
 
 PATTERN = {"type": "string", "pattern": "^(a+)+$"}
@@ -89,23 +89,23 @@ def doubling(levels: int) -> Any:
 @pytest.mark.parametrize("given", ["a" * 200 + "!", {"a" * 200 + "!": 1}, 1])
 def test_schema_of_a_client_does_not_take_for_ever(schema: Any, given: Any) -> None:
     body = asked({"type": "json_schema", "json_schema": {"schema": schema}})
-    violation(body, answered(json.dumps(given)))
+    violation(CHAT, body, answered(json.dumps(given)))
 
 
 def test_long_list_of_unique_items_is_not_compared() -> None:
     body = asked({"type": "json_object", "schema": {"uniqueItems": True}})
-    assert violation(body, answered(json.dumps([{"a": 1}] * 2))) is not None
-    assert violation(body, answered(json.dumps([{"a": 1}] * 10_000))) is None
+    assert violation(CHAT, body, answered(json.dumps([{"a": 1}] * 2))) is not None
+    assert violation(CHAT, body, answered(json.dumps([{"a": 1}] * 10_000))) is None
 
 
 def test_other_keywords_next_to_a_pattern_are_checked() -> None:
     schema = {"properties": {"a": PATTERN, "b": {"type": "integer"}}}
     body = asked({"type": "json_object", "schema": schema})
-    assert violation(body, answered('{"a": "b", "b": "x"}')) == "at $.b: 'x' is not of type 'integer'"
-    assert violation(body, answered('{"a": "b", "b": 1}')) is None
+    assert violation(CHAT, body, answered('{"a": "b", "b": "x"}')) == "at $.b: 'x' is not of type 'integer'"
+    assert violation(CHAT, body, answered('{"a": "b", "b": 1}')) is None
 
 
 def test_schema_may_name_its_draft() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "integer"}
     body = asked({"type": "json_object", "schema": schema})
-    assert violation(body, answered('"x"')) == "at $: 'x' is not of type 'integer'"
+    assert violation(CHAT, body, answered('"x"')) == "at $: 'x' is not of type 'integer'"

@@ -1,0 +1,121 @@
+"""Whether an answer is asked for again, with another seed (pure).
+
+Two answers are: an error of llama-server because the model's output does not match the format of its tool
+calls, and a whole answer that does not match the JSON schema of its request.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from llamasup.http.requested_model import plain_json
+from llamasup.http.routes import CHATS, RESPONSES
+from llamasup.repair.kinds import Repairs
+from llamasup.repair.schema_check import asks_for_json, ignores_schema, is_cut, violation
+
+__all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
+
+MAX_HELD: Final = 1 << 20
+"""Bytes of an answer that is held until it is checked; a larger one is forwarded as it comes. 200,000 tokens
+of JSON have fewer."""
+
+MAX_STEPS: Final = 10_000
+"""Of a check against a schema: an object with twenty fields takes 74 (12 ms for 100 of them), and the check
+of a hostile schema ends after 0.05 s, for which other requests wait."""
+
+_MISMATCH: Final = b"The model produced output that does not match the expected "
+"""common/chat.cpp of b11434, ``common_chat_peg_parse``; the name of the format follows."""
+
+_ERROR_EVENT: Final = re.compile(rb'(?:[0-9A-Fa-f]+\r\n)?(?:event: error\n|data: \{"error":)')
+"""A stream of b11434 begins with it, after a head with the status 200, if no token could be parsed."""
+
+_PARSED: Final = CHATS | RESPONSES | {"/v1/messages"}
+"""The routes in whose answers llama-server parses tool calls. It ignores the ``seed`` of ``/v1/messages``,
+and takes another one each time.
+"""
+_GREEDY: Final = 0.0
+
+
+class Fault(StrEnum):
+    """What is wrong with an answer. The names in the header and in the metric."""
+
+    TOOL_CALL = "tool_call"
+    JSON = "json"
+    SCHEMA_IGNORED = "schema_ignored"
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a second answer may be without it."""
+        return self is not Fault.SCHEMA_IGNORED
+
+
+class Checks(Struct, frozen=True):
+    """The checks of the answers to one request. ``route``: its label."""
+
+    route: str
+    tool_calls: bool
+    json: bool
+
+    def holds(self, status: int, beginning: bytes, *, is_stream: bool) -> bool:
+        """Whether an answer that begins so is held until its end, because it may be asked for again."""
+        if is_stream:
+            return self.tool_calls and _ERROR_EVENT.match(beginning) is not None
+        return (self.json and status == 200) or (self.tool_calls and status == 500)
+
+    def fault(self, body: bytes, status: int, answer: bytes, *, is_stream: bool) -> Fault | None:
+        """What is wrong with the whole answer to this body; None: nothing, or nothing that another seed
+        changes.
+
+        An answer that was cut off by ``max_tokens`` would most likely be cut off again.
+        """
+        if status == 500 or is_stream:
+            return Fault.TOOL_CALL if self.tool_calls and _MISMATCH in answer else None
+        if status != 200 or not self.json:
+            return None
+        if ignores_schema(self.route, answer):
+            return Fault.SCHEMA_IGNORED
+        if is_cut(answer):
+            return None
+        return None if violation(self.route, body, answer, MAX_STEPS) is None else Fault.JSON
+
+
+class _Sampling(Struct):
+    temperature: Any = None
+    stream: Any = None
+
+
+_read_sampling: Final = msgspec.json.Decoder(_Sampling).decode
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
+    """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed."""
+    tool_calls = repairs.tool_calls and route in _PARSED
+    json = repairs.json and asks_for_json(route, body)
+    if not (tool_calls or json):
+        return None
+    try:
+        asked = _read_sampling(plain_json(body))
+    except _UNREADABLE:
+        return None  # llama-server refuses it
+    if isinstance(asked.temperature, int | float) and asked.temperature <= _GREEDY:
+        return None
+    json = json and asked.stream is not True
+    return Checks(route, tool_calls, json) if tool_calls or json else None
+
+
+def with_another_seed(body: bytes, request_id: bytes) -> bytes:
+    """The same request with another seed, which the id decides. All other values stay byte for byte."""
+    fields = _fields(plain_json(body))
+    seed = zlib.crc32(request_id) >> 1
+    if bytes(fields.get("seed", b"")) == b"%d" % seed:
+        seed += 1
+    fields["seed"] = msgspec.Raw(b"%d" % seed)
+    return msgspec.json.encode(fields)
