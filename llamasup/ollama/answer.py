@@ -92,6 +92,7 @@ class Answer:
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_end",
         "_failed",
         "_form",
         "_lines",
@@ -112,6 +113,7 @@ class Answer:
         self._status = 0
         self._form = ResponseForm(b"")
         self._write: Callable[[bytes], None] = _write_nothing
+        self._end: Callable[[], None] = _end_nothing
         self._lines: Lines | None = None
         self._rest = bytearray()  # the beginning of an event
         self._failed = False  # the stream has ended with an error
@@ -149,15 +151,16 @@ class Answer:
         *,
         is_chunked: bool,
         streams_events: bool,
+        end: Callable[[], None],
     ) -> Callable[[bytes], None]:
-        self._form, self._status, self._write = form, status, write
+        self._form, self._status, self._write, self._end = form, status, write, end
         take = self._hold
         if streams_events and status == 200:
             take = self._translate
             self._lines = Lines(self._request)
             framing = b"" if form.http_1_0 else b"Transfer-Encoding: chunked\r\n"
-            end = b"Connection: close\r\n\r\n" if form.close or form.http_1_0 else b"\r\n"
-            write(b"".join((status_line(200), _NDJSON, framing, form.lines, end)))
+            last = b"Connection: close\r\n\r\n" if form.close or form.http_1_0 else b"\r\n"
+            write(b"".join((status_line(200), _NDJSON, framing, form.lines, last)))
             self.has_begun = True
         return Dechunker(take).write if is_chunked else take
 
@@ -196,6 +199,8 @@ class Answer:
             found += error_line(str(error))
         if found:
             self._send(found)
+        if self._failed:
+            self._end()
 
     def _complete(self, data: bytes) -> bytes:
         """The events that are complete now. Raises BrokenAnswer."""
@@ -253,4 +258,8 @@ class Answer:
 
 
 def _write_nothing(_data: bytes) -> None:
+    raise AssertionError("the answer has not begun")
+
+
+def _end_nothing() -> None:
     raise AssertionError("the answer has not begun")
