@@ -15,6 +15,7 @@ from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel, resolved, unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.ollama import answer as answer_module
+from llamasup.ollama import events as events_module
 from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
@@ -238,7 +239,7 @@ def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
 
 
 def test_event_without_an_end_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr(events_module, "MAX_EVENT", 1000)
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, chunk(b"data: " + b"x" * 600))

@@ -62,6 +62,8 @@ _COMMAND_ACTIVITIES = {
     "unload": "unloading",
     "restart": "restarting",
     "reload": "restarting",
+    "pull": "downloading",
+    "rm": "removing",
 }
 
 _EVICTION_REASONS = {

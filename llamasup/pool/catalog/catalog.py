@@ -130,6 +130,11 @@ class Catalog:
                 self._routes[id_] = ModelRoute(resolved(spec), other.served)
                 return
 
+    def forget(self, managed: ManagedModel) -> None:
+        """Remove a model on demand whose file is gone. The folders decide about the others."""
+        if managed.spec.id in self._on_demand:
+            self._remove_model(managed)
+
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """Remove a model on demand with all its names."""
         for name in managed.spec.names:
@@ -141,13 +146,17 @@ class Catalog:
         """``find``, but raises ModelUnknown, with similar names."""
         managed = self.find(model, create=create)
         if managed is None:
-            unknown = self._unknown(model)
-            if unknown.refused is not None:
-                raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
+            self.refuse_ambiguous(model)
             error = self._refusal(model)
-            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
+            remedy = error.remedy if self._unknown(model).near else "llamasup ps --all lists the models."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return managed
+
+    def refuse_ambiguous(self, model: str) -> None:
+        """Raises ModelUnknown for a name of several files."""
+        refused = self._unknown(model).refused
+        if refused is not None:
+            raise ModelUnknown(f"{refused.message}.", remedy=refused.remedy)
 
     @property
     def _default(self) -> ManagedModel | None:
