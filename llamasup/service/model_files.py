@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,12 @@ class ModelFiles:
             await self._catalog.pool.unload(managed)
         if managed.is_used() or managed.holds_memory:
             raise Conflict(f"Requests use the model {spec.id!r}.", remedy="Try again when they have ended.")
-        paths, freed = await asyncio.to_thread(self._remove, spec)
-        self._catalog.forget(managed)
+        on_demand = {other.id: other.source for other in self._catalog.on_demand()}
+        removed, gone = await asyncio.to_thread(self._remove, spec, on_demand)
+        for id_ in (spec.id, *gone):
+            self._catalog.forget(id_)
         await self._refresh()
-        return {"removed": paths, "freed_bytes": freed}
+        return removed
 
     def _refuse_if_named(self, spec: ModelSpec) -> None:
         """A model of the config whose file is gone would be an invalid config at the next start."""
@@ -109,18 +111,30 @@ class ModelFiles:
             of = f"the model {used_by[0]!r} of the config uses it" if used_by else "the config names its file"
             raise Conflict(f"The file of {spec.id!r} stays: {of}.", remedy="Remove it from the config first.")
 
-    def _remove(self, spec: ModelSpec) -> tuple[list[str], int]:
-        """Blocks. Returns the paths and the bytes."""
-        folder = self._settings.folder if spec.is_remote else self._folder_of(Path(spec.source))
-        endpoint = hub_endpoint(self._environ, self._settings.endpoint)
-        removals = to_remove([spec.source], folder, endpoint)
+    def _remove(
+        self, spec: ModelSpec, on_demand: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Remove the files; returns what ``llamasup rm --json`` shows, and the models ``on_demand`` (id →
+        source) that had them. Blocks.
+        """
+        name, folder = spec.source, self._settings.folder
+        model = self._downloads.find(name) if spec.is_remote else None
+        if model is not None:
+            name = str(model.path)
+        if model is not None or not spec.is_remote:
+            folder = self._folder_of(Path(name))
+        removals = to_remove([name], folder, hub_endpoint(self._environ, self._settings.endpoint))
         for removal in removals:
             refuse_loaded(removal)
+        files = {path for removal in removals for path in removal.files}
+        found = {id_: self._downloads.find(source) for id_, source in on_demand.items()}
+        gone = [id_ for id_, other in found.items() if other is not None and other.path in files]
         freed = sum(removal.size_bytes for removal in removals)
         for removal in removals:
             remove(removal, folder)
         sweep_slots()
-        return [str(path) for removal in removals for path in (*removal.files, *removal.downloads)], freed
+        paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
+        return {"removed": paths, "freed_bytes": freed}, gone
 
     def _folder_of(self, path: Path) -> Path:
         """The models folder with this file."""

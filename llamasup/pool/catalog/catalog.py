@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -130,10 +130,14 @@ class Catalog:
                 self._routes[id_] = ModelRoute(resolved(spec), other.served)
                 return
 
-    def forget(self, managed: ManagedModel) -> None:
-        """Remove a model on demand whose file is gone. The folders decide about the others."""
-        if managed.spec.id in self._on_demand:
-            self._remove_model(managed)
+    def on_demand(self) -> Sequence[ModelSpec]:
+        """The models that requests have created."""
+        return [self.pool.managed_models[id_].spec for id_ in self._on_demand]
+
+    def forget(self, id_: str) -> None:
+        """Remove a model on demand whose file is gone."""
+        if id_ in self._on_demand:
+            self._remove_model(self.pool.managed_models[id_])
 
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """Remove a model on demand with all its names."""
