@@ -14,6 +14,7 @@ import pytest
 from ollama import Client, ResponseError
 
 from llamasup.testing.tiny import tiny_decoder
+from tests.clients.conftest import OllamaJs
 from tests.e2e.driver import PATIENCE_S, started
 from tests.hub import Fault, Hub, running_hub
 from tests.patience import eventually
@@ -29,9 +30,12 @@ FAR, FILE = "hf.co/org/far:Q4_K_M", "far-Q4_K_M.gguf"
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A llamasup that downloads from ``hub`` into ``folder``. ``connect`` makes the client of a key."""
+    """A llamasup that downloads from ``hub`` into ``folder``; ``url`` is that of Ollama's API. ``connect``
+    makes the client of a key.
+    """
 
     hub: Hub
+    url: str
     folder: Path
     connect: Callable[[str], Client]
 
@@ -93,7 +97,7 @@ def serving(runtime: str, home: Path, models: dict[str, Any], *, on_demand: bool
                     clients.enter_context(client)
                     return client
 
-                yield Place(hub, folder, connect)
+                yield Place(hub, f"http://{address}", folder, connect)
             assert running.stop() == 0
 
 
@@ -202,3 +206,21 @@ def test_only_model_of_run_is_here_and_stays(serve: Any, tiny_model: Path) -> No
         assert client.pull(own.model or "").status == "success"
         assert "Served here" in refused(lambda: client.pull(FAR), 404)
         assert "right `control`" in refused(lambda: client.delete(own.model or ""), 403)
+
+
+def test_package_of_npm_pulls_and_deletes(ollama_js: OllamaJs, start: Start) -> None:
+    place = start()
+    streamed, again, refusal, deleted = ollama_js(
+        place.url,
+        "sk-ops",
+        ["pull", {"model": FAR, "stream": True}],
+        ["pull", {"model": FAR}],
+        ["pull", {"model": "llama3.2", "stream": True}],
+        ["delete", {"model": FAR}],
+    )
+    first, *lines, last = streamed["pieces"]
+    assert (first["status"], last["status"]) == ("pulling manifest", "success")
+    assert {line["total"] for line in lines} == {len(tiny_decoder())}
+    assert again["answer"] == deleted["answer"] == {"status": "success"}
+    assert (refusal["error"], refusal["status"]) == ("ResponseError", 404)
+    assert place.files() == []
