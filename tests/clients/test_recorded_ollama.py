@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -29,7 +28,7 @@ RECORDED = {
     for path in sorted((ROOT / "tests" / "fixtures" / "ollama_clients").glob("*.json"))
 }
 CALLS = [(client, number) for client, calls in RECORDED.items() for number in range(len(calls))]
-KINDS = {"string": str, "boolean": bool, "number": (int, float), "array": list, "object": dict}
+KINDS: dict[str, Any] = {"string": str, "boolean": bool, "number": (int, float), "array": list, "object": dict}
 
 
 @pytest.fixture(scope="module")
