@@ -57,7 +57,7 @@ class ServiceOwner(Protocol):
         ...
 
     def control_asks(self, what: str, model: str = "") -> None:
-        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``pull``, ``rm`` or ``stop``."""
+        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``pull``, ``rm``, ``upgrade``, ``stop``."""
         ...
 
 
@@ -129,6 +129,14 @@ class ControlTarget(Protocol):
 
         Raises Conflict if it is in use or cannot be removed here, and FolderUnusable.
         """
+        ...
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        """The last upgrade, or the one under way (docs/upgrade.md)."""
+        ...
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        """Serve all models with this build of llama.cpp, once it has proven itself. Raises BuildRefused."""
         ...
 
     async def reload(self) -> Mapping[str, Any]:

@@ -63,6 +63,11 @@ class _PlanRequest(msgspec.Struct):
     settings: dict[str, Any] = {}
 
 
+class _UpgradeRequest(msgspec.Struct):
+    runtime: str
+    dry_run: bool = False
+
+
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -116,6 +121,8 @@ class Application:
                 Route(model, self._remove, methods=["DELETE"]),
                 _post(f"{PREFIX}/pull", self._pull_model),
                 _post(f"{PREFIX}/reload", self._reload),
+                _get(f"{PREFIX}/upgrade", self._show_upgrade),
+                _post(f"{PREFIX}/upgrade", self._upgrade),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
                 *(() if self._console is None else self._console.routes),
                 *more_routes,
@@ -263,6 +270,14 @@ class Application:
 
         done = await self._execute(request, reload)
         return _json(changes, 200 if done else 202)
+
+    async def _show_upgrade(self, request: Request) -> Response:
+        return _json(self._control_target.upgrade_status())
+
+    async def _upgrade(self, request: Request) -> Response:
+        """It goes on if the client disconnects."""
+        asked = await read_body(request, _UpgradeRequest)
+        return _json(await self._control_target.upgrade(asked.runtime, dry_run=asked.dry_run))
 
     async def _shutdown(self, request: Request) -> Response:
         status = self._control_target.status()

@@ -28,7 +28,13 @@ RECORDED = {
     for path in sorted((ROOT / "tests" / "fixtures" / "ollama_clients").glob("*.json"))
 }
 CALLS = [(client, number) for client, calls in RECORDED.items() for number in range(len(calls))]
-KINDS: dict[str, Any] = {"string": str, "boolean": bool, "number": (int, float), "array": list, "object": dict}
+KINDS: dict[str, Any] = {
+    "string": str,
+    "boolean": bool,
+    "number": (int, float),
+    "array": list,
+    "object": dict,
+}
 
 
 @pytest.fixture(scope="module")
