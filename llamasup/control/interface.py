@@ -57,7 +57,9 @@ class ServiceOwner(Protocol):
         ...
 
     def control_asks(self, what: str, model: str = "") -> None:
-        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``pull``, ``rm``, ``upgrade``, ``stop``."""
+        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``pull``, ``rm``, ``upgrade`` or
+        ``stop``.
+        """
         ...
 
 
