@@ -118,7 +118,7 @@ class Application:
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
-                Route(model, self._remove, methods=["DELETE"]),
+                _post(f"{model}/remove", self._remove),
                 _post(f"{PREFIX}/pull", self._pull_model),
                 _post(f"{PREFIX}/reload", self._reload),
                 _get(f"{PREFIX}/upgrade", self._show_upgrade),

@@ -250,9 +250,9 @@ class OllamaDialect:
             )
         request.requested_model = _served_name(name, backend).removesuffix(":latest")
         request.translation = FilesAnswer(name, pulls=False, streams=False, hides_paths=False)
-        request.body = b""
-        path = _CONTROL + b"models/" + quote(request.requested_model, safe="").encode()
-        request.head = _head_for(request.head, path, method=b"DELETE")
+        request.body = b"{}"
+        name = quote(request.requested_model, safe="")
+        request.head = _head_for(request.head, b"%bmodels/%b/remove" % (_CONTROL, name.encode()))
         return None
 
     def _route(self, request: Request, backend: Backend, name: str) -> ModelRoute:
@@ -280,8 +280,8 @@ def _served_name(name: str, backend: Backend) -> str:
     return name.removesuffix(":latest")
 
 
-def _head_for(head: Head, path: bytes, *, method: bytes = b"POST") -> Head:
-    """The head of the same client's request to ``path``. Logs have the path of the client."""
+def _head_for(head: Head, path: bytes) -> Head:
+    """The head of the same client's POST to ``path``. Logs have the path of the client."""
     _, _, lines = head.opening.partition(b"\r\n")
     route = route_of(path)
     return replace(
@@ -289,8 +289,8 @@ def _head_for(head: Head, path: bytes, *, method: bytes = b"POST") -> Head:
         path=path,
         query=b"",
         route=route,
-        opening=b"%b %b HTTP/1.1\r\n%bcontent-type: application/json\r\n"
-        % (method, path, _OF_THE_BODIES.sub(b"", lines)),
+        opening=b"POST %b HTTP/1.1\r\n%bcontent-type: application/json\r\n"
+        % (path, _OF_THE_BODIES.sub(b"", lines)),
         needs_permit=route.infers,
         may_wait=route.waits,
     )

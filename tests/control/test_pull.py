@@ -74,10 +74,10 @@ def test_download_ends_with_its_client(tmp_path: Path) -> None:
 
 def test_model_is_removed(tmp_path: Path) -> None:
     async def visit(fake: FakeControlTarget, http: httpx.AsyncClient) -> None:
-        answer = await http.delete("/models/org%2Frepo%3Aq8_0")
+        answer = await http.post("/models/org%2Frepo%3Aq8_0/remove")
         assert answer.json() == {"removed": ["/models/org/repo:q8_0.gguf"], "freed_bytes": 10}
         fake.error = Conflict("It stays.")
-        assert (await http.delete("/models/tiny")).status_code == 409
+        assert (await http.post("/models/tiny/remove")).status_code == 409
         assert fake.requests == [("rm", "org/repo:q8_0"), ("rm", "tiny")]
 
     run(tmp_path, visit)

@@ -178,7 +178,7 @@ def test_deletion_needs_a_key(make_rig: MakeRig) -> None:
 def test_deletion_answers_nothing_but_its_status(rig: Rig) -> None:
     client, control = begin(rig, delete("ops", "org/far:Q8_0"))
     head = control.head()
-    assert head.startswith(b"DELETE /llamasup/v1/models/org%2Ffar%3AQ8_0 HTTP/1.1\r\n")
+    assert head.startswith(b"POST /llamasup/v1/models/org%2Ffar%3AQ8_0/remove HTTP/1.1\r\n")
     control.send(answer(b'{"removed":[],"freed_bytes":0}'))
     answered, body = client.message()
     assert (status(answered), body) == (200, b"")
