@@ -27,6 +27,7 @@ from llamasup.control.interface import (
     UsageReport,
 )
 from llamasup.control.json_body import read_body
+from llamasup.control.pull import pull_stream
 from llamasup.control.request_updates import RequestUpdates
 from llamasup.control.streams import Stream, Streams, event_stream, log_stream, open_log
 from llamasup.errors import Conflict, LlamasupError, UsageInvalid
@@ -51,6 +52,10 @@ _log = logging.getLogger(__name__)
 class _ConfigText(msgspec.Struct):
     text: str
     version: str = ""
+
+
+class _PullRequest(msgspec.Struct):
+    model: str
 
 
 class _PlanRequest(msgspec.Struct):
@@ -113,6 +118,8 @@ class Application:
                 _post(f"{model}/load", self._load),
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
+                _post(f"{model}/remove", self._remove),
+                _post(f"{PREFIX}/pull", self._pull_model),
                 _post(f"{PREFIX}/reload", self._reload),
                 _get(f"{PREFIX}/upgrade", self._show_upgrade),
                 _post(f"{PREFIX}/upgrade", self._upgrade),
@@ -241,6 +248,15 @@ class Application:
         model = request.path_params["model"]
         done = await self._execute(request, lambda: change(model), while_awaited=True)
         return _json(self._status_of(model), 200 if done else 202)
+
+    async def _remove(self, request: Request) -> Response:
+        return _json(await self._control_target.remove(request.path_params["model"]))
+
+    async def _pull_model(self, request: Request) -> Response:
+        asked = await read_body(request, _PullRequest)
+        fetch = self._control_target.pull(asked.model)
+        self._streams.enter()
+        return Stream(self._streams, pull_stream(fetch, self._streams, self._tasks), "text/event-stream")
 
     async def _cancel_request(self, request: Request) -> Response:
         return _json(self._requests.shown_cancel(request.path_params["id"]))

@@ -6,8 +6,11 @@ Touches no file outside of the folder (X10).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence, Set
+import os
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,7 +26,10 @@ from llamasup.models.folder import list_models
 from llamasup.models.found import FoundModel
 from llamasup.system.text import printable
 
-__all__ = ["Removal", "remove", "to_remove"]
+if TYPE_CHECKING:
+    import psutil
+
+__all__ = ["Removal", "refuse_loaded", "remove", "to_remove"]
 
 
 class Removal(Struct, frozen=True):
@@ -129,6 +135,40 @@ def _has_unfinished(folder: Path, going: Set[Path]) -> bool:
 def _resolved(path: Path) -> Path:
     """The path with its folder resolved, but not the file itself, which may be a link."""
     return path.parent.resolve() / path.name
+
+
+def refuse_loaded(removal: Removal) -> None:
+    """Raises UsageInvalid if a process of this user was started with one of the files."""
+    import psutil
+
+    files = {str(file.resolve()) for file in removal.files}
+    for process in psutil.process_iter(["cmdline"]):
+        command_line = process.info["cmdline"] or ()
+        # llama-server has the path after a flag; a program that only reads the file has it as an argument.
+        values = [value for flag, value in pairwise(command_line) if flag.startswith("-")]
+        paths = (path for value in values for path in (value, *_adapters(value)))
+        models = [path for path in paths if path.lower().endswith(".gguf")]
+        if models and not files.isdisjoint(_real_paths(models, process)):
+            raise UsageInvalid(
+                f"{printable(removal.name)} is loaded by process {process.pid}.",
+                remedy="Unload it first (llamasup unload MODEL), or stop that process.",
+            )
+
+
+def _adapters(value: str) -> list[str]:
+    """The paths in an argument such as ``a.gguf:0.5,b.gguf:0``, llama-server's syntax for adapters."""
+    return [adapter.rpartition(":")[0] or adapter for adapter in value.split(",")]
+
+
+def _real_paths(paths: Sequence[str], process: psutil.Process) -> Iterator[str]:
+    """The paths, relative to the working directory of ``process``."""
+    import psutil
+
+    try:
+        folder = process.cwd()
+    except psutil.Error:  # another user's process, or an ended one
+        folder = "/"
+    return (os.path.realpath(os.path.join(folder, path)) for path in paths)  # noqa: PTH118 - text, as given
 
 
 def remove(removal: Removal, folder: Path) -> None:

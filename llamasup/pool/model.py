@@ -170,6 +170,11 @@ class ManagedModel:
     def wanted(self) -> bool:
         return bool(self.load_waiters) or self.queued > 0 or self.pending_demand is not None
 
+    def is_used(self, own: int = 0) -> bool:
+        """Whether more requests than ``own``, or a ``load`` command, use it or wait for it."""
+        served = self.served
+        return served.in_flight > own or len(served.queue) > 0 or bool(self.load_waiters)
+
     @property
     def is_outdated(self) -> bool:
         """Whether its spec changed after its processes were started."""

@@ -331,8 +331,7 @@ class Pool:
         stay = managed.spec.stay
         if stay.pin or stay.by_command:
             return "fixed"
-        served = managed.served
-        if ttl_s == 0 and (served.in_flight > own or len(served.queue) or managed.load_waiters):
+        if ttl_s == 0 and managed.is_used(own):
             return "in_use"
         if managed.kept_s != ttl_s:
             managed.kept_s = ttl_s

@@ -372,7 +372,18 @@ class Exchange(Struct, eq=False):
             form,
             is_chunked=framing is not None and framing.startswith(b"Transfer"),
             streams_events=upstream.streams_events,
+            end=self._untranslatable,
         )
+
+    def _untranslatable(self) -> None:
+        """The response has ended with an error. Called while bytes of the answer are relayed."""
+        asyncio.get_running_loop().call_soon(self._end_untranslatable)
+
+    def _end_untranslatable(self) -> None:
+        if not self.over:
+            self._release(abort=True)
+            self._record("translation_failed")
+            self._downstream.close()
 
     def _write_head(self, upstream: AnswerHead, framing: bytes | None, body: bytes) -> None:
         request, downstream = self._request, self._downstream

@@ -56,10 +56,12 @@ class Translation(Protocol):
         *,
         is_chunked: bool,
         streams_events: bool,
+        end: Callable[[], None],
     ) -> Callable[[bytes], None]:
         """llama-server's answer begins. Returns the function that takes its body, as framed by llama-server.
 
-        ``write`` sends to the client.
+        ``write`` sends to the client. ``end`` is called once the response has ended with an error before the
+        answer is complete: the server shall not go on.
         """
         ...
 

@@ -40,6 +40,7 @@ from llamasup.service.inventory import (
     read_inventory,
     search_paths,
 )
+from llamasup.service.model_files import ModelFiles
 from llamasup.supervision.events import Bus, ConfigRejected, ModelsChanged, ModelUnloading, PublishedEvent
 from llamasup.supervision.runner import InstanceRunner
 from llamasup.system.process.log_tail import LogFiles
@@ -137,7 +138,17 @@ class HostedModels:
         self._pool = Pool(configured.options, runners, bus, self._fetch)
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
         self._models: Models = self.catalog
-        self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
+        files = ModelFiles(
+            self.catalog,
+            self._downloads,
+            configured.downloads,
+            configured.options.environ,
+            lambda: self._configured.config,
+            self._refresh_folders,
+        )
+        self.control_target = ConfiguredTarget(
+            owner, self.catalog, address, self._logs.path_of, self.reload, files
+        )
         self.control_target.make_upgrade = self._make_upgrade
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
@@ -375,6 +386,16 @@ class HostedModels:
             pass  # published on the bus
         except Exception:  # a bug must not end the models
             _log.exception("reload failed; keeping the previous configuration")
+
+    async def _refresh_folders(self) -> None:
+        """Apply the changes of the folders at once, without waiting for the watch."""
+        async with self._reload_lock:
+            try:
+                inventory = await asyncio.to_thread(read_inventory, self._configured.config, self._search)
+            except LlamasupError as error:
+                self._bus.publish(ConfigRejected(error))
+            else:
+                self._apply(inventory)
 
     def _apply(
         self, inventory: ModelInventory, settings: tuple[str, ...] = (), next_start: tuple[str, ...] = ()

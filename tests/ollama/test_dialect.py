@@ -15,6 +15,7 @@ from llamasup.http.routes import Work
 from llamasup.models.access import ResolvedModel, resolved, unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.ollama import answer as answer_module
+from llamasup.ollama import events as events_module
 from llamasup.ollama.dialect import OllamaDialect
 from llamasup.pool.catalog.listing import ListedModel, ModelListing
 from llamasup.pool.eviction_policy import Phase
@@ -202,6 +203,20 @@ def test_error_event_ends_the_stream(rig: Rig) -> None:
     assert (record.status, record.outcome) == (200, "translation_failed")
 
 
+def test_server_stops_once_the_stream_has_ended_with_an_error(rig: Rig) -> None:
+    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
+    child.message()
+    child.send(STREAM_HEAD, token("a"), chunk(b"data: {\n\n"))
+    client.head()
+    assert line(client)["message"]["content"] == "a"
+    assert "not the JSON of its API" in line(client)["error"]
+    assert client.sees_the_end()
+    assert child.sees_the_end()
+    assert rig.record().outcome == "translation_failed"
+    child.close()
+    eventually(lambda: rig.in_flight() == 0)
+
+
 def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(rig: Rig) -> None:
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
@@ -239,7 +254,7 @@ def test_stream_without_its_last_event_is_an_error(rig: Rig) -> None:
 
 
 def test_event_without_an_end_is_an_error(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_module, "MAX_EVENT", 1000)
+    monkeypatch.setattr(events_module, "MAX_EVENT", 1000)
     client, child = rig.send(ask("chat", messages=HI)), rig.accept()
     child.message()
     child.send(STREAM_HEAD, chunk(b"data: " + b"x" * 600))
@@ -491,20 +506,9 @@ def test_version_tags_ps_and_show(rig: Rig) -> None:
     assert rig.record().outcome == "local"
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "pull"),
-        ("DELETE", "delete"),
-        ("POST", "create"),
-        ("POST", "copy"),
-        ("POST", "push"),
-        ("POST", "blobs/sha256:5"),
-    ],
-)
-def test_path_that_is_not_served_is_a_501_with_a_sentence(rig: Rig, method: str, path: str) -> None:
-    request = ask(path, source="a").replace(b"POST", method.encode(), 1)
-    assert "llamasup" in error_of(rig.send(request), 501)
+@pytest.mark.parametrize("path", ["create", "copy", "push", "blobs/sha256:5"])
+def test_path_that_is_not_served_is_a_501_with_a_sentence(rig: Rig, path: str) -> None:
+    assert "llamasup" in error_of(rig.send(ask(path, source="a")), 501)
 
 
 def test_unknown_path_is_a_404_and_a_wrong_method_a_405(rig: Rig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -130,6 +130,15 @@ class Catalog:
                 self._routes[id_] = ModelRoute(resolved(spec), other.served)
                 return
 
+    def on_demand(self) -> Sequence[ModelSpec]:
+        """The models that requests have created."""
+        return [self.pool.managed_models[id_].spec for id_ in self._on_demand]
+
+    def forget(self, id_: str) -> None:
+        """Remove a model on demand whose file is gone."""
+        if id_ in self._on_demand:
+            self._remove_model(self.pool.managed_models[id_])
+
     def _remove_model(self, managed: ManagedModel, successor: ManagedModel | None = None) -> None:
         """Remove a model on demand with all its names."""
         for name in managed.spec.names:
@@ -141,13 +150,17 @@ class Catalog:
         """``find``, but raises ModelUnknown, with similar names."""
         managed = self.find(model, create=create)
         if managed is None:
-            unknown = self._unknown(model)
-            if unknown.refused is not None:
-                raise ModelUnknown(f"{unknown.refused.message}.", remedy=unknown.refused.remedy)
+            self.refuse_ambiguous(model)
             error = self._refusal(model)
-            remedy = error.remedy if unknown.near else "llamasup ps --all lists the models."
+            remedy = error.remedy if self._unknown(model).near else "llamasup ps --all lists the models."
             raise ModelUnknown(f"{error.message}.", remedy=remedy)
         return managed
+
+    def refuse_ambiguous(self, model: str) -> None:
+        """Raises ModelUnknown for a name of several files."""
+        refused = self._unknown(model).refused
+        if refused is not None:
+            raise ModelUnknown(f"{refused.message}.", remedy=refused.remedy)
 
     @property
     def _default(self) -> ManagedModel | None:

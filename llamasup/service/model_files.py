@@ -1,0 +1,148 @@
+"""Downloads and removes the models of ``serve`` when clients ask for it (``ModelFiles`` of the control API).
+
+Downloads what a request for the model would download too, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llamasup.config import Config
+from llamasup.control.interface import Fetch
+from llamasup.downloads.hub_settings import hub_endpoint
+from llamasup.downloads.manager import Downloads, DownloadSettings
+from llamasup.downloads.progress import Listener
+from llamasup.downloads.reference import RepoRef, parse_ref
+from llamasup.errors import Conflict, FolderUnusable, LlamasupError, ModelInvalid, ModelUnknown, NotAllowed
+from llamasup.llama_server.slots.store import sweep_slots
+from llamasup.models.removal import refuse_loaded, remove, to_remove
+from llamasup.models.spec import ModelSpec
+from llamasup.pool.catalog.catalog import Catalog
+from llamasup.pool.model import ManagedModel
+from llamasup.system.text import printable
+
+__all__ = ["ModelFiles"]
+
+_log = logging.getLogger(__name__)
+
+
+class ModelFiles:
+    """``config`` returns the current one. ``refresh`` reads the folders again, after files were removed."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        downloads: Downloads,
+        settings: DownloadSettings,
+        environ: Mapping[str, str],
+        config: Callable[[], Config],
+        refresh: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._catalog = catalog
+        self._downloads = downloads
+        self._settings = settings
+        self._environ = environ
+        self._config = config
+        self._refresh = refresh
+
+    def pull(self, name: str) -> Fetch:
+        managed = self._catalog.find(name)
+        if managed is None:
+            self._refuse_unknown(name)
+            return partial(self._fetch, name, name)
+        spec = managed.spec
+        if spec.problem:
+            raise ModelInvalid(spec.public_problem(spec.problem))
+        return partial(self._fetch, name, spec.source if spec.is_remote else None)
+
+    async def _fetch(self, name: str, source: str | None, listener: Listener) -> None:
+        if source is None:  # its file is here
+            return
+        try:
+            await self._downloads.fetch(source, listener)
+        except LlamasupError as error:
+            _log.warning("The download of %s failed: %s", printable(name), error.message)
+            raise
+        self._catalog.find(name, create=True)  # listed from now on
+
+    def _refuse_unknown(self, name: str) -> None:
+        """Raises unless a request for this name would download it."""
+        shown = printable(name[:200])
+        ref = parse_ref(name, hub_endpoint(self._environ, self._settings.endpoint))
+        if not isinstance(ref, RepoRef):
+            raise ModelUnknown(
+                f"{shown!r} is neither a model of this llamasup nor a repository of the hub.",
+                remedy="Write hf.co/ORG/REPO or hf.co/ORG/REPO:QUANT: llamasup does not know the short names "
+                "of Ollama's library.",
+            )
+        self._catalog.refuse_ambiguous(name)
+        if not self._config().downloads.on_demand:
+            raise NotAllowed(
+                f"Only the models that the config names may be downloaded, and {shown!r} is not one of them.",
+                remedy="Add it to the models of the config (repo), or set downloads.on_demand to true.",
+            )
+
+    async def remove(self, managed: ManagedModel) -> Mapping[str, Any]:
+        spec = managed.spec
+        self._refuse_if_named(spec)
+        if not managed.is_used():
+            await self._catalog.pool.unload(managed)
+        if managed.is_used() or managed.holds_memory:
+            raise Conflict(f"Requests use the model {spec.id!r}.", remedy="Try again when they have ended.")
+        on_demand = {other.id: other.source for other in self._catalog.on_demand()}
+        removed, gone = await asyncio.to_thread(self._remove, spec, on_demand)
+        for id_ in (spec.id, *gone):
+            self._catalog.forget(id_)
+        await self._refresh()
+        return removed
+
+    def _refuse_if_named(self, spec: ModelSpec) -> None:
+        """A model of the config whose file is gone would be an invalid config at the next start."""
+        named = {rule.source for rule in self._config().rules}
+        used_by = [
+            other.id for other in self._catalog.registry.specs.values() if spec.source in other.options.files
+        ]
+        if not spec.is_remote and (spec.source in named or used_by):
+            of = f"the model {used_by[0]!r} of the config uses it" if used_by else "the config names its file"
+            raise Conflict(f"The file of {spec.id!r} stays: {of}.", remedy="Remove it from the config first.")
+
+    def _remove(
+        self, spec: ModelSpec, on_demand: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Sequence[str]]:
+        """Remove the files; returns what ``llamasup rm --json`` shows, and the models ``on_demand`` (id →
+        source) that had them. Blocks.
+        """
+        name, folder = spec.source, self._settings.folder
+        model = self._downloads.find(name) if spec.is_remote else None
+        if model is not None:
+            name = str(model.path)
+        if model is not None or not spec.is_remote:
+            folder = self._folder_of(Path(name))
+        removals = to_remove([name], folder, hub_endpoint(self._environ, self._settings.endpoint))
+        for removal in removals:
+            refuse_loaded(removal)
+        files = {path for removal in removals for path in removal.files}
+        found = {id_: self._downloads.find(source) for id_, source in on_demand.items()}
+        gone = [id_ for id_, other in found.items() if other is not None and other.path in files]
+        freed = sum(removal.size_bytes for removal in removals)
+        for removal in removals:
+            remove(removal, folder)
+        sweep_slots()
+        paths = [str(path) for removal in removals for path in (*removal.files, *removal.downloads)]
+        return {"removed": paths, "freed_bytes": freed}, gone
+
+    def _folder_of(self, path: Path) -> Path:
+        """The models folder with this file."""
+        folders = (self._settings.folder, *self._config().models_dir, *self._settings.others)
+        for folder in folders:
+            if path.parent.resolve().is_relative_to(folder.resolve()):
+                return folder
+        raise FolderUnusable(
+            f"{printable(str(path))} is in no models folder (models_dir, downloads.folder).",
+            remedy="Remove it by hand.",
+        )
