@@ -188,9 +188,9 @@ class Answer:
             self._write(LAST_CHUNK)
         return Answered(200)
 
-    def fail(self, error: HttpError) -> None:
+    def fail(self, error: bytes) -> None:
         if not self._failed:
-            self._send(error_line(sentence_of(error)))
+            self._send(error_line(error_text(error)))
 
     # --- a stream
 

@@ -182,6 +182,8 @@ class Exchange(Struct, eq=False):
             self._write(body)
         elif request.translation is not None:
             self._write = self._translated(request.translation, upstream, framing)
+            if kept is not None:
+                self._write = kept.first(self._write)
             self._write(body)
         elif kept is None:
             self._write_head(upstream, framing, body)
@@ -312,7 +314,7 @@ class Exchange(Struct, eq=False):
             repeats = self._lease.endpoint.repeats_begun_message
             stream.expect(repeats=repeats, fail=self._continues_wrongly)
             return stream
-        if route is None or request.translation is not None or not route.served.queue.continues_streams:
+        if route is None or not route.served.queue.continues_streams:
             return None
         is_chunked = framing is not None and framing.startswith(b"Transfer")
         if self.status != 200 or not is_chunked or not request.replayable or self.upload is not None:
@@ -470,9 +472,9 @@ class Exchange(Struct, eq=False):
         lease.endpoint.count_answer(self.status, infers=request.head.needs_permit)
         if self._redacted is not None:
             self._redacted.send()
-        answered = None if request.translation is None else request.translation.finish()
-        stream = request.keepalive_stream
+        stream, translation = request.keepalive_stream, request.translation
         error = None if stream is None else stream.finish(self.status)
+        answered = None if translation is None or error is not None else translation.finish()
         self.over = True
         self._upstream = None  # it has gone back to its pool
         if self.upload is not None:
@@ -762,7 +764,7 @@ class Exchange(Struct, eq=False):
             return
         self._record(outcome)
         if self._request.translation is not None:
-            self._request.translation.fail(error)
+            self._request.translation.fail(error_body(error))
             self._downstream.close()
         elif can_send_event:
             # An error event, and a close without a last chunk: to a client that reads events, and to one that

@@ -69,6 +69,6 @@ class Translation(Protocol):
         """The answer is complete: send what is left."""
         ...
 
-    def fail(self, error: HttpError) -> None:
-        """End a response that has begun: the connection closes after it."""
+    def fail(self, error: bytes) -> None:
+        """End a response that has begun with this error body: the connection closes after it."""
         ...

@@ -28,7 +28,6 @@ from tests.planning.plans import model
 from tests.proxy.generations import await_queued, end_generation, make_unavailable, start_generation
 from tests.proxy.key_files import keys_of
 from tests.proxy.rig import CHAT, STREAM_HEAD, Rig, Wire, answer, chunk, field, get, post, status, streaming
-from tests.proxy.test_continued_streams import set_continues
 from tests.proxy.test_nodes import Two
 from tests.proxy.test_virtual_models import QWEN, WithCold
 
@@ -223,20 +222,6 @@ def test_stream_that_breaks_off_ends_with_an_error_and_without_its_last_chunk(ri
     child.send(STREAM_HEAD, token("a"))
     client.head()
     assert line(client)
-    child.close()
-    assert "error" in line(client)
-    assert client.sees_the_end()
-
-
-def test_stream_is_not_continued_by_another_server(rig: Rig) -> None:
-    """``continue_streams`` continues only streams of events."""
-    set_continues(rig)
-    client, child = rig.send(ask("chat", messages=HI)), rig.accept()
-    child.message()
-    child.send(STREAM_HEAD, token("a"))
-    client.head()
-    assert line(client)
-    end_generation(rig)
     child.close()
     assert "error" in line(client)
     assert client.sees_the_end()
