@@ -14,7 +14,7 @@ import msgspec
 from llamasup.http.chunks import LAST_CHUNK, Dechunker, chunk
 from llamasup.http.heads import HttpError, response
 from llamasup.models.redaction import redact_paths
-from llamasup.ollama.answer import JSON, sentence_of, stream_head
+from llamasup.ollama.answer import JSON, stream_head
 from llamasup.ollama.answers import error_line, error_text
 from llamasup.ollama.events import EVENT, Events
 from llamasup.proxy.translation import Answered, ResponseForm
@@ -113,8 +113,8 @@ class FilesAnswer:
         self._write(response(status, body, JSON, form.lines, close=form.close, json=False))
         return Answered(status)
 
-    def fail(self, error: HttpError) -> None:
-        self._send(error_line(sentence_of(error)))
+    def fail(self, error: bytes) -> None:
+        self._send(error_line(error_text(error)))
 
     # --- a download
 
