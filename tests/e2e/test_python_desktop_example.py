@@ -1,8 +1,7 @@
-"""examples/python-desktop, on a display of its own: the window is driven and read through its Tcl interpreter."""
+"""examples/python-desktop, on a display of its own. Its Tcl interpreter drives and reads the window."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -97,9 +96,7 @@ def display() -> Iterator[str]:
     pytest.importorskip("tkinter", reason="this Python has no tkinter (Debian: python3-tk)")
     reading, writing = os.pipe()
     words = ["Xvfb", "-displayfd", str(writing), "-nolisten", "tcp", "-screen", "0", "800x600x24"]
-    process = subprocess.Popen(
-        words, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(words, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(writing)
     try:
         with os.fdopen(reading) as numbers:
@@ -182,9 +179,7 @@ def test_window_says_that_the_model_could_not_be_started(
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
     monkeypatch.setenv("LLAMASUP_MODEL", str(tmp_path / "no-such.gguf"))
     app = application()
-    eventually(
-        lambda: "The model could not be started: llamasup ended with 66" in app.shown(), every_s=0.02
-    )
+    eventually(lambda: "The model could not be started: llamasup ended with 66" in app.shown(), every_s=0.02)
     app.ask("Once upon a time")
     app.await_answer()
     assert app.shown().count("llamasup ended with 66") == 2
