@@ -1,80 +1,21 @@
-"""A window that chats with a model. llamasup starts and ends with the application.
+"""The pieces of text of a streamed answer."""
 
-python chat.py
-"""
-
-import os
-import shlex
-import sys
-import tkinter
-from collections.abc import Callable
-from pathlib import Path
-from queue import SimpleQueue
-from threading import Thread
-
-from sidecar import Llamasup, chat
+import json
+from collections.abc import Iterator
+from http.client import HTTPConnection
 
 
-class Window(tkinter.Tk):
-    def __init__(self, llamasup: Llamasup) -> None:
-        super().__init__()
-        self.title("Chat")
-        self.llamasup, self.messages = llamasup, []
-        # Only this thread may use the window: what other threads want to show, they put here.
-        self.calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.answer = tkinter.Text(self, name="answer", wrap="word")
-        self.question = tkinter.Entry(self, name="question")
-        self.button = tkinter.Button(self, name="ask", text="Ask", command=self.ask)
-        self.question.bind("<Return>", lambda _event: self.button.invoke())
-        for widget in (self.answer, self.question, self.button):
-            widget.pack(fill="x")
-        self.question.focus()
-        Thread(target=self.await_ready, daemon=True).start()
-        self.show_calls()
-
-    def show_calls(self) -> None:
-        while not self.calls.empty():
-            self.calls.get()()
-        self.after(20, self.show_calls)
-
-    def show(self, text: str) -> None:
-        self.calls.put(lambda: (self.answer.insert("end", text), self.answer.see("end")))
-
-    def await_ready(self) -> None:
-        if error := self.llamasup.ready.exception():
-            self.show(f"The model could not be started: {error}\n")
-
-    def ask(self) -> None:
-        question = self.question.get()
-        self.question.delete(0, "end")
-        self.button["state"] = "disabled"
-        self.show(f"> {question}\n")
-        messages = [*self.messages, {"role": "user", "content": question}]
-        Thread(target=self.fetch_answer, args=[messages], daemon=True).start()
-
-    def fetch_answer(self, messages: list[dict]) -> None:
-        answer = ""
-        try:
-            for text in chat(self.llamasup.ready.result(), messages):
-                self.show(text)
-                answer += text
-            self.messages = [*messages, {"role": "assistant", "content": answer}]
-            self.show("\n")
-        except Exception as error:
-            self.show(f"{error}\n")
-        self.calls.put(lambda: self.button.config(state="normal"))
-
-
-def main() -> None:
-    # In a frozen application, the folder of scripts/bundle lies beside its program.
-    bundled = [str(Path(sys.executable).parent / "llamasup" / "llamasup")]
-    command = bundled if hasattr(sys, "frozen") else shlex.split(os.environ.get("LLAMASUP", "llamasup"))
-    llamasup = Llamasup(command, os.environ.get("LLAMASUP_MODEL", "demo"))
-    try:
-        Window(llamasup).mainloop()
-    finally:
-        llamasup.stop()
-
-
-if __name__ == "__main__":
-    main()
+def chat(address: dict, messages: list[dict]) -> Iterator[str]:
+    connection = HTTPConnection(address["host"], address["port"])
+    body = json.dumps({"messages": messages, "stream": True, "max_tokens": 128})
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(json.load(answer)["error"]["message"])
+    for line in answer:
+        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
+            event = json.loads(line.removeprefix(b"data: "))
+            if "error" in event:  # llama-server ended within the answer
+                raise RuntimeError(event["error"]["message"])
+            for choice in event["choices"]:
+                yield choice["delta"].get("content") or ""

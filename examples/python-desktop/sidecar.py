@@ -2,25 +2,30 @@
 
 import json
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections import deque
 from concurrent.futures import Future
-from http.client import HTTPConnection
+from threading import Thread
 
 STOP_TIMEOUT_S = 45
 
 
 class Llamasup:
-    def __init__(self, command: list[str], model: str) -> None:
+    def __init__(self, program: str, model: str) -> None:
         self.ready: Future[dict] = Future()
+        self.ended: Future[str] = Future()  # with the reason
         self._process = subprocess.Popen(
-            [*command, "run", model, "--sidecar"],
-            stdin=subprocess.PIPE,  # its end, also by our death, is what stops llamasup
+            [program, "run", model, "--sidecar"],
+            stdin=subprocess.PIPE,  # llamasup stops when it ends, also if this process is killed
             stdout=subprocess.PIPE,  # events
+            stderr=subprocess.PIPE,  # messages
             encoding="utf-8",
+            errors="replace",
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),  # Windows: no console
         )
-        threading.Thread(target=self._read_events, daemon=True).start()
+        self._said: deque[str] = deque(maxlen=20)  # the last messages
+        self._messages = Thread(target=lambda: self._said.extend(self._process.stderr), daemon=True)
+        self._messages.start()
+        Thread(target=self._read_events, daemon=True).start()
 
     def stop(self) -> None:
         """Return when llamasup and all that it has started have ended."""
@@ -33,25 +38,18 @@ class Llamasup:
 
     def _read_events(self) -> None:
         for line in self._process.stdout:
-            event = json.loads(line)  # there are other events, which an application may show
-            if event["event"] == "ready":
+            if event := ready_event(line):
                 self.ready.set_result(event)
+        self._messages.join()
+        reason = f"llamasup ended with {self._process.wait()}\n{''.join(self._said)}"
         if not self.ready.done():
-            self.ready.set_exception(RuntimeError(f"llamasup ended with {self._process.wait()}"))
+            self.ready.set_exception(RuntimeError(reason))
+        self.ended.set_result(reason)
 
 
-def chat(address: dict, messages: list[dict]) -> Iterator[str]:
-    """The pieces of text of a streamed answer."""
-    connection = HTTPConnection(address["host"], address["port"])
-    body = json.dumps({"messages": messages, "stream": True, "max_tokens": 128})
-    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    if answer.status != 200:
-        raise RuntimeError(json.load(answer)["error"]["message"])
-    for line in answer:
-        if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
-            event = json.loads(line.removeprefix(b"data: "))
-            if "error" in event:  # llama-server ended within the answer
-                raise RuntimeError(event["error"]["message"])
-            for choice in event["choices"]:
-                yield choice["delta"].get("content") or ""
+def ready_event(line: str) -> dict | None:
+    try:
+        event = json.loads(line)  # there are other events, which an application may show
+    except ValueError:  # the last line of a program that was killed may be incomplete
+        return None
+    return event if event["event"] == "ready" else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from tests.children import NewChildren, end_all
 from tests.e2e.driver import await_removed, seconds_until_gone
-from tests.e2e.test_sidecar_examples import assert_nothing_left
+from tests.e2e.test_sidecar_examples import assert_nothing_left, await_server
 from tests.paths import ROOT
 from tests.patience import PATIENCE_S, eventually
 
@@ -38,7 +37,7 @@ class Tk(tkinter.Tk):
 
 tkinter.Tk = Tk
 sys.path.insert(0, sys.argv[1])
-runpy.run_path(f"{sys.argv[1]}/chat.py", run_name="__main__")
+runpy.run_path(f"{sys.argv[1]}/main.py", run_name="__main__")
 """
 """The application as it stands, whose interpreter evaluates each line of standard input."""
 
@@ -110,12 +109,12 @@ def display() -> Iterator[str]:
 
 @pytest.fixture
 def application(
-    display: str, tmp_path: Path, own_folders: Path, monkeypatch: pytest.MonkeyPatch
+    display: str, tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], Application]]:
     """Starts the application, once its runtime and its model are set."""
     monkeypatch.setenv("DISPLAY", display)
-    monkeypatch.setenv("LLAMASUP", shlex.join([sys.executable, "-m", "llamasup"]))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("LLAMASUP", str(program))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for a server on this machine
     started = []
 
     def start() -> Application:
@@ -169,7 +168,7 @@ def test_everything_ends_with_an_application_that_is_killed_or_crashes_within_an
     await_removed(folder)
 
 
-def test_window_says_that_the_model_could_not_be_started(
+def test_window_says_why_the_model_could_not_be_started(
     application: Callable[[], Application],
     tmp_path: Path,
     fake_server: Callable[..., str],
@@ -179,13 +178,45 @@ def test_window_says_that_the_model_could_not_be_started(
     monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
     monkeypatch.setenv("LLAMASUP_MODEL", str(tmp_path / "no-such.gguf"))
     app = application()
-    eventually(lambda: "The model could not be started: llamasup ended with 66" in app.shown(), every_s=0.02)
+    eventually(lambda: "no-such.gguf" in app.shown(), every_s=0.02)
+    assert app.shown().startswith("llamasup ended with 66\n")
     app.ask("Once upon a time")
     app.await_answer()
     assert app.shown().count("llamasup ended with 66") == 2
-    assert "no-such.gguf" in app.errors
     assert app.close() == 0
     assert new_children() == []
+
+
+def test_window_says_that_llamasup_was_killed(
+    application: Callable[[], Application],
+    tiny_model: Path,
+    fake_server: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LLAMASUP_RUNTIME", fake_server())
+    monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
+    app = application()
+    await_server(app.process)
+    psutil.Process(app.process.pid).children()[0].kill()
+    eventually(lambda: f"llamasup ended with {-signal.SIGKILL}" in app.shown(), every_s=0.02)
+    assert app.close() == 0
+
+
+@pytest.mark.parametrize(("line", "code"), [("hello", 3), ('{"event":"sta', 0)])
+def test_window_survives_a_program_whose_lines_are_no_events(
+    line: str,
+    code: int,
+    application: Callable[[], Application],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nprintf '%s' '{line}'\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("LLAMASUP", str(program))
+    app = application()
+    eventually(lambda: f"llamasup ended with {code}" in app.shown(), every_s=0.02)
+    assert app.close() == 0
 
 
 def test_example_is_in_the_docs() -> None:

@@ -1,21 +1,26 @@
-const { Channel, invoke } = window.__TAURI__.core;
-const [form, question, answer] = ["form", "question", "answer"].map((id) => document.getElementById(id));
+const { core, event } = window.__TAURI__;
+const ids = ["form", "question", "ask", "answer"];
+const [form, question, button, answer] = ids.map((id) => document.getElementById(id));
 let messages = [];
 
-form.addEventListener("submit", async (event) => {
-  event.preventDefault();
+event.listen("ended", ({ payload }) => (answer.textContent += `\n${payload}\n`));
+
+form.addEventListener("submit", async (submission) => {
+  submission.preventDefault();
   const asked = [...messages, { role: "user", content: question.value }];
   answer.textContent += `\n> ${question.value}\n`;
   question.value = "";
+  button.disabled = true; // one answer at a time
   let content = "";
-  const texts = new Channel((text) => {
+  const texts = new core.Channel((text) => {
     content += text;
     answer.textContent += text;
   });
   try {
-    await invoke("ask", { messages: asked, texts });
+    await core.invoke("ask", { messages: asked, texts });
     messages = [...asked, { role: "assistant", content }];
   } catch (error) {
     answer.textContent += error;
   }
+  button.disabled = false;
 });

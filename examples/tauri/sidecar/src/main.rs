@@ -7,11 +7,9 @@ use std::io::{self, Write};
 use std::process::Command;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let words = env::var("LLAMASUP").unwrap_or("llamasup".into());
-    let mut words = words.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or_default());
-    command.args(words);
-    let llamasup = Llamasup::start(command, &env::var("LLAMASUP_MODEL").unwrap_or("demo".into()))?;
+    let program = env::var_os("LLAMASUP").unwrap_or("llamasup".into());
+    let model = env::var("LLAMASUP_MODEL").unwrap_or("demo".into());
+    let llamasup = Llamasup::start(Command::new(program), &model, |reason| eprintln!("{reason}"))?;
     let ready = llamasup.ready()?;
     let question = env::args().nth(1).unwrap_or("Once upon a time".into());
     let messages = serde_json::json!([{"role": "user", "content": question}]);

@@ -2,47 +2,57 @@
 
 use serde_json::Value;
 use std::io::{self, BufRead, BufReader};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, OnceLock, mpsc};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 const STOP_TIMEOUT: Duration = Duration::from_secs(45);
+const LINES_OF_REASON: usize = 20;
 
 pub struct Llamasup {
-    child: Mutex<Child>,
-    events: Mutex<mpsc::Receiver<Value>>,
-    ready: OnceLock<Result<Value, String>>,
+    child: Arc<Mutex<Child>>,
+    ready: Arc<OnceLock<Result<Value, String>>>,
 }
 
 impl Llamasup {
-    /// `command` is the program llamasup, with its environment.
-    pub fn start(mut command: Command, model: &str) -> io::Result<Self> {
+    /// `command` is the program llamasup, with its environment. `on_end` gets the reason of its end.
+    pub fn start(
+        mut command: Command,
+        model: &str,
+        on_end: impl FnOnce(String) + Send + 'static,
+    ) -> io::Result<Self> {
         #[cfg(windows)] // no console
         std::os::windows::process::CommandExt::creation_flags(&mut command, 0x0800_0000);
-        let mut child = command
-            .args(["run", model, "--sidecar"])
-            .stdin(Stdio::piped()) // its end, also by our death, is what stops llamasup
-            .stdout(Stdio::piped()) // events
-            .spawn()?;
-        let lines = BufReader::new(child.stdout.take().expect("it is a pipe")).lines();
-        let (sender, events) = mpsc::channel();
+        command.args(["run", model, "--sidecar"]);
+        // llamasup stops when its standard input ends, also if this process is killed.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        let events = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let messages = child.stderr.take().expect("a pipe");
+        let messages = thread::spawn(|| last_lines(messages));
+        let llamasup = Self { child: Arc::new(child.into()), ready: Arc::default() };
+        let (child, ready) = (llamasup.child.clone(), llamasup.ready.clone());
         thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
+            for line in events.map_while(Result::ok) {
                 let event: Value = serde_json::from_str(&line).unwrap_or_default();
                 if event["event"] == "ready" {
-                    let _ = sender.send(event); // there are other events, which an application may show
+                    let _ = ready.set(Ok(event)); // there are other events, which an application may show
                 }
             }
+            let said = messages.join().unwrap_or_default();
+            let status = child.lock().unwrap().wait();
+            let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+            let reason = format!("llamasup ended: {status}\n{said}");
+            let _ = ready.set(Err(reason.clone()));
+            on_end(reason);
         });
-        Ok(Self { child: child.into(), events: events.into(), ready: OnceLock::new() })
+        Ok(llamasup)
     }
 
-    /// The event with `url`; an error if llamasup ends before it.
+    /// The event with `url`; the reason of the end if llamasup ends before it.
     pub fn ready(&self) -> Result<Value, String> {
-        let first = || self.events.lock().unwrap().recv();
-        let how = |_| self.stop().map_or_else(|error| error.to_string(), |status| status.to_string());
-        self.ready.get_or_init(|| first().map_err(|end| format!("llamasup ended: {}", how(end)))).clone()
+        self.ready.wait().clone()
     }
 
     /// Returns when llamasup and all that it has started have ended.
@@ -59,4 +69,13 @@ impl Llamasup {
         child.kill()?;
         child.wait()
     }
+}
+
+fn last_lines(output: ChildStderr) -> String {
+    let mut lines = Vec::new();
+    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+        lines.push(String::from_utf8_lossy(&line).into_owned());
+        lines.drain(..lines.len().saturating_sub(LINES_OF_REASON));
+    }
+    lines.join("\n")
 }

@@ -1,10 +1,12 @@
 //! With a real llamasup: LLAMASUP is its command, LLAMASUP_MODEL and LLAMASUP_RUNTIME what it serves.
 #![cfg(target_os = "linux")]
 
+use llamasup_sidecar::Llamasup;
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -77,6 +79,19 @@ fn start_that_fails_is_an_error_with_the_exit_code() {
     let done = application.command.env("LLAMASUP_MODEL", "/no/such.gguf").output().unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success());
-    assert!(said.contains("/no/such.gguf") && said.contains("llamasup ended: exit status: 66"), "{said}");
+    assert!(said.contains("llamasup ended: exit status: 66"), "{said}");
+    assert!(said.contains("/no/such.gguf"), "{said}"); // what llamasup wrote to its standard error
     application.await_nothing_left();
+}
+
+#[test]
+fn application_gets_the_reason_of_an_end_also_after_lines_that_are_no_events() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo hello; printf '{\"event\":\"rea'; echo because >&2; exit 3"]);
+    let (sender, reasons) = mpsc::channel();
+    let llamasup = Llamasup::start(command, "demo", move |reason| sender.send(reason).unwrap()).unwrap();
+    let reason = reasons.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(reason, "llamasup ended: exit status: 3\nbecause");
+    assert_eq!(llamasup.ready(), Err(reason));
+    assert_eq!(llamasup.stop().unwrap().code(), Some(3));
 }

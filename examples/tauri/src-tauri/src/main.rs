@@ -4,7 +4,7 @@
 use llamasup_sidecar::{chat, Llamasup};
 use serde_json::Value;
 use std::{env, error::Error, process::Command, sync::Arc};
-use tauri::{async_runtime::spawn_blocking, ipc::Channel, App, Manager, RunEvent, State};
+use tauri::{async_runtime::spawn_blocking, ipc::Channel, App, Emitter, Manager, RunEvent, State};
 
 /// llamasup refuses requests of web pages with a foreign origin, so this process sends them.
 #[tauri::command]
@@ -26,7 +26,9 @@ fn start(app: &mut App) -> Result<(), Box<dyn Error>> {
     let mut command = Command::new(folder.join(format!("llamasup{suffix}")));
     command.env("LLAMASUP_RUNTIME", env::current_exe()?.with_file_name(format!("llama-server{suffix}")));
     let model = env::var("LLAMASUP_MODEL").unwrap_or("demo".into());
-    app.manage(Arc::new(Llamasup::start(command, &model)?));
+    let handle = app.handle().clone();
+    let llamasup = Llamasup::start(command, &model, move |reason| drop(handle.emit("ended", reason)))?;
+    app.manage(Arc::new(llamasup));
     Ok(())
 }
 
