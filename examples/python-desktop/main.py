@@ -62,9 +62,11 @@ class Window(tkinter.Tk):
 
 
 def main() -> None:
-    # In a frozen application, the folder of scripts/bundle lies next to its program.
-    bundled = str(Path(sys.executable).parent / "llamasup" / "llamasup")
-    program = bundled if hasattr(sys, "frozen") else os.environ.get("LLAMASUP", "llamasup")
+    program = os.environ.get("LLAMASUP", "llamasup")
+    if hasattr(sys, "frozen"):  # the folder of scripts/bundle lies next to the program
+        program = str(Path(sys.executable).parent / "llamasup" / "llamasup")
+        # What PyInstaller has put there is not for llama-server.
+        os.environ["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH_ORIG", "")
     llamasup = Llamasup(program, os.environ.get("LLAMASUP_MODEL", "demo"))
     try:
         Window(llamasup).mainloop()
