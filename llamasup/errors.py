@@ -10,6 +10,8 @@ __all__ = [
     "AccessDenied",
     "BodyTooLarge",
     "BrokenRuntime",
+    "BuildRefused",
+    "BuildUnproven",
     "ConfigInvalid",
     "Conflict",
     "ControlFailed",
@@ -234,6 +236,20 @@ class BrokenRuntime(RuntimeMissing):
     """The executable exists, but it is not a llama-server, or cannot run here."""
 
     cause = "runtime_broken"
+
+
+class BuildRefused(LlamasupError):
+    """A new build of llama.cpp has not proven itself, and does not serve."""
+
+    exit_code = 69
+    http_status = 409
+    cause = "build_refused"
+
+
+class BuildUnproven(BuildRefused):
+    """It could not prove itself now. Another try may have another result."""
+
+    cause = "build_unproven"
 
 
 class ServerFailed(LlamasupError):

@@ -95,93 +95,129 @@ async def closed_loop(
     return time.monotonic() - began_s, tokens, computed
 
 
-def crash(folder: Path, model: Path, runtime: str, lines: int, kills: int, seed: int) -> None:
-    source = folder / "in.jsonl"
+def crash(folder: Path, model: Path, runtime: str, lines: int, compared: int, kills: int, seed: int) -> None:
+    """All lines with kills, and ``compared`` of them, chosen at random, in an undisturbed run."""
+    source, sample = folder / "in.jsonl", folder / "sample.jsonl"
     write_lines(source, lines)
+    chance = random.Random(seed)
+    all_lines = source.read_text().splitlines(keepends=True)
+    sample.write_text("".join(chance.sample(all_lines, min(compared, lines))))
     with served(model, "--runtime", runtime) as url:
         began_s = time.monotonic()
-        run_batch(source, folder / "undisturbed.jsonl", url)
+        run_batch(sample, folder / "undisturbed.jsonl", url)
         undisturbed_s = time.monotonic() - began_s
     expected = answers_of(folder / "undisturbed.jsonl")
-    chance = random.Random(seed)
-    pause_s = undisturbed_s / kills
+    pause_s = undisturbed_s * lines / len(expected) / kills
     began_s = time.monotonic()
     with BatchUnderTest(folder, model, runtime, source, folder / "out.jsonl").started() as batch:
         while batch.kills.total() < kills and not batch.is_over:
             time.sleep(chance.uniform(0.2 * pause_s, pause_s))
             batch.kill_one(chance)
         code = batch.end()
-    got = answers_of(folder / "out.jsonl")
+    got = answers_of(folder / "out.jsonl")  # it raises for a doubled line
     different = sum(got.get(id_) != text for id_, text in expected.items())
     print(
         f"crash: {lines} lines, kills {dict(batch.kills)}, seed {seed}: exit code {code},"
-        f" lost {len(expected.keys() - got.keys())}, doubled 0, different {different};"
-        f" {undisturbed_s:.0f} s undisturbed, {time.monotonic() - began_s:.0f} s with kills"
+        f" lost {lines - len(got)}, doubled 0, different {different} of {len(expected)};"
+        f" {lines / (time.monotonic() - began_s):.0f} lines/s,"
+        f" {len(expected) / undisturbed_s:.0f} undisturbed"
     )
 
 
-def beside(folder: Path, model: Path, runtime: str, lines: int) -> None:
-    """Other clients ask at random times; a batch of long answers runs, or does not."""
+def beside(folder: Path, model: Path, runtime: str, rounds: int) -> None:
+    """Other clients ask, in turns without a batch and beside one, at random times and in bursts."""
     bodies = [{"prompt": f"Once {n}", "max_tokens": 400, "ignore_eos": True} for n in range(10_000)]
     write(folder / "beside.jsonl", bodies)
     chance = random.Random(7)
-    pauses = [chance.expovariate(1 / 1.0) for _ in range(lines)]
-
-    def first_tokens(url: str) -> list[float]:
-        took: list[float] = []
-        with httpx.Client(base_url=url, timeout=600) as client:
-            for pause_s in pauses:
-                time.sleep(pause_s)
-                asked_s = time.monotonic()
-                body = {"prompt": "A short question " * 20 + str(asked_s), "max_tokens": 16, "stream": True}
-                with client.stream("POST", "/v1/completions", json=body) as answer:
-                    chunks = answer.iter_raw()
-                    next(chunks)
-                    took.append(time.monotonic() - asked_s)
-                    for _ in chunks:
-                        pass
-        return took
-
     with served(model, "--runtime", runtime, "--ctx-size", "8192") as url:
-        first_tokens(url)
-        without = first_tokens(url)
-        words = command(
-            "batch", "run", str(folder / "beside.jsonl"), "-o", str(folder / "b.out"), "--url", url
-        )
-        with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as batch:
-            time.sleep(5)
-            beside_it = first_tokens(url)
-            batch.terminate()
-            assert batch.stdout is not None
-            events = [json.loads(line) for line in batch.stdout]
-        again = first_tokens(url)
-    last = [event for event in events if event["event"] == "progress"][-1]
-    for name, took in (("without", without), ("beside", beside_it), ("without again", again)):
-        p50, p95 = statistics.median(took), statistics.quantiles(took, n=20)[-1]
-        print(f"beside: {name}: {len(took)} requests, p50 {p50 * 1e3:.1f} ms, p95 {p95 * 1e3:.1f} ms")
-    print(
-        f"beside: the batch: {last['done']} lines, {last['put_back']} put back,"
-        f" {last['events_lost']} tokens lost"
-    )
+        for name in ("random", "bursts"):
+            took: dict[bool, list[float]] = {False: [], True: []}
+            lines = put_back = 0
+            for _ in range(rounds):
+                at_random = [chance.expovariate(1.0) for _ in range(12)]
+                pauses = at_random if name == "random" else [4, 0.3, 0.3] * 4
+                for with_batch in chance.sample((False, True), 2):
+                    time.sleep(3)
+                    if not with_batch:
+                        took[False] += first_tokens(url, pauses)
+                        continue
+                    with running_batch(folder, url) as events:
+                        took[True] += first_tokens(url, pauses)
+                    lines += events[-1]["done"] - events[0]["done"]
+                    put_back += events[-1]["put_back"]
+            print_first_tokens(f"beside, {name}", took)
+            print(f"beside, {name}: {lines} lines of the batch, {put_back} put back")
 
 
-def speed(folder: Path, model: Path, runtime: str, lines: int) -> None:
+def first_tokens(url: str, pauses: Sequence[float]) -> list[float]:
+    """Seconds of requests, one after each pause."""
+    took: list[float] = []
+    with httpx.Client(base_url=url, timeout=600) as client:
+        for pause_s in pauses:
+            time.sleep(pause_s)
+            asked_s = time.monotonic()
+            body = {"prompt": "A short question " * 20 + str(asked_s), "max_tokens": 16, "stream": True}
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                chunks = answer.iter_raw()
+                next(chunks)
+                took.append(time.monotonic() - asked_s)
+                for _ in chunks:
+                    pass
+    return took
+
+
+@contextmanager
+def running_batch(folder: Path, url: str) -> Iterator[list[Mapping[str, Any]]]:
+    """A batch that has sent lines. Afterwards: its events of progress."""
+    words = command("batch", "run", str(folder / "beside.jsonl"), "-o", str(folder / "b.out"), "--url", url)
+    events: list[Mapping[str, Any]] = []
+    with subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True) as batch:
+        assert batch.stdout is not None
+        for line in batch.stdout:
+            event = json.loads(line)
+            if event["event"] == "progress":
+                events.append(event)
+                if event["done"] > events[0]["done"]:
+                    break
+        yield events
+        batch.terminate()
+        events += [event for event in map(json.loads, batch.stdout) if event["event"] == "progress"]
+
+
+def print_first_tokens(what: str, took: Mapping[bool, Sequence[float]]) -> None:
+    figures = {}
+    for with_batch, times in took.items():
+        figures[with_batch] = statistics.median(times), statistics.quantiles(times, n=20)[-1]
+        name = "beside a batch" if with_batch else "without"
+        p50_ms, p95_ms = (1e3 * figure for figure in figures[with_batch])
+        print(f"{what}: {name}: {len(times)} requests, p50 {p50_ms:.1f} ms, p95 {p95_ms:.1f} ms")
+    p50, p95 = (with_it / without for without, with_it in zip(figures[False], figures[True], strict=True))
+    print(f"{what}: first token {p50:.2f} times in the median, p95 {p95:.2f} times")
+
+
+def speed(folder: Path, model: Path, runtime: str, lines: int, rounds: int) -> None:
+    """A batch and a closed loop, in turns."""
     bodies = [{"prompt": f"Once {n}", "max_tokens": 64, "ignore_eos": True} for n in range(lines)]
     write(folder / "speed.jsonl", bodies)
+
+    def of_loop(url: str, concurrency: int) -> float:
+        took_s, tokens, _ = asyncio.run(closed_loop(url, bodies, concurrency))
+        return tokens / took_s
+
     with served(model, "--runtime", runtime) as url:
         asyncio.run(closed_loop(url, bodies[:50], SLOTS))
-        best = 0.0
-        for concurrency in (SLOTS, SLOTS + 2, 2 * SLOTS):
-            took_s, tokens, _ = asyncio.run(closed_loop(url, bodies, concurrency))
-            best = max(best, tokens / took_s)
-            print(f"speed: closed loop of {concurrency}: {tokens / took_s:.0f} tokens/s")
-        for run in range(2):
-            time.sleep(3)
+        tried = {concurrency: of_loop(url, concurrency) for concurrency in (SLOTS, SLOTS + 2, 2 * SLOTS)}
+        best = max(tried, key=lambda concurrency: tried[concurrency])
+        shares = []
+        for run in range(rounds):
+            loop = of_loop(url, best) if run % 2 else None
+            time.sleep(3)  # the lane of the batches is open
             last = run_batch(folder / "speed.jsonl", folder / f"speed{run}.out", url)
-            print(
-                f"speed: batch: {last['tokens_per_s']:.0f} tokens/s,"
-                f" {last['tokens_per_s'] / best:.2f} of the best"
-            )
+            shares.append(last["tokens_per_s"] / (loop or of_loop(url, best)))
+        print(
+            f"speed: a batch has {statistics.median(shares):.2f} of the tokens/s of a closed loop of {best}"
+            f" (median of {rounds}; {min(shares):.2f} to {max(shares):.2f})"
+        )
 
 
 def prefix(folder: Path, model: Path, runtime: str, lines: int) -> None:
@@ -244,6 +280,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--lines", type=int, default=100_000)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--compared", type=int, default=100_000, help="lines of an undisturbed run")
+    parser.add_argument("--rounds", type=int, default=7, help="of beside and speed")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -255,11 +293,11 @@ def main() -> None:
         if "memory" in given.what:
             memory(folder, [size for size in (1_000, 100_000, 1_000_000) if size <= 10 * given.lines])
         if "crash" in given.what:
-            crash(folder, model, given.runtime, given.lines, given.kills, given.seed)
+            crash(folder, model, given.runtime, given.lines, given.compared, given.kills, given.seed)
         if "beside" in given.what:
-            beside(folder, model, given.runtime, min(given.lines, 100))
+            beside(folder, model, given.runtime, given.rounds)
         if "speed" in given.what:
-            speed(folder, model, given.runtime, min(given.lines, 1_000))
+            speed(folder, model, given.runtime, min(given.lines, 300), given.rounds)
         if "prefix" in given.what:
             prefix(folder, model, given.runtime, min(given.lines, 200))
 

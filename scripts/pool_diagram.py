@@ -34,6 +34,7 @@ MARKS = "<!-- pool states: scripts/pool_diagram.py -->", "<!-- end of pool state
 ERROR = LlamasupError("It failed.")
 ANSWER = Unavailable(503, "It failed.")
 SPECS = (ModelSpec("a", "one.gguf"), ModelSpec("a", "two.gguf"))
+UNPROVEN = replace(SPECS[0], runtime="new", unproven=True)
 
 
 class Plan(Struct, frozen=True):
@@ -43,7 +44,7 @@ class Plan(Struct, frozen=True):
     needs: Mapping[str, int] = MappingProxyType({"ram": 1})
 
     def is_of(self, spec: ModelSpec, /) -> bool:
-        return spec.source == self.spec.source
+        return (spec.source, spec.runtime) == (self.spec.source, self.spec.runtime)
 
 
 def events_at(model: Model, specs: Sequence[ModelSpec]) -> Iterator[Event]:
@@ -69,6 +70,7 @@ def events_of(processes: Processes) -> Iterator[Event]:
     yield from (states.ProcessesFailed(processes.id, ERROR, ANSWER, settled) for settled in (True, False))
     yield states.ProcessesReleased(processes.id)
     yield states.Measured(processes.id)
+    yield from (states.Proven(processes.id), states.Disproven(processes.id, ERROR))
 
 
 def alike(model: Model) -> Model:
@@ -106,7 +108,7 @@ def state_of(model: Model) -> str:
 
 def edges() -> dict[tuple[Place, Place], set[str]]:
     found: dict[tuple[Place, Place], set[str]] = {}
-    for here, event, there in reachable():
+    for here, event, there in reachable((*SPECS, UNPROVEN)):
         if place_of(here) is not place_of(there):
             found.setdefault((place_of(here), place_of(there)), set()).add(type(event).__name__)
     return found

@@ -49,6 +49,7 @@ COMMANDS: Final[Mapping[str, Sequence[LazyCommand]]] = {
         _control("unload", "Unload a model, and wait until its memory is free."),
         _control("restart", "Restart one model, or all loaded models one by one."),
         _control("reload", "Read the configuration again."),
+        _command("upgrade", "Move to another build of llama.cpp once it is proven."),
         _control("stop", "Stop a running llamasup."),
         _control("logs", "Show the llama-server log of a model."),
         _command("connect", "Show the settings of a client for a running llamasup."),

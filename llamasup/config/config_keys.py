@@ -22,7 +22,6 @@ from llamasup.settings.kinds import (
     Name,
     Named,
     OneOf,
-    RuntimeName,
     Section,
     Time,
 )
@@ -35,6 +34,7 @@ from llamasup.settings.sections import (
     Memory,
     Ollama,
     PeerEntry,
+    RuntimeChoice,
     Slots,
     Usage,
     VirtualEntry,
@@ -59,9 +59,9 @@ class Config(SettingGroup, frozen=True, kw_only=True):
         ),
     ] = _LOOPBACK
     runtime: Annotated[
-        str | None,
-        Setting(RuntimeName(), "The llama-server to use. auto: the first that llamasup finds.", "auto"),
-    ] = None
+        RuntimeChoice,
+        Setting(Section(RuntimeChoice, short="path"), "The llama-server to use.", "auto"),
+    ] = RuntimeChoice()
     models_dir: Annotated[
         tuple[Path, ...],
         Setting(

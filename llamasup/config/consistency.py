@@ -16,6 +16,7 @@ from llamasup.settings.model import ModelEntry, ModelSettings
 from llamasup.settings.names import is_pattern
 from llamasup.settings.parameters import names_of
 from llamasup.settings.sections import VirtualEntry
+from llamasup.system.text import is_path
 
 __all__ = ["inconsistencies"]
 
@@ -36,6 +37,7 @@ def inconsistencies(config: Config, *, models_are_known: bool) -> list[Issue]:
         *_worker_issues(config),
         *_download_issues(config),
         *_peer_issues(config),
+        *_runtime_issues(config),
     ]
     if models_are_known:
         found += _unserved_issues(config, lines)
@@ -308,6 +310,14 @@ def _peer_issues(config: Config) -> _Found:
             yield key, "key_file is missing; another machine needs an API key (`llamasup key new` there)"
         if entry.ca_file is not None and not is_encrypted:
             yield (*key, "ca_file"), "has no effect without https; change url, or remove it"
+
+
+def _runtime_issues(config: Config) -> _Found:
+    if config.runtime.watch and not is_path(config.runtime.path or ""):
+        yield (
+            ("runtime", "watch"),
+            "only the path of a llama-server can be watched; write it into path, or remove watch",
+        )
 
 
 def _download_issues(config: Config) -> _Found:

@@ -45,6 +45,8 @@ def _takes(kind: Kind) -> str:
     match kind:
         case Many(of, or_one):
             return f"{of.allowed}; or a list" if or_one else kind.allowed
+        case Section(keys, short=short) if short:
+            return f"{_takes(settings_of(keys)[short][1].kind)}; or keys, see below"
         case Section():
             return "keys, see below"
         case Named(of):
@@ -100,12 +102,15 @@ def _first_line(struct: type[msgspec.Struct]) -> str:
 
 def _of_kind(kind: Kind, definitions: dict[str, Any]) -> dict[str, Any]:
     match kind:
-        case Section(keys, name):
+        case Section(keys, name, short):
             name = name or keys.__name__
             if name not in definitions:
                 definitions[name] = {}  # keeps the order of the file
                 definitions[name] |= _section(keys, definitions)
-            return {"$ref": f"#/$defs/{name}"}
+            section = {"$ref": f"#/$defs/{name}"}
+            if not short:
+                return section
+            return {"anyOf": [_of_kind(settings_of(keys)[short][1].kind, definitions), section]}
         case Named(of, pattern):
             names = dict(Name(pattern).schema())
             del names["type"]

@@ -187,6 +187,10 @@ class _Reader:
 
     def _value(self, node: Node, at: Place, kind: Kind) -> Any:
         match kind:
+            case Section(keys, short=short) if short and isinstance(node, Scalar) and not node.is_null:
+                field, setting = settings_of(keys)[short]
+                value = self._value(node, at, setting.kind)
+                return _INVALID if value is _INVALID else keys(**{field: value})
             case Section(keys):
                 return self._section(node, at, keys)
             case Named():

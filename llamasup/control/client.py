@@ -147,6 +147,15 @@ class ControlClient:
         """The changes: ids of models (docs/control.md). Raises ConfigInvalid."""
         return self._change("/reload", wait=wait)
 
+    def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        """Returns when all models have the build (docs/upgrade.md). Raises BuildRefused."""
+        body = {"runtime": runtime, "dry_run": dry_run}
+        return cast("Mapping[str, Any]", self._request("POST", "/upgrade", silence_s=None, body=body))
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        """The last upgrade, or the one under way."""
+        return cast("Mapping[str, Any]", self._request("GET", "/upgrade"))
+
     def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
         """Begin to stop; returns ``{"pid","in_flight"}`` at once. ``now``: without waiting for requests."""
         return cast("Mapping[str, Any]", self._request("POST", "/shutdown", {"now": int(now)}))
@@ -174,10 +183,11 @@ class ControlClient:
         path: str,
         query: Mapping[str, int | str] | None = None,
         silence_s: float | None = _TIMEOUT_S,
+        body: Mapping[str, Any] | None = None,
     ) -> Any:
         what = f"{method} {_PREFIX}{path}"
         with self._mapped_errors(what):
-            response = self._http.request(method, path, params=query, timeout=_timeout(silence_s))
+            response = self._http.request(method, path, params=query, timeout=_timeout(silence_s), json=body)
         return self._answer(response, what)
 
     @contextmanager

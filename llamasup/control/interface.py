@@ -51,7 +51,7 @@ class ServiceOwner(Protocol):
         ...
 
     def control_asks(self, what: str, model: str = "") -> None:
-        """``what``: ``load``, ``unload``, ``restart``, ``reload`` or ``stop``."""
+        """``what``: ``load``, ``unload``, ``restart``, ``reload``, ``upgrade`` or ``stop``."""
         ...
 
 
@@ -110,6 +110,14 @@ class ControlTarget(Protocol):
 
     async def restart(self, model: str) -> None:
         """Returns when the model serves again. New requests wait until then."""
+        ...
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        """The last upgrade, or the one under way (docs/upgrade.md)."""
+        ...
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        """Serve all models with this build of llama.cpp, once it has proven itself. Raises BuildRefused."""
         ...
 
     async def reload(self) -> Mapping[str, Any]:

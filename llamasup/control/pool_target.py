@@ -27,7 +27,7 @@ from llamasup.pool.catalog.status import (
 from llamasup.pool.driver import is_ready_or_settled
 from llamasup.pool.eviction_policy import ModelSnapshot, Phase
 from llamasup.pool.model import ManagedModel
-from llamasup.pool.model_states import ModelState
+from llamasup.pool.model_states import ModelState, is_proof_under_way
 from llamasup.pool.pool import Pool
 from llamasup.supervision.events import Bus
 from llamasup.supervision.failure import failure_of
@@ -36,6 +36,7 @@ from llamasup.supervision.states import RestartRequested, StartRequested, State
 
 if TYPE_CHECKING:
     from llamasup.peers.peers import Peers
+    from llamasup.pool.upgrade.upgrade import Upgrade
     from llamasup.virtual.backend import VirtualBackend
 
 __all__ = ["ConfiguredTarget", "Models", "PoolTarget", "can_restart_in_place"]
@@ -202,6 +203,12 @@ class PoolTarget:
         """
         await self._restart(self._accept("restart", model))
 
+    def upgrade_status(self) -> Mapping[str, Any]:
+        raise _no_upgrade()
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        raise _no_upgrade()
+
     def shutdown(self, *, now: bool = False) -> None:
         shut_down(self._owner, now=now)
 
@@ -259,12 +266,32 @@ class ConfiguredTarget(PoolTarget):
         self.make_config: Callable[[], ConfigAccess] | None = None
         """Makes ``config`` at its first use."""
         self._config: ConfigAccess | None = None
+        self.make_upgrade: Callable[[], Upgrade] | None = None
+        """Makes the owner of upgrades at its first use."""
+        self._upgrade: Upgrade | None = None
 
     @property
     def config(self) -> ConfigAccess | None:
         if self._config is None and self.make_config is not None:
             self._config = self.make_config()
         return self._config
+
+    def upgrade_status(self) -> Mapping[str, Any]:
+        return self.upgrades.status()
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        refuse_if_stopping(self._owner)
+        if dry_run:
+            return await self.upgrades.preview(runtime)
+        self._owner.control_asks("upgrade")
+        return await self.upgrades.upgrade(runtime)
+
+    @property
+    def upgrades(self) -> Upgrade:
+        if self._upgrade is None:
+            assert self.make_upgrade is not None  # the workload of ``serve`` sets it
+            self._upgrade = self.make_upgrade()
+        return self._upgrade
 
     async def reload(self) -> Mapping[str, Any]:
         refuse_if_stopping(self._owner)
@@ -279,6 +306,13 @@ def _free_without_models(device: Mapping[str, Any]) -> int:
     return int(device["free_bytes"]) + sum(model["measured_bytes"] or 0 for model in device["models"])
 
 
+def _no_upgrade() -> Conflict:
+    return Conflict(
+        "Only `llamasup serve` changes its build of llama.cpp while it runs.",
+        remedy="Start `llamasup run` or `wrap` again with the new build.",
+    )
+
+
 def _unloaded(model: str) -> Conflict:
     return Conflict(
         f"{model!r} was unloaded while it restarted.",
@@ -288,7 +322,8 @@ def _unloaded(model: str) -> Conflict:
 
 def can_restart_in_place(managed: ManagedModel) -> bool:
     """Whether the model has a server, or will have one, that keeps its memory."""
-    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and managed.state is not ModelState.ROLLING_OUT
+    is_replaced = managed.state is ModelState.ROLLING_OUT and not is_proof_under_way(managed.model)
+    stays = managed.phase in {Phase.RESIDENT, Phase.LOADING} and not is_replaced
     return stays and any(not runner.instance.is_settled for runner in managed.runners)
 
 

@@ -58,6 +58,11 @@ class _PlanRequest(msgspec.Struct):
     settings: dict[str, Any] = {}
 
 
+class _UpgradeRequest(msgspec.Struct):
+    runtime: str
+    dry_run: bool = False
+
+
 _Work = Callable[[], Coroutine[Any, Any, Any]]
 
 
@@ -109,6 +114,8 @@ class Application:
                 _post(f"{model}/unload", self._unload),
                 _post(f"{model}/restart", self._restart),
                 _post(f"{PREFIX}/reload", self._reload),
+                _get(f"{PREFIX}/upgrade", self._show_upgrade),
+                _post(f"{PREFIX}/upgrade", self._upgrade),
                 _post(f"{PREFIX}/shutdown", self._shutdown),
                 *(() if self._console is None else self._console.routes),
                 *more_routes,
@@ -247,6 +254,14 @@ class Application:
 
         done = await self._execute(request, reload)
         return _json(changes, 200 if done else 202)
+
+    async def _show_upgrade(self, request: Request) -> Response:
+        return _json(self._control_target.upgrade_status())
+
+    async def _upgrade(self, request: Request) -> Response:
+        """It goes on if the client disconnects."""
+        asked = await read_body(request, _UpgradeRequest)
+        return _json(await self._control_target.upgrade(asked.runtime, dry_run=asked.dry_run))
 
     async def _shutdown(self, request: Request) -> Response:
         status = self._control_target.status()

@@ -42,6 +42,9 @@ class ModelSpec(Struct, frozen=True):
     files, the model's own first; a replaced file makes a changed model. ``pairing``: the projector next to
     it, unless one is configured. ``settings.alias`` is its id. ``listed``: the facts of the file; None: it is
     missing or broken (see ``problem``).
+
+    ``runtime``: the build that starts it, which the pool sets (empty: the one that is found). ``unproven``:
+    its processes get no requests before the build has proven itself with them (pool/upgrade/).
     """
 
     id: str
@@ -55,6 +58,8 @@ class ModelSpec(Struct, frozen=True):
     listed: ModelFacts | None = None
     pairing: Pairing | None = None
     problem: str = ""
+    runtime: str = ""
+    unproven: bool = False
 
     @property
     def is_remote(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from llamasup.downloads.progress import Progress
 from llamasup.errors import LlamasupError
@@ -16,9 +18,12 @@ from llamasup.llama_server.device_memory import await_freed, devices_now
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import RAM, MemoryBudget
 from llamasup.pool.answers import downloading
+from llamasup.pool.crashes import Crashes
 from llamasup.pool.estimate import SizedModel, Sizer
 from llamasup.pool.model_states import (
+    Admit,
     CancelSizing,
+    Disproven,
     DownloadProgressed,
     Drop,
     Effect,
@@ -29,6 +34,8 @@ from llamasup.pool.model_states import (
     ProcessesReleased,
     ProcessesServing,
     ProcessesStarting,
+    Prove,
+    Proven,
     Size,
     Sized,
     SizingFailed,
@@ -55,6 +62,7 @@ __all__ = [
     "Driver",
     "DriverContext",
     "ProcessDriver",
+    "Proof",
     "carry_out",
     "is_ready_or_settled",
     "is_settled",
@@ -69,7 +77,10 @@ class Driver(Protocol):
 
     def size(self, ticket: int, spec: ModelSpec) -> None: ...  # Sized, SizingFailed, DownloadProgressed
     def cancel_sizing(self, ticket: int) -> None: ...
-    def start(self, id_: int, sized: Estimate) -> None: ...  # ProcessesStarting, -Serving, -Failed
+    # ProcessesStarting, -Serving, -Failed
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None: ...
+    def prove(self, id_: int, old_id: int) -> None: ...  # Proven, Disproven
+    def admit(self, id_: int, sized: Estimate) -> None: ...
     def withdraw(self, id_: int) -> None: ...
     def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None: ...  # ProcessesReleased
     def drop(self, id_: int) -> None: ...
@@ -82,8 +93,12 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
             driver.size(ticket, spec)
         case CancelSizing(ticket):
             driver.cancel_sizing(ticket)
-        case Start(id_, sized):
-            driver.start(id_, sized)
+        case Start(id_, sized, withheld):
+            driver.start(id_, sized, withheld=withheld)
+        case Prove(id_, old_id):
+            driver.prove(id_, old_id)
+        case Admit(id_, sized):
+            driver.admit(id_, sized)
         case Withdraw(id_):
             driver.withdraw(id_)
         case Stop(id_, sized, now):
@@ -95,13 +110,19 @@ def carry_out(effect: Effect, driver: Driver) -> bool:
     return True
 
 
+Proof = Callable[[InstanceRunner, InstanceRunner], Awaitable[LlamasupError | None]]
+"""(new process, old process) → why the build of the new one is refused, or None."""
+
+
 class DriverContext(Struct, frozen=True):
-    """What the drivers of all models share. ``tasks``: of the pool, while it runs."""
+    """What the drivers of all models share. ``tasks``: of the pool, while it runs. ``proof``: of a build."""
 
     sizer: Sizer
     runners: Runners
     bus: Bus
+    crashes: Crashes
     tasks: Callable[[], asyncio.TaskGroup]
+    proof: Callable[[], Proof]
 
 
 class ProcessDriver:
@@ -129,6 +150,8 @@ class ProcessDriver:
         self._runners: dict[int, list[InstanceRunner]] = {}
         self._untaken: dict[int, int] = {}  # starts that the runners have not taken yet
         self._stops: dict[int, asyncio.Task[None]] = {}
+        self._withheld: set[int] = set()
+        self._proofs: dict[int, asyncio.Task[None]] = {}  # by the id of the new processes
 
     # --- sizings
 
@@ -168,7 +191,7 @@ class ProcessDriver:
     def all_runners(self) -> tuple[InstanceRunner, ...]:
         return tuple(runner for runners in self._runners.values() for runner in runners)
 
-    def start(self, id_: int, sized: Estimate) -> None:
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None:
         assert isinstance(sized, SizedModel)
         runners = self._runners.get(id_)
         if runners is None:
@@ -176,11 +199,17 @@ class ProcessDriver:
                 self._spec(),
                 self._served,
                 sized,
-                self._policy(sized),
+                _without_restart(self._policy(sized)) if withheld else self._policy(sized),
                 self._context.tasks(),
                 share=lambda: self._share(sized),
                 on_measured=lambda: self._post(Measured(id_)),
+                on_crashed=lambda: self._context.crashes.add(sized.spec.runtime, monotonic()),
+                withheld=withheld,
             )
+        elif not withheld:
+            self.admit(id_, sized)  # it may have been unloaded while it was withheld
+        if withheld:
+            self._withheld.add(id_)
         self._untaken[id_] = len(runners)
         for runner in runners:
             runner.submit(StartRequested()).add_done_callback(lambda _: self._taken(id_))
@@ -201,15 +230,41 @@ class ProcessDriver:
         if not runners or self._untaken.get(id_):
             return
         states = {runner.instance.state for runner in runners}
-        if State.READY in states:
+        settled = all(runner.instance.is_settled for runner in runners)
+        if id_ in self._withheld and State.FAILED in states and not settled:
+            # One failed replica is enough to refuse a build. The others have to be stopped.
+            failed = next(runner for runner in runners if runner.instance.state is State.FAILED)
+            self._post(Disproven(id_, failure_of(failed.instance)))
+        elif State.READY in states:
             complete = all(is_ready_or_settled(runner.instance) for runner in runners)
             self._post(ProcessesServing(id_, complete))
         elif states & LIVE or State.BACKOFF in states:
             self._post(ProcessesStarting(id_))
         elif State.FAILED in states:
             failed = next(runner for runner in runners if runner.instance.state is State.FAILED)
-            settled = all(runner.instance.is_settled for runner in runners)
             self._post(ProcessesFailed(id_, failure_of(failed.instance), failed.unavailable(), settled))
+
+    def prove(self, id_: int, old_id: int) -> None:
+        """Of several replicas, those that serve are compared: all are started in the same way."""
+        proof = self._prove(id_, _serving(self._runners[id_]), _serving(self._runners[old_id]))
+        self._proofs[id_] = self._context.tasks().create_task(proof, name=f"{self._spec().id}/proof")
+
+    async def _prove(self, id_: int, new: InstanceRunner, old: InstanceRunner) -> None:
+        refused = await self._context.proof()(new, old)
+        self._proofs.pop(id_, None)  # what follows must not cancel this task
+        self._post(Proven(id_) if refused is None else Disproven(id_, refused))
+
+    def _end_proof(self, id_: int) -> None:
+        """Its request would keep both servers from stopping."""
+        if (proof := self._proofs.pop(id_, None)) is not None:
+            proof.cancel()
+
+    def admit(self, id_: int, sized: Estimate) -> None:
+        assert isinstance(sized, SizedModel)
+        self._withheld.discard(id_)
+        for runner in self._runners[id_]:
+            runner.set_policy(self._policy(sized))
+            self._served.add(runner)
 
     def withdraw(self, id_: int) -> None:
         for runner in self._runners[id_]:
@@ -217,6 +272,7 @@ class ProcessDriver:
 
     def stop(self, id_: int, sized: Estimate | None, *, now: bool) -> None:
         assert sized is None or isinstance(sized, SizedModel)
+        self._end_proof(id_)
         runners = self._runners[id_]
         if now:
             for runner in runners:
@@ -237,6 +293,8 @@ class ProcessDriver:
         self._post(ProcessesReleased(id_))
 
     def drop(self, id_: int) -> None:
+        self._end_proof(id_)
+        self._withheld.discard(id_)
         self._context.runners.drop(self._served, self._runners.pop(id_, ()))
         self._untaken.pop(id_, None)
 
@@ -246,6 +304,15 @@ class ProcessDriver:
 
     def rename(self, model: str) -> None:
         self._context.runners.rename(self.all_runners, model)
+
+
+def _serving(runners: Sequence[InstanceRunner]) -> InstanceRunner:
+    return next((runner for runner in runners if runner.instance.state is State.READY), runners[0])
+
+
+def _without_restart(policy: Policy) -> Policy:
+    """One crash is enough to refuse a build."""
+    return replace(policy, restart=replace(policy.restart, most_crashes=0, half_open_s=None))
 
 
 @asynccontextmanager

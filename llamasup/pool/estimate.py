@@ -64,7 +64,8 @@ class SizedModel(Struct, frozen=True):
 
     def is_of(self, spec: ModelSpec) -> bool:
         """Whether processes started from this match ``spec``."""
-        return spec.started_as in (self.spec.started_as, self.found.started_as)
+        is_same = spec.started_as in (self.spec.started_as, self.found.started_as)
+        return is_same and spec.runtime == self.spec.runtime
 
 
 def estimate_model(
@@ -151,6 +152,6 @@ class ModelSizer:
             local = replace(spec, source=str(await self._fetch(spec.source, listener)))
         options = self._options()
         sized = await asyncio.to_thread(
-            estimate_model, local, options.budget, options.runtime, options.environ
+            estimate_model, local, options.budget, spec.runtime or options.runtime, options.environ
         )
         return replace(sized, spec=spec)

@@ -176,6 +176,13 @@ class Grounds(Struct, frozen=True):
         """The resources of which less is free now than wanted."""
         return tuple(lacking(self.wanted, self.free))
 
+    @property
+    def idle_models_suffice(self) -> bool:
+        """Whether nothing more than the eviction of idle models is needed."""
+        return not self.lack or (
+            bool(self.chosen) and all(candidate.cost < _BUSY for candidate in self.chosen)
+        )
+
 
 class Decided(Struct, frozen=True):
     """``grounds``: by the id of the model to load; with the id ``""`` of evictions that the budget needs."""

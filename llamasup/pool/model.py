@@ -20,6 +20,7 @@ from llamasup.pool.model_states import (
     ModelState,
     Sizing,
     is_outdated,
+    is_proof_under_way,
     needs_of,
     old_needs_of,
     phase_of,
@@ -211,8 +212,10 @@ class ManagedModel:
 
     @property
     def runners(self) -> list[InstanceRunner]:
-        """One for each replica, made at the first load."""
-        return [] if self.model.current is None else self.driver.runners_of(self.model.current.id)
+        """One for each replica, made at the first load. During the proof of a build, those that serve."""
+        model = self.model
+        shown = model.old if is_proof_under_way(model) and model.old is not None else model.current
+        return [] if shown is None else self.driver.runners_of(shown.id)
 
     @property
     def old_replicas(self) -> list[InstanceRunner]:
@@ -241,7 +244,8 @@ class ManagedModel:
         return ModelSnapshot(
             self.key,
             self.needs,
-            phase=self.phase,
+            # A proof is not evicted: the pool ends it if the memory is needed.
+            phase=Phase.LOADING if is_proof_under_way(self.model) else self.phase,
             pinned=stay.pin,
             groups=stay.groups,
             ttl_s=self.ttl_s,

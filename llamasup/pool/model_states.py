@@ -20,10 +20,12 @@ from llamasup.supervision.events import PublishedEvent
 __all__ = [
     "HOLDING",
     "IN_TURN",
+    "Admit",
     "Announce",
     "BudgetChanged",
     "CancelSizing",
     "Cordoned",
+    "Disproven",
     "DownloadProgressed",
     "Drop",
     "Effect",
@@ -42,6 +44,8 @@ __all__ = [
     "ProcessesServing",
     "ProcessesStarting",
     "ProcessesStatus",
+    "Prove",
+    "Proven",
     "Purpose",
     "Refused",
     "Reload",
@@ -67,6 +71,7 @@ __all__ = [
     "Withdraw",
     "charged",
     "is_outdated",
+    "is_proof_under_way",
     "needs_of",
     "old_needs_of",
     "phase_of",
@@ -105,6 +110,7 @@ class RolloutStep(StrEnum):
     SIZING = "sizing"  # the new spec
     WAITING = "waiting"  # the pool swaps one model at a time
     BESIDE = "beside"  # the new processes start, the old ones serve
+    PROVING = "proving"  # both are ready; an unproven build proves itself, and the old processes serve
     DRAINING = "draining"  # the new processes serve, the old ones finish their requests
     STOPPING = "stopping"  # the old processes stop, because both do not fit
     FREED = "freed"  # their memory is free
@@ -148,11 +154,14 @@ class Processes(Struct, frozen=True):
 
 
 class Rollout(Struct, frozen=True):
-    """``target``: the new spec, once it is sized. ``before``: what a failed start of it restores."""
+    """``target``: the new spec, once it is sized. ``before``: what a failed start of it restores. ``build``:
+    that of the old processes, while the new ones start beside them.
+    """
 
     step: RolloutStep = RolloutStep.SIZING
     target: Estimate | None = None
     before: Estimate | None = None
+    build: str = ""
     error: LlamasupError | None = None
 
 
@@ -188,12 +197,23 @@ def is_outdated(model: Model) -> bool:
     return model.sized is not None and not model.sized.is_of(model.spec)
 
 
+def is_proof_under_way(model: Model) -> bool:
+    """Whether processes of an unproven build start or prove themselves beside those that serve."""
+    rollout = model.rollout
+    if rollout is None or rollout.target is None or model.state is not ModelState.ROLLING_OUT:
+        return False
+    return rollout.target.spec.unproven and rollout.step in {RolloutStep.BESIDE, RolloutStep.PROVING}
+
+
 def phase_of(model: Model) -> Phase:
-    """The model as the eviction policy sees it."""
+    """The model as others see it. During the proof of a build, the old processes serve as before."""
     match model.state:
         case ModelState.ABSENT | ModelState.SIZING:
             return Phase.ABSENT
         case ModelState.ROLLING_OUT:
+            if is_proof_under_way(model) and model.old is not None:
+                is_serving = model.old.status is ProcessesStatus.SERVING
+                return Phase.RESIDENT if is_serving else Phase.LOADING
             return Phase.LOADING  # it must not be evicted during a swap, also while the old processes serve
         case ModelState.REMOVED:
             return Phase.UNLOADING if _holds(model.current) or _holds(model.old) else Phase.ABSENT
@@ -370,6 +390,19 @@ class Measured(Struct, frozen=True):
     id: int
 
 
+class Proven(Struct, frozen=True):
+    """The build of these processes may serve."""
+
+    id: int
+
+
+class Disproven(Struct, frozen=True):
+    """The build of these processes is refused, or could not be judged."""
+
+    id: int
+    error: LlamasupError
+
+
 Event = (
     Wanted
     | Unwanted
@@ -393,6 +426,8 @@ Event = (
     | ProcessesFailed
     | ProcessesReleased
     | Measured
+    | Proven
+    | Disproven
 )
 
 
@@ -411,7 +446,22 @@ class CancelSizing(Struct, frozen=True):
 
 
 class Start(Struct, frozen=True):
-    """Start these processes; make them first if they are new."""
+    """Start these processes; make them first if they are new. ``withheld``: they get no requests yet."""
+
+    id: int
+    sized: Estimate
+    withheld: bool = False
+
+
+class Prove(Struct, frozen=True):
+    """Compare these processes with the old ones; then ``Proven`` or ``Disproven``."""
+
+    id: int
+    old_id: int
+
+
+class Admit(Struct, frozen=True):
+    """Send requests to these processes, which were withheld."""
 
     id: int
     sized: Estimate
@@ -467,6 +517,8 @@ Effect = (
     Size
     | CancelSizing
     | Start
+    | Prove
+    | Admit
     | Withdraw
     | Stop
     | Drop

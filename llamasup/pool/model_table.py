@@ -17,6 +17,7 @@ from llamasup.pool import rollout_steps as rollout
 from llamasup.pool.model_states import (
     BudgetChanged,
     Cordoned,
+    Disproven,
     DownloadProgressed,
     Event,
     LoadGranted,
@@ -28,6 +29,7 @@ from llamasup.pool.model_states import (
     ProcessesServing,
     ProcessesStarting,
     ProcessesStatus,
+    Proven,
     Refused,
     RemoveRequested,
     RetryRequested,
@@ -42,6 +44,7 @@ from llamasup.pool.model_states import (
     UnloadRequested,
     Unwanted,
     Wanted,
+    is_proof_under_way,
 )
 from llamasup.pool.model_steps import Outcome, Step, ignore
 
@@ -120,6 +123,16 @@ TABLE: Mapping[Place, Rows] = MappingProxyType(
             ProcessesServing: rollout.promote,
             ProcessesFailed: rollout.new_failed_beside,
             ProcessesReleased: steps.release_only,
+            Disproven: rollout.disproven,
+        },
+        RolloutStep.PROVING: {
+            **_SWAPPING,
+            ProcessesStarting: rollout.starting_while_proving,
+            ProcessesServing: rollout.still_serving,
+            ProcessesFailed: rollout.new_failed_beside,
+            ProcessesReleased: steps.release_only,
+            Proven: rollout.proven,
+            Disproven: rollout.disproven,
         },
         RolloutStep.DRAINING: {
             **_SWAPPING,
@@ -183,10 +196,18 @@ def is_stale(model: Model, event: Event) -> bool:
             return model.sizing is None or model.sizing.ticket != ticket
         case ProcessesStarting(id_) | ProcessesServing(id_) | ProcessesFailed(id_) | Measured(id_):
             return id_ not in _ids(model, stopping=False)
+        case Proven(id_):
+            return place_of(model) is not RolloutStep.PROVING or not _is_current(model, id_)
+        case Disproven(id_):
+            return not is_proof_under_way(model) or not _is_current(model, id_)
         case ProcessesReleased(id_):
             return id_ not in _ids(model, stopping=True)
         case _:
             return False
+
+
+def _is_current(model: Model, id_: int) -> bool:
+    return model.current is not None and model.current.id == id_
 
 
 def _ids(model: Model, *, stopping: bool) -> set[int]:

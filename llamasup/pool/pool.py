@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
-from llamasup.errors import Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
+from llamasup.errors import BuildRefused, Conflict, DoesNotFit, LlamasupError, ModelUnknown, Stopping
 from llamasup.models.access import unknown_model
 from llamasup.models.spec import KeepResult, ModelSpec
 from llamasup.planning.memory.shares import remaining
 from llamasup.pool import model_states as states
 from llamasup.pool.answers import pause_of, reason_of
-from llamasup.pool.driver import DriverContext, ProcessDriver, carry_out, is_settled
+from llamasup.pool.crashes import Crashes
+from llamasup.pool.driver import DriverContext, ProcessDriver, Proof, carry_out, is_settled
 from llamasup.pool.estimate import Fetch, ModelSizer, SizedModel, Sizer, share_of
 from llamasup.pool.eviction_policy import (
     Action,
@@ -40,7 +41,14 @@ from llamasup.pool.eviction_policy import (
     decide_with_grounds,
 )
 from llamasup.pool.model import ManagedModel, PendingDemand, policy_for
-from llamasup.pool.model_states import Effect, Event, ModelState, RolloutStep, charged
+from llamasup.pool.model_states import (
+    Effect,
+    Event,
+    ModelState,
+    RolloutStep,
+    charged,
+    is_proof_under_way,
+)
 from llamasup.pool.model_table import advance_model
 from llamasup.pool.options import PoolOptions
 from llamasup.pool.processes import Runners
@@ -52,6 +60,7 @@ from llamasup.queueing.unavailable import Unavailable
 from llamasup.supervision.availability import STOPPING
 from llamasup.supervision.events import Bus, PublishedEvent, StateChanged
 from llamasup.supervision.failure import lacks_memory
+from llamasup.supervision.runner import InstanceRunner
 from llamasup.supervision.states import Policy, State
 from llamasup.system.timers import DeadlineTimer
 
@@ -86,7 +95,10 @@ class Pool:
         self.options = options
         self.bus = bus
         sizer = sizer or ModelSizer(fetch, lambda: self.options)
-        self._context = DriverContext(sizer, runners, bus, self._running)
+        self.proof: Proof = _unjudged
+        """Compares an unproven build with the running one."""
+        self.crashes = Crashes()
+        self._context = DriverContext(sizer, runners, bus, self.crashes, self._running, lambda: self.proof)
         self.stopping = False
         self._ended = False  # all processes are being killed
         self.running = asyncio.Event()
@@ -150,8 +162,10 @@ class Pool:
         return dict.fromkeys((*self.managed_models.values(), *self.active))
 
     def apply_options(self, options: PoolOptions) -> None:
-        """Use these options from now on. Models over a smaller budget are evicted when they are idle."""
-        before, self.options = self.options, options
+        """Use these options from now on, except for the runtime, which only ``use_runtime`` changes. Models
+        over a smaller budget are evicted when they are idle.
+        """
+        before, self.options = self.options, replace(options, runtime=self.options.runtime)
         for managed in tuple(self._all()):
             if options.budget != before.budget:
                 self._post(managed, states.BudgetChanged())
@@ -181,7 +195,7 @@ class Pool:
             share=lambda sized: share_of(sized.spec, self.remaining_for(managed)),
             post=lambda event: self._post(managed, event),
         )
-        managed = ManagedModel(spec, served, driver)
+        managed = ManagedModel(replace(spec, runtime=self.options.runtime or ""), served, driver)
         self._answer(managed)
         self.managed_models[spec.id] = managed
         return managed
@@ -232,17 +246,26 @@ class Pool:
 
     def update_spec(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Change the spec of a model without a change to its processes."""
-        self._change_spec(managed, states.SpecUpdated(spec))
+        self._change_spec(managed, states.SpecUpdated(_as_built(spec, managed)))
 
     def roll_out(self, managed: ManagedModel, spec: ModelSpec) -> None:
         """Serve the model from its new file or with its new settings, without a failed request (S16)."""
-        self._change_spec(managed, states.SpecChanged(spec))
-
-    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
         rolled_out = managed.model.rollout
-        self._post(managed, event)
+        self._change_spec(managed, states.SpecChanged(_as_built(spec, managed)))
         if managed.model.rollout is not None and managed.model.rollout is not rolled_out:
             self.decisions.add(recording.updated(datetime.now(UTC), managed.spec.id))
+
+    def use_runtime(self, managed: ManagedModel, runtime: str, *, unproven: bool = False) -> None:
+        """Serve the model with this build, like a change of its settings. ``unproven``: after its proof."""
+        spec = replace(managed.spec, runtime=runtime, unproven=unproven)
+        self._change_spec(managed, states.SpecChanged(spec))
+
+    def set_runtime(self, runtime: str) -> None:
+        """Serve models that are added later with this build."""
+        self.options = replace(self.options, runtime=runtime)
+
+    def _change_spec(self, managed: ManagedModel, event: states.SpecUpdated | states.SpecChanged) -> None:
+        self._post(managed, event)
         sized = managed.sized
         managed.served.apply_policy(
             policy_for(event.spec, self.options.policy, None if sized is None else sized.spec)
@@ -502,6 +525,7 @@ class Pool:
         models = {managed.key: managed.snapshot() for managed in self.active if managed.sized is not None}
         decided = decide_with_grounds(Snapshot(now_s, models, self.options.budget, self.options.residency))
         self._grounds = decided.grounds
+        self._end_proofs(decided.grounds)
         for action in decided.actions:
             self._apply(action)
         for managed in self.active:
@@ -526,7 +550,9 @@ class Pool:
             del self.active[managed]
 
     def _grant_swaps(self) -> None:
-        """One model at a time: then two generations fit in the memory more often."""
+        """One model at a time: then two generations fit in the memory more often. The proof of a build takes
+        minutes, so no other model waits for it.
+        """
         for managed in tuple(self.active):
             rollout = managed.model.rollout
             if rollout is None or rollout.target is None:
@@ -535,13 +561,30 @@ class Pool:
             if rollout.step is RolloutStep.FREED:
                 free = self.remaining_for(managed)
             elif rollout.step is RolloutStep.WAITING and not any(
-                other.state is ModelState.ROLLING_OUT for other in self.active
+                other.state is ModelState.ROLLING_OUT and not is_proof_under_way(other.model)
+                for other in self.active
             ):
                 free = remaining(self.remaining_for(managed), [managed.needs])
             else:
                 continue
             fits = all(free.get(device, 0) >= size for device, size in rollout.target.needs.items())
             self._post(managed, states.SwapGranted(fits))
+
+    def _end_proofs(self, grounds: Mapping[str, Grounds]) -> None:
+        """A model that is wanted needs the memory more than the proof of a build."""
+        for managed in tuple(self.active):
+            current, sized = managed.model.current, managed.sized
+            if not is_proof_under_way(managed.model) or current is None or sized is None:
+                continue
+            for id_, why in grounds.items():
+                lacks = any(kind == "memory" and name in sized.needs for kind, name in why.lack)
+                if lacks and not why.idle_models_suffice:
+                    purpose = f"for {id_!r}" if id_ else "to stay within the budget"
+                    needed = BuildRefused(
+                        f"The memory of the proof with {managed.spec.id!r} was needed {purpose}.",
+                        remedy="Try again when there are fewer requests.",
+                    )
+                    self._post(managed, states.Disproven(current.id, needed))
 
     def _apply(self, action: Action) -> None:
         match action:
@@ -586,6 +629,15 @@ class Pool:
             if runner.instance.generation == generation and runner.plan is not None and runner.plan.reduced:
                 self.decisions.add(recording.reduced(datetime.now(UTC), managed.spec.id, runner.plan.reduced))
                 return
+
+
+def _as_built(spec: ModelSpec, managed: ManagedModel) -> ModelSpec:
+    """``spec`` with the build of the model, which no config decides."""
+    return replace(spec, runtime=managed.spec.runtime, unproven=managed.spec.unproven)
+
+
+async def _unjudged(new: InstanceRunner, old: InstanceRunner) -> LlamasupError | None:
+    raise NotImplementedError(f"{new.model!r} has an unproven build, and nothing judges it")
 
 
 def _stopping() -> Stopping:

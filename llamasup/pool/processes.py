@@ -47,8 +47,12 @@ class Runners:
         *,
         share: Callable[[], MemoryBudget],
         on_measured: Callable[[], None],
+        on_crashed: Callable[[], None],
+        withheld: bool = False,
     ) -> list[InstanceRunner]:
-        """One stopped runner for each replica of ``sized``. Planner threads call ``share``."""
+        """One stopped runner for each replica of ``sized``. Planner threads call ``share``. ``withheld``:
+        they get requests only after ``served.add``.
+        """
         starter = sized.starter
         made: list[InstanceRunner] = []
         for number in range(sized.spec.replicas):
@@ -67,11 +71,12 @@ class Runners:
                 log_path=self._log_path(spec.id if number == 0 else f"{spec.id}~{number}"),
                 log_passed_on=self._log_passed_on,
                 on_measured=on_measured,
+                on_crashed=on_crashed,
                 cwd=starter.cwd,
                 prober=starter.prober,
                 awaits_memory=starter.awaits_memory,
             )
-            served.add(runner)
+            served.attach(runner) if withheld else served.add(runner)
             self._tasks[runner] = tasks.create_task(runner.run(), name=f"{spec.id}/{self._made}/run")
             if isinstance(planner, Planner):
                 self._planners[runner] = planner

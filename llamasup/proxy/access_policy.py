@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from llamasup.auth.key_limits import Keys
 from llamasup.auth.keys import ApiKey
@@ -26,6 +27,7 @@ PUBLIC_PATHS = HEALTH_PATHS | {b"/livez", b"/readyz"}
 
 _FOR_ANY_KEY = frozenset({"/metrics", "/v1/models", "/models"})  # routes that a key of any right may read
 _READS = frozenset({b"GET", b"HEAD"})
+_UPGRADE = b"/llamasup/v1/upgrade"
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_ACCEPTED_HOSTS = 256  # a client repeats one spelling; the limit keeps other clients from filling memory
@@ -174,6 +176,14 @@ class AccessPolicy:
         )
 
     def _judge_control(self, head: Head, key: ApiKey | None) -> ApiKey | HttpError | None:
+        if head.method not in _READS and unquote_to_bytes(head.path) == _UPGRADE:
+            return HttpError(
+                403,
+                "an upgrade is closed through this address, because it starts a program of the machine",
+                type="permission_error",
+                cause="control_closed",
+                remedy="use `llamasup upgrade` on that machine",
+            )
         if self._trusted or (key is not None and key.controls):
             return key
         if self.console.decides(head):

@@ -248,7 +248,7 @@ def _reason(path: Path, error: OSError) -> str:
 
 
 def _runtime(reading: Reading) -> _Found:
-    wanted = reading.config.runtime
+    wanted = reading.config.runtime.path
     if wanted is None or wanted == "embedded":
         return  # llamasup doctor checks these
     if shutil.which(wanted) is None:
@@ -266,7 +266,7 @@ def _devices(reading: Reading, environ: Mapping[str, str], devices_of: DevicesOf
     if not wanted:
         return
     try:
-        available = devices_of(config.runtime, environ)
+        available = devices_of(config.runtime.path, environ)
     except LlamasupError as error:
         yield wanted[0][0], f"cannot list the devices: {error.message}"
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from llamasup.downloads.manager import DownloadSettings
 from llamasup.errors import ConfigInvalid
 from llamasup.http.address import listen_text
 from llamasup.llama_server.device_memory import devices_now
-from llamasup.llama_server.inspect import find_runtime
+from llamasup.llama_server.inspect import Runtime, find_runtime
 from llamasup.models.search import Search
 from llamasup.models.spec import ModelSpec
 from llamasup.models.virtual import check_virtual
@@ -53,6 +54,8 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     more_models: bool = False
     """Models besides those of the file are served."""
     runtime: str | None = None
+    watch_runtime: bool = False
+    """``runtime`` is a path. When it leads to another file, the models get this build if it proves itself."""
     fail_on_preload_error: bool = False
     """End with the error if a model cannot be preloaded."""
     membership: Callable[[], Membership] | None = None
@@ -70,7 +73,7 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
     """
     initial = config()
     http = initial.http
-    runtime = given.pop("runtime", None) or initial.runtime
+    runtime = given.pop("runtime", None)
     options: dict[str, Any] = {
         "host": ",".join(initial.hosts),
         "port": initial.port,
@@ -92,7 +95,14 @@ def serve_options(config: Callable[[], Config], **given: Any) -> ServeOptions:
         "ollama": None if initial.ollama.listen is None else listen_text(initial.ollama.listen),
         "batches": initial.batches if initial.batches.enabled else None,
     }
-    return ServeOptions(config=config, initial_config=initial, runtime=runtime, **{**options, **given})
+    options |= given
+    return ServeOptions(
+        config=config,
+        initial_config=initial,
+        runtime=runtime or initial.runtime.path,
+        watch_runtime=initial.runtime.watch and runtime is None,
+        **options,
+    )
 
 
 class ConfigSource:
@@ -102,7 +112,7 @@ class ConfigSource:
         """Raises RuntimeMissing."""
         self._options = options
         self.environ = environ
-        self._runtime = find_runtime(options.runtime, environ)
+        self._runtime = find_runtime(_target_of(options), environ)
         # Measured before llamasup loads a model.
         self._machine = hardware()
         self._devices = devices_now(self._runtime, environ)
@@ -148,6 +158,13 @@ class ConfigSource:
                 f"The config {str(file)!r} cannot be read again: it is not a regular file.",
                 remedy="To change the config while llamasup runs, use a regular file with --config FILE.",
             )
+
+    @property
+    def watched_runtime(self) -> str | None:
+        return self._options.runtime if self._options.watch_runtime else None
+
+    def use_runtime(self, runtime: Runtime) -> None:
+        self._runtime = runtime
 
     def stamp(self) -> object:
         if self._options.config_file is None:
@@ -222,6 +239,14 @@ class ConfigSource:
             runtime=str(self._runtime.path) if self._runtime.kind == "binary" else self._runtime.kind,
             environ=self.environ,
         )
+
+
+def _target_of(options: ServeOptions) -> str | None:
+    """The runtime. A watched link is resolved, so that it may change while its old target still serves."""
+    runtime = options.runtime
+    if runtime is None or not options.watch_runtime or not os.path.exists(runtime):  # noqa: PTH110 - one stat
+        return runtime
+    return os.path.realpath(runtime)
 
 
 def _peers_of(config: Config) -> tuple[Peer, ...]:

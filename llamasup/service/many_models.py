@@ -46,8 +46,10 @@ from llamasup.system.process.log_tail import LogFiles
 from llamasup.virtual.backend import Models, VirtualBackend
 
 if TYPE_CHECKING:
+    from llamasup.llama_server.inspect import Runtime
     from llamasup.peers.peers import Peers
     from llamasup.peers.static import StaticMembership
+    from llamasup.pool.upgrade.upgrade import Upgrade
 
 __all__ = ["Configured", "HostedModels", "Source"]
 
@@ -73,6 +75,11 @@ class Configured(Struct, frozen=True):
 
 
 class Source(Protocol):
+    @property
+    def watched_runtime(self) -> str | None:
+        """The path of a link to llama-server whose changes are followed."""
+        ...
+
     def read(self, before: Search | None = None) -> Configured:
         """Read the config and the folders; for a missing folder use the search ``before``. Blocks; raises
         ConfigInvalid.
@@ -85,6 +92,10 @@ class Source(Protocol):
         """Blocks; raises ConfigInvalid for a model whose config differs from ``before`` and that is missing,
         broken or too large. ``less_memory``: also for a model that no longer fits.
         """
+        ...
+
+    def use_runtime(self, runtime: Runtime) -> None:
+        """Check configs with this build from now on."""
         ...
 
     def stamp(self) -> object:
@@ -127,6 +138,7 @@ class HostedModels:
         self.catalog = Catalog(configured.inventory.registry, self._pool, self._on_demand_spec)
         self._models: Models = self.catalog
         self.control_target = ConfiguredTarget(owner, self.catalog, address, self._logs.path_of, self.reload)
+        self.control_target.make_upgrade = self._make_upgrade
         self._configured_peers: StaticMembership | None = None
         self.peers = self._with_peers(membership)
         self._virtual = VirtualBackend(self._models, configured.config.virtual_models)
@@ -165,6 +177,15 @@ class HostedModels:
         self._bus.listen(self._follow_models)
         return peers
 
+    def _make_upgrade(self) -> Upgrade:
+        from llamasup.pool.upgrade.upgrade import Upgrade  # here, to keep the start short
+
+        return Upgrade(self._pool, self.catalog.managed_models, self._running, self._source.use_runtime)
+
+    def _running(self) -> asyncio.TaskGroup:
+        assert self._tasks is not None  # the control API serves only while this runs
+        return self._tasks
+
     def _follow_models(self, event: PublishedEvent) -> None:
         if isinstance(event, ModelsChanged) and self.peers is not None:
             self.peers.refresh()
@@ -200,6 +221,8 @@ class HostedModels:
                     tasks.create_task(self.peers.run(), name="peers")
                 tasks.create_task(self._watch_folders(), name="folders")
                 tasks.create_task(self._watch_config(), name="config")
+                if (link := self._source.watched_runtime) is not None:
+                    tasks.create_task(self._follow_runtime(link), name="runtime")
         finally:
             self._logs.close()
             await self._downloads.aclose()
@@ -388,6 +411,12 @@ class HostedModels:
             self._watch_wanted.set()
         else:
             self._watch_wanted.clear()
+
+    async def _follow_runtime(self, link: str) -> None:
+        from llamasup.pool.upgrade.link import follow_link  # here, to keep the start short
+
+        upgrade = self.control_target.upgrades.upgrade
+        await follow_link(link, lambda: self._pool.options.runtime or "", upgrade)
 
     async def _watch_folders(self) -> None:
         """Apply changes of model files. A reload restarts the watch with the new folders, and with the files

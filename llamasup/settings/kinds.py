@@ -358,10 +358,13 @@ class Many(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A mapping with the keys of a Struct. ``name``: in the JSON Schema, if it is not that of the Struct."""
+    """A mapping with the keys of a Struct. ``name``: in the JSON Schema, if it is not that of the Struct.
+    ``short``: a single value is the value of this key.
+    """
 
     keys: type[msgspec.Struct]
     name: str = ""
+    short: str = ""
 
 
 class Named(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from llamasup.settings.kinds import (
     Name,
     NodeUrl,
     Parameters,
+    RuntimeName,
     SizeText,
     Text,
     Time,
@@ -34,6 +35,7 @@ __all__ = [
     "Memory",
     "Ollama",
     "PeerEntry",
+    "RuntimeChoice",
     "Slots",
     "Usage",
     "VirtualEntry",
@@ -46,6 +48,23 @@ parameters (128 KiB per token in f16).
 
 USAGE_KEEP_DAYS: Final = 400
 """A year, and the month in which it is compared with the year before."""
+
+
+class RuntimeChoice(SettingGroup, frozen=True, kw_only=True):
+    """The llama-server to use."""
+
+    path: Annotated[
+        str | None,
+        Setting(RuntimeName(), "The llama-server. auto: the first that llamasup finds.", "auto"),
+    ] = None
+    watch: Annotated[
+        bool,
+        Setting(
+            Boolean(),
+            "Move the models to the new build when the symbolic link in path changes, if the build proves "
+            "itself.",
+        ),
+    ] = False
 
 
 class Memory(SettingGroup, frozen=True, kw_only=True):

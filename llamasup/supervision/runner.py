@@ -57,7 +57,8 @@ class InstanceRunner:
     ``queue`` is the model's, may outlive the runner, and is notified of every change. ``log_path`` is the
     file for the child's output, which ``log_passed_on`` gets, too. ``cwd`` is the child's folder (default:
     ``work_folder``). ``awaits_memory``: the owner starts it only once memory is free, so a plan that does not
-    fit is not tried again later (#97). Call all methods in the event loop's thread.
+    fit is not tried again later (#97). ``on_crashed`` is called when a child that was ready has crashed. Call
+    all methods in the event loop's thread.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class InstanceRunner:
         prober: Callable[[ChildPlan], Prober] = prober_of,
         log_passed_on: Callable[[list[bytes]], None] | None = None,
         on_measured: Callable[[], None] | None = None,
+        on_crashed: Callable[[], None] | None = None,
         awaits_memory: bool = False,
         roll: Callable[[], float] = random.random,
     ) -> None:
@@ -103,6 +105,7 @@ class InstanceRunner:
         )
         self.on_idle: Callable[[Endpoint], None] | None = None
         """Called whenever the last running request has ended. Set it before the start."""
+        self._on_crashed = on_crashed
         self._closed = False
         # Unbounded, but each generation adds a handful of events and one per second while it starts.
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[Instance] | None]] = asyncio.Queue()
@@ -344,6 +347,9 @@ class InstanceRunner:
                 self._current.start(probes.record_load)
                 self._current.start(probes.query_context_window)
             self._bus.publish(StateChanged(self.model, after.state, after.generation))
+        has_crashed = bool(after.crashes) and after.crashes[-1:] != before.crashes[-1:]
+        if has_crashed and before.ready and self._on_crashed is not None:
+            self._on_crashed()
         for holds, waiter in self._waiters:
             if not waiter.done() and holds(after):
                 waiter.set_result(after)

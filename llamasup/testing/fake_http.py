@@ -58,6 +58,7 @@ class HttpServer:
         self._deferred = 0
         self._n_decode = 0
         self._n_prompt = 0
+        self._leaked: list[bytes] = []
 
     def serve(self) -> None:
         while True:
@@ -232,7 +233,7 @@ class HttpServer:
             with self._lock:
                 self._n_decode += 1
                 self._slots[number] = n + 1
-            yield f" w{n}"
+            yield f" {'x' if faults.wrong else 'w'}{n}"
 
     @contextlib.contextmanager
     def _slot(self, connection: socket.socket) -> Iterator[int]:
@@ -247,6 +248,9 @@ class HttpServer:
             number = self._slots.index(None)
             self._slots[number] = 0
             self._n_prompt += 1
+            self._leaked.append(b"x" * self._faults.leak_bytes)
+            if self._n_prompt == self._faults.die_at:
+                os._exit(1)
         try:
             yield number
         finally:

@@ -222,9 +222,11 @@ def test_control_command_is_shown_with_its_model() -> None:
     view, reporter = many()
     reporter.command("load", "bge")
     reporter.command("reload", "")
+    reporter.command("upgrade", "")
     assert view.texts == [
         "llamasup load: loading bge.",
         "llamasup reload: reading the config again.",
+        "llamasup upgrade: reading the new build of llama.cpp.",
     ]
 
 

@@ -13,6 +13,7 @@ from llamasup.errors import ConfigInvalid
 from llamasup.http.address import TcpAddress, UnixAddress
 from llamasup.models.rules import ModelRule
 from llamasup.settings.model import ModelSettings
+from llamasup.settings.sections import RuntimeChoice
 from llamasup.settings.units import Size, duration_text, read_duration, read_size
 from tests.config.reading import config_of
 
@@ -38,7 +39,7 @@ auth: {api_key_file: ~/.config/llamasup/keys}
     config = load(path, {"HOME": "/home/ann"})
 
     assert config.listen == (TcpAddress("127.0.0.1", 8080),)
-    assert config.runtime is None
+    assert config.runtime.path is None
     assert config.models_dir == (Path("/home/ann/models"),)
     assert (config.memory.ram, config.memory.vram) == (Size(percent=80), Size(percent=90))
     assert config.default_options == ModelSettings(
@@ -148,7 +149,7 @@ def test_other_sections_are_read() -> None:
     assert config.listen[1:] == (TcpAddress("::1", 80), UnixAddress("/etc/llamasup/run/x.sock"))
     assert config.hosts == ("0.0.0.0", "::1", "/etc/llamasup/run/x.sock")
     assert config.port == 80
-    assert config.runtime == "/etc/llamasup/build/llama-server"
+    assert config.runtime.path == "/etc/llamasup/build/llama-server"
     assert config.models_dir == (Path("/etc/llamasup/a"), Path("/b"))
     assert config.caches == ("huggingface", "llama.cpp")
     assert config.memory.ram == Size(bytes=12 << 30)
@@ -166,8 +167,13 @@ def test_other_sections_are_read() -> None:
 
 
 def test_runtime_may_be_a_program_name() -> None:
-    assert config_of("{models_dir: m, runtime: llama-server}").runtime == "llama-server"
-    assert config_of("{models_dir: m, runtime: embedded}").runtime == "embedded"
+    assert config_of("{models_dir: m, runtime: llama-server}").runtime.path == "llama-server"
+    assert config_of("{models_dir: m, runtime: embedded}").runtime.path == "embedded"
+
+
+def test_runtime_may_be_a_section_that_is_watched() -> None:
+    config = config_of("{models_dir: m, runtime: {path: ./current/llama-server, watch: true}}")
+    assert config.runtime == RuntimeChoice(path="/etc/llamasup/current/llama-server", watch=True)
 
 
 def test_port_is_0_if_listen_has_only_sockets() -> None:

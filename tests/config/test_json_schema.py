@@ -64,6 +64,7 @@ def test_example_configs_match_the_schema(path: Path) -> None:
         "{models_dir: m, defaults: {extra: --seed}}",
         "{models_dir: m, models: {a: {repo: x}}}",
         "{models_dir: m, models: {a: {url: x}}}",
+        "{models_dir: m, runtime: {file: x}}",
         "[models_dir]",
     ],
 )
@@ -82,6 +83,7 @@ def test_schema_refuses_what_the_reader_refuses(text: str) -> None:
         "{models_dir: m, defaults: {extra: [--seed, 42]}, memory: {ram: 1.5 GiB, vram: 80%}}",
         "{models_dir: m, models: {'a*': {ttl: 90s}, o/r:Q4: {aliases: x}}, groups: {g: ['b*', c]}}",
         "models_dir: m\nmodels:\nmemory:\ngroups:\n",
+        "{models_dir: m, runtime: {path: ./llama-server, watch: true}}",
     ],
 )
 def test_schema_accepts_what_the_reader_accepts(text: str) -> None:

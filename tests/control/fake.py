@@ -135,6 +135,13 @@ class FakeControlTarget:
         await self._do("reload", "")
         return {"added": ["new"], "removed": [], "changed": [], "unchanged": list(self.names)}
 
+    def upgrade_status(self) -> Mapping[str, Any]:
+        return {"state": "none", "runtime": None}
+
+    async def upgrade(self, runtime: str, *, dry_run: bool = False) -> Mapping[str, Any]:
+        await self._do("preview" if dry_run else "upgrade", runtime)
+        return {"state": "none" if dry_run else "watching", "runtime": {"path": runtime, "version": "b2"}}
+
     def shutdown(self, *, now: bool = False) -> None:
         self.requests.append(("shutdown", "now" if now else ""))
 
@@ -177,7 +184,7 @@ class FakeControlTarget:
             await self._changed.wait()
 
     async def _do(self, what: str, model: str) -> None:
-        if what != "reload":
+        if what not in {"reload", "upgrade", "preview"}:
             self._find(model)
         self.requests.append((what, model))
         self._changed.set()
@@ -253,6 +260,14 @@ class AsyncControlClient:
 
     async def reload(self) -> Mapping[str, Any]:
         return await self._request("POST", "/reload")
+
+    async def upgrade(self, runtime: str = "") -> Mapping[str, Any]:
+        """Without ``runtime``, the last one."""
+        body = {"runtime": runtime} if runtime else None
+        response = await self._http.request("POST" if runtime else "GET", "/upgrade", json=body)
+        await _check(response)
+        answer: Mapping[str, Any] = response.json()
+        return answer
 
     async def shutdown(self, *, now: bool = False) -> Mapping[str, Any]:
         return await self._request("POST", "/shutdown", now=now)

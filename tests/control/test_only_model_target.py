@@ -217,3 +217,13 @@ def test_unloaded_model_stops_too(tiny_model: Path, tmp_path: Path) -> None:
             assert [each["event"] async for each in events] == ["stopped"]
 
     run(visit)
+
+
+def test_only_serve_changes_its_build(tiny_model: Path, tmp_path: Path) -> None:
+    async def visit() -> None:
+        async with controlled(tiny_model, tmp_path) as (_, control):
+            for runtime in ("", "/new/llama-server"):
+                with pytest.raises(Conflict, match="Only `llamasup serve` changes its build"):
+                    await control.upgrade(runtime)
+
+    run(visit)

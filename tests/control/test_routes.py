@@ -16,6 +16,7 @@ import pytest
 from llamasup.control import routes
 from llamasup.control.client import ControlAddress, ControlClient
 from llamasup.errors import (
+    BuildRefused,
     ConfigInvalid,
     Conflict,
     ControlFailed,
@@ -200,6 +201,18 @@ def test_reload_continues_when_its_client_disconnects(tmp_path: Path) -> None:
         await client.status()  # what was sent before has been seen
         fake.gate.set()
         assert fake.requests == [("reload", "")]
+
+    run(tmp_path, visit)
+
+
+def test_upgrade_is_answered_at_its_end(tmp_path: Path) -> None:
+    async def visit(fake: FakeControlTarget, client: AsyncControlClient) -> None:
+        assert (await client.upgrade())["state"] == "none"
+        assert (await client.upgrade("/new/llama-server"))["state"] == "watching"
+        fake.error = BuildRefused("It is slow.", remedy="Use another build.")
+        with pytest.raises(BuildRefused, match="It is slow"):
+            await client.upgrade("/new/llama-server")
+        assert fake.requests == [("upgrade", "/new/llama-server")] * 2
 
     run(tmp_path, visit)
 

@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from llamasup.llama_server.diagnosis import Diagnosis
 from llamasup.models.spec import ModelSpec
 from llamasup.planning.memory.shares import MemoryBudget
+from llamasup.pool.crashes import Crashes
 from llamasup.pool.driver import DriverContext, ProcessDriver
 from llamasup.pool.estimate import SizedModel
 from llamasup.pool.model_states import (
+    Disproven,
     Event,
     ProcessesFailed,
     ProcessesServing,
@@ -55,7 +57,14 @@ class Processes:
     def __init__(self, *before: Instance) -> None:
         self.runners = [Runner(instance) for instance in before]
         self.events: list[Event] = []
-        context = DriverContext(cast("Any", None), cast("Any", self), cast("Any", None), cast("Any", dict))
+        context = DriverContext(
+            cast("Any", None),
+            cast("Any", self),
+            cast("Any", None),
+            Crashes(),
+            cast("Any", dict),
+            cast("Any", None),
+        )
         self.driver = ProcessDriver(
             context,
             cast("Any", None),
@@ -79,7 +88,7 @@ class Processes:
 async def test_nothing_is_reported_before_every_replica_has_taken_its_start(before: Instance) -> None:
     """Until then it still seems stopped, or failed as in the load before."""
     processes = Processes(before, before)
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=True)
     assert processes.reported() == []
     await processes.runners[0].takes_its_start()
     assert processes.reported() == []
@@ -90,7 +99,7 @@ async def test_nothing_is_reported_before_every_replica_has_taken_its_start(befo
 @async_test
 async def test_one_replica_that_serves_is_enough() -> None:
     processes = Processes(Instance(), Instance())
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=False)
     for runner in processes.runners:
         await runner.takes_its_start()
     processes.events.clear()
@@ -105,10 +114,24 @@ async def test_one_replica_that_serves_is_enough() -> None:
 @async_test
 async def test_failure_is_reported_once_no_replica_serves_or_starts() -> None:
     processes = Processes(Instance(), Instance())
-    processes.driver.start(1, SIZED)
+    processes.driver.start(1, SIZED, withheld=False)
     for runner in processes.runners:
         await runner.takes_its_start()
     processes.runners[0].instance = FAILED
     assert processes.reported()[-1] is ProcessesStarting
     processes.runners[1].instance = FAILED
+    assert processes.reported() == [ProcessesFailed]
+
+
+@async_test
+async def test_one_failed_replica_refuses_the_build_that_is_withheld() -> None:
+    processes = Processes(Instance(), Instance())
+    processes.driver.start(1, SIZED, withheld=True)
+    for runner in processes.runners:
+        await runner.takes_its_start()
+    first, second = processes.runners
+    first.instance = replace(first.instance, state=State.READY)
+    second.instance = FAILED
+    assert processes.reported()[-1] is Disproven
+    first.instance = FAILED
     assert processes.reported() == [ProcessesFailed]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 
+from llamasup.errors import DoesNotFit
 from llamasup.models.spec import ModelSpec, Stay
 from llamasup.pool import model_states as states
 from llamasup.pool.eviction_policy import Phase
@@ -33,8 +34,9 @@ from llamasup.pool.model_states import (
 )
 from llamasup.pool.model_table import TABLE, InvalidModelEvent, advance_model, is_stale, place_of
 from llamasup.settings.model import Settings
-from scripts.pool_diagram import ANSWER, ERROR, SPECS, Plan, reachable
+from scripts.pool_diagram import ANSWER, ERROR, SPECS, UNPROVEN, Plan, reachable
 
+PROVEN_OR_NOT = (*SPECS, UNPROVEN)
 BY_COMMAND = tuple(replace(spec, stay=Stay(by_command=True)) for spec in SPECS)
 ONE, TWO = (Plan(spec, {"ram": number}) for number, spec in enumerate(SPECS, 1))
 
@@ -90,9 +92,10 @@ def test_every_event_is_a_row_or_impossible_in_every_state() -> None:
         for kind in get_args(Event)
         if kind not in rows
     }
-    tried = {(place_of(here), type(event).__name__) for here, event, _ in reachable()}
+    tried = {(place_of(here), type(event).__name__) for here, event, _ in reachable(PROVEN_OR_NOT)}
     assert not impossible & tried
-    assert all(kind.startswith(("Processes", "Siz", "Download")) for _, kind in impossible)
+    facts = ("Processes", "Siz", "Download", "Proven", "Disproven")
+    assert all(kind.startswith(facts) for _, kind in impossible)
     assert {place for place, _ in tried} == set(TABLE)
 
 
@@ -133,7 +136,7 @@ def violations(model: Model) -> Iterator[str]:
         yield "failed without an error"
 
 
-@pytest.mark.parametrize("specs", [SPECS, BY_COMMAND], ids=["shared", "by command"])
+@pytest.mark.parametrize("specs", [PROVEN_OR_NOT, BY_COMMAND], ids=["shared", "by command"])
 def test_invariants_hold_in_every_reachable_state(specs: Sequence[ModelSpec]) -> None:
     count = 0
     for here, event, there in reachable(specs):
@@ -315,3 +318,184 @@ def test_crash_of_an_outdated_process_loads_the_newest_spec() -> None:
     story(states.ProcessesFailed(story.id, ERROR, ANSWER))
     assert EndLoads(ERROR) not in story.effects
     assert isinstance(story(states.Wanted())[-1], Size)
+
+
+# --- proofs of a build
+
+
+def proving() -> Story:
+    """The processes of an unproven build are ready beside the old ones."""
+    story = Story().serve()
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    assert story.effects == (Start(story.id, Plan(UNPROVEN, {"ram": 2}), withheld=True),)
+    story(states.ProcessesServing(story.id))
+    return story
+
+
+def old_id(story: Story) -> int:
+    assert story.model.old is not None
+    return story.model.old.id
+
+
+def test_unproven_build_is_compared_before_it_gets_requests() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    assert story.effects == (states.Prove(new, old),)
+    assert place_of(story.model) is RolloutStep.PROVING
+    story(states.Proven(new))
+    assert [type(effect) for effect in story.effects] == [states.Admit, states.Withdraw, Stop]
+    assert story(states.ProcessesReleased(old))[-1] == EndRollout()
+    assert place_of(story.model) is ModelState.RESIDENT
+    assert story.id == new
+
+
+def test_refused_build_stops_and_the_old_processes_stay() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    assert [type(effect) for effect in story(states.Disproven(new, ERROR))] == [Stop]
+    story(states.ProcessesReleased(new))
+    assert story.effects == (Drop(new), EndLoads(), EndRollout(ERROR))
+    assert (story.model.state, story.id, story.model.sized) == (ModelState.RESIDENT, old, ONE)
+
+
+def test_crash_during_the_proof_keeps_the_old_processes() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    story(states.ProcessesFailed(new, ERROR, ANSWER))
+    assert story.effects == (Drop(new), EndLoads(), EndRollout(ERROR))
+    assert story.id == old
+    assert story(states.Proven(new)) == ()  # it comes too late
+    assert story(states.Disproven(new, ERROR)) == ()
+
+
+def test_refused_build_ends_with_old_processes_that_have_failed() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    assert story(states.ProcessesFailed(old, ERROR, ANSWER)) == (Stop(old, ONE),)
+    assert [type(effect) for effect in story(states.Disproven(new, ERROR))] == [EndRollout, Stop, Stop]
+    assert story.model.state is ModelState.UNLOADING
+
+
+def test_proven_build_serves_if_the_old_processes_have_failed() -> None:
+    story = proving()
+    story(states.ProcessesFailed(old_id(story), ERROR, ANSWER))
+    story(states.ProcessesReleased(old_id(story)))
+    assert story(states.Proven(story.id))[0] == states.Admit(story.id, Plan(UNPROVEN, {"ram": 2}))
+    assert story.model.state is ModelState.RESIDENT
+
+
+def test_unproven_build_ends_if_there_is_nothing_to_compare_with() -> None:
+    """The old processes fail for good while those of the unproven build still start."""
+    story = Story().serve()
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    story(states.ProcessesFailed(old_id(story), ERROR, ANSWER))
+    ended = story(states.ProcessesServing(story.id))
+    assert [type(effect) for effect in ended] == [EndRollout, Stop, Stop]
+    assert "the running processes have ended" in str(ended[0])
+    assert story.model.state is ModelState.UNLOADING
+
+
+def test_unproven_build_ends_if_the_old_processes_restart_meanwhile() -> None:
+    story = Story().serve()
+    old = story.id
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    story(states.ProcessesStarting(old))
+    assert [type(effect) for effect in story(states.ProcessesServing(story.id))] == [Stop]
+    assert story.id == old
+
+
+def change(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    return replace(spec, source="three.gguf", **changes)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_change_during_the_proof_is_rolled_out_with_the_old_build_if_it_is_refused(crashes: bool) -> None:
+    story = proving()
+    new = story.id
+    story(states.SpecChanged(change(UNPROVEN)))
+    if crashes:
+        story(states.ProcessesFailed(new, ERROR, ANSWER))
+    else:
+        story(states.Disproven(new, ERROR))
+        story(states.ProcessesReleased(new))
+    assert story.effects[-1] == Size(story.ticket, change(UNPROVEN, runtime="", unproven=False))
+
+
+def test_change_during_the_proof_is_rolled_out_without_another_proof() -> None:
+    story = proving()
+    old = old_id(story)
+    story(states.SpecChanged(change(UNPROVEN)))
+    story(states.Proven(story.id))
+    story(states.ProcessesReleased(old))
+    assert story.effects[-1] == Size(story.ticket, change(UNPROVEN, unproven=False))
+
+
+def test_proof_ends_while_the_new_processes_start() -> None:
+    """A replica has failed, or another model needs the memory."""
+    story = Story().serve()
+    old = story.id
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.SwapGranted(fits=True))
+    new = story.id
+    assert story(states.Disproven(new, ERROR)) == (Stop(new, Plan(UNPROVEN, {"ram": 2})),)
+    assert story(states.ProcessesReleased(new))[-1] == EndRollout(ERROR)
+    assert story.id == old
+
+
+def test_restart_of_the_old_processes_ends_the_proof() -> None:
+    story = proving()
+    new, old = story.id, old_id(story)
+    assert story(states.ProcessesStarting(new)) == ()
+    assert [type(effect) for effect in story(states.ProcessesStarting(old))] == [Stop]
+    story(states.ProcessesServing(old))
+    ended = story(states.ProcessesReleased(new))[-1]
+    assert "the running processes have ended" in str(ended)
+    assert (story.model.state, story.id) == (ModelState.RESIDENT, old)
+
+
+def test_model_is_loaded_during_a_proof() -> None:
+    story = proving()
+    assert phase_of(story.model) is Phase.RESIDENT
+    story(states.ProcessesFailed(old_id(story), ERROR, ANSWER))
+    assert phase_of(story.model) is Phase.LOADING
+
+
+def test_build_is_not_proven_without_room_beside_the_old_processes() -> None:
+    story = Story().serve()
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    (ended,) = story(states.SwapGranted(fits=False))
+    assert isinstance(ended, EndRollout)
+    assert isinstance(ended.error, DoesNotFit)
+    assert story.model.state is ModelState.RESIDENT
+
+
+def test_proof_waits_until_the_old_processes_serve() -> None:
+    story = Story().serve()
+    story(states.SpecChanged(UNPROVEN))
+    story(states.Sized(story.ticket, Plan(UNPROVEN, {"ram": 2})))
+    story(states.ProcessesStarting(story.id))
+    assert story(states.SwapGranted(fits=True)) == ()
+    story(states.ProcessesServing(story.id))
+    assert [type(effect) for effect in story(states.SwapGranted(fits=True))] == [Start]
+
+
+def test_later_failure_restores_the_proven_build_with_requests() -> None:
+    story = proving()
+    new = story.id
+    story(states.Proven(new))
+    story(states.ProcessesReleased(old_id(story)))
+    story(states.SpecChanged(SPECS[0]))
+    story(states.Sized(story.ticket, ONE))
+    story(states.SwapGranted(fits=False))
+    story(states.ProcessesReleased(new))
+    story(states.SwapGranted(fits=True))
+    story(states.ProcessesFailed(story.id, ERROR, ANSWER))
+    assert story.effects[-1] == Start(story.id, Plan(UNPROVEN, {"ram": 2}))

@@ -46,6 +46,7 @@ from llamasup.pool.model_states import (
     ProcessesStatus,
     RolloutStep,
     charged,
+    is_proof_under_way,
     needs_of,
     old_needs_of,
     phase_of,
@@ -71,6 +72,8 @@ class FakeDriver:
         self.running: dict[int, Estimate] = {}
         self.known: dict[int, Estimate] = {}
         self.stopping: set[int] = set()
+        self.withheld: set[int] = set()
+        self.proofs: set[int] = set()
 
     def size(self, ticket: int, spec: ModelSpec) -> None:
         self.sizings[ticket] = spec
@@ -78,9 +81,20 @@ class FakeDriver:
     def cancel_sizing(self, ticket: int) -> None:
         self.sizings.pop(ticket)
 
-    def start(self, id_: int, sized: Estimate) -> None:
+    def start(self, id_: int, sized: Estimate, *, withheld: bool) -> None:
         assert id_ not in self.running
+        self.withheld.discard(id_)
+        if withheld:
+            self.withheld.add(id_)
         self.running[id_] = self.known[id_] = sized
+
+    def prove(self, id_: int, old_id: int) -> None:
+        assert {id_, old_id} <= self.known.keys()
+        assert id_ in self.withheld
+        self.proofs.add(id_)
+
+    def admit(self, id_: int, sized: Estimate) -> None:
+        self.withheld.remove(id_)
 
     def withdraw(self, id_: int) -> None:
         assert id_ in self.known
@@ -91,6 +105,7 @@ class FakeDriver:
 
     def drop(self, id_: int) -> None:
         del self.known[id_]
+        self.withheld.discard(id_)
         self.running.pop(id_, None)
 
 
@@ -209,7 +224,7 @@ class World(RuleBasedStateMachine):
         return ModelSnapshot(
             key,
             needs_of(managed.model),
-            phase=phase_of(managed.model),
+            phase=Phase.LOADING if is_proof_under_way(managed.model) else phase_of(managed.model),
             in_flight=managed.in_flight,
             waiting=managed.requests + managed.loads,
             waiting_since_s=0.0 if managed.wanted else float("inf"),
@@ -273,11 +288,11 @@ class World(RuleBasedStateMachine):
     def work(self, name: str, busy: bool) -> None:
         self.managed[name].in_flight = int(busy and self.managed[name].serves)
 
-    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)))
-    def change_file(self, name: str, file: str) -> None:
+    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)), unproven=st.booleans())
+    def change_file(self, name: str, file: str, unproven: bool) -> None:
         managed = self.managed[name]
         if managed.model.spec.source != file:
-            self.post(managed, states.SpecChanged(ModelSpec(name, file)))
+            self.post(managed, states.SpecChanged(ModelSpec(name, file, unproven=unproven)))
 
     @rule(budget=st.integers(2, 12))
     def change_budget(self, budget: int) -> None:
@@ -332,6 +347,14 @@ class World(RuleBasedStateMachine):
                 event = states.ProcessesServing(id_, outcome == "serving")
         self.post(managed, event)
 
+    @rule(name=NAMES, works=st.booleans())
+    def proof_ends(self, name: str, works: bool) -> None:
+        """It may end late, when its processes stop or are gone."""
+        managed = self.managed[name]
+        for id_ in tuple(managed.driver.proofs):
+            managed.driver.proofs.remove(id_)
+            self.post(managed, states.Proven(id_) if works else states.Disproven(id_, ERROR))
+
     @rule(name=NAMES)
     def late_restart(self, name: str) -> None:
         """A restart that was asked for before the processes stopped."""
@@ -368,12 +391,18 @@ class World(RuleBasedStateMachine):
             for id_ in tuple(managed.driver.running):
                 self.process_changes(managed, id_, "serving")
 
-    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)))
-    def swap_begins(self, name: str, file: str) -> None:
+    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)), unproven=st.booleans())
+    def swap_begins(self, name: str, file: str, unproven: bool) -> None:
         self.is_loaded(name)
-        self.change_file(name, file)
+        self.change_file(name, file, unproven)
         self.sizing_ends(name, works=True)
         self.reconcile()
+
+    @rule(name=NAMES, file=st.sampled_from(sorted(FILES)))
+    def proof_begins(self, name: str, file: str) -> None:
+        self.swap_begins(name, file, unproven=True)
+        for id_ in tuple(self.managed[name].driver.running):
+            self.process_changes(self.managed[name], id_, "serving")
 
     @rule(name=NAMES)
     def processes_of_one_end(self, name: str) -> None:
@@ -419,6 +448,16 @@ class World(RuleBasedStateMachine):
                 assert held == counted, model
 
     @invariant()
+    def processes_that_serve_get_requests(self) -> None:
+        """Only those of a build that is not proven are withheld, and only beside others."""
+        for managed in self.all:
+            model = managed.model
+            if model.current is not None and model.current.id in managed.driver.withheld:
+                steps = {RolloutStep.BESIDE, RolloutStep.PROVING}
+                stops = model.current.status not in {ProcessesStatus.STARTING, ProcessesStatus.SERVING}
+                assert stops or place_of(model) in steps, model
+
+    @invariant()
     def sizings_and_rollouts_are_known(self) -> None:
         for managed in self.all:
             sizing = managed.model.sizing
@@ -432,6 +471,7 @@ class World(RuleBasedStateMachine):
         for _ in range(ROUNDS):
             for name, managed in self.managed.items():
                 self.sizing_ends(name, works=True)
+                self.proof_ends(name, works=True)
                 for id_ in tuple(managed.driver.running):
                     self.process_changes(managed, id_, "serving")
             self.processes_end()

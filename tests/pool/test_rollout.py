@@ -260,7 +260,7 @@ async def test_failed_swap_in_turn_restores_the_old_process(tmp_path: Path, spec
             request.finish()
         assert await rollout_error(models, "a") is not None
         assert models["a"].sized is not None
-        assert models["a"].sized.spec is specs["a"]
+        assert models["a"].sized.spec.started_as == specs["a"].started_as
         await other.served_by()
         assert models.unloads() == [("a", "changed", ""), ("a", "memory", "b")]
 

@@ -72,6 +72,30 @@ def test_control_api_is_closed_over_tcp_without_a_control_key(
     assert nothing_was_forwarded(rig)
 
 
+@pytest.mark.check("X4", "403 for every key: it starts a program of the machine")
+@pytest.mark.parametrize(
+    "path",
+    [b"/llamasup/v1/upgrade", b"/llamasup/v1/upgrade?x=1", b"/llamasup/v1/%75pgrade"],
+    ids=["plain", "query", "encoded"],
+)
+def test_no_key_changes_the_build(make_rig: MakeRig, path: bytes) -> None:
+    rig = make_rig(KEYS, control=True)
+    for method in (b"POST", b"PUT"):
+        client = rig.connect()
+        client.send(get(path, b"x-api-key: admin", b"Content-Length: 0", method=method))
+        assert cause_of(client, 403) == "control_closed"
+    assert nothing_was_forwarded(rig)
+
+
+def test_key_with_the_right_control_may_see_an_upgrade(make_rig: MakeRig) -> None:
+    rig = make_rig(KEYS, control=True)
+    client = rig.send(get(b"/llamasup/v1/upgrade", b"x-api-key: admin"))
+    control = rig.accept_control()
+    assert control.head().startswith(b"GET /llamasup/v1/upgrade HTTP/1.1")
+    control.send(answer(b"{}"))
+    assert status(client.message()[0]) == 200
+
+
 @pytest.mark.check("X3", "403, whatever key it has")
 @pytest.mark.parametrize(
     "origin", [b"https://evil.example", b"null", b"http://localhost:1", b"http://127.0.0.1"]

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from llamasup.api.inputs import ConfigInputs
 from llamasup.config import Config, load
-from llamasup.errors import ConfigInvalid
+from llamasup.errors import ConfigInvalid, RuntimeMissing
 from llamasup.service import model_check
 from llamasup.service.serve import ConfigSource, serve_options
 from llamasup.testing.fake_server import install
@@ -30,6 +30,19 @@ def test_config_from_a_pipe_is_read_once_and_reload_is_rejected(tmp_path: Path) 
     assert source.first().config.max_loaded == 3
     with pytest.raises(ConfigInvalid, match="cannot be read again: it is not a regular file"):
         source.read()
+
+
+def test_watched_link_is_resolved_unless_the_command_line_names_a_runtime(tmp_path: Path) -> None:
+    target, link, config = install(tmp_path / "old"), tmp_path / "link", tmp_path / "c.yaml"
+    link.symlink_to(target)
+    config.write_text(f"runtime: {{path: {link}, watch: true}}\nmodels_dir: {tmp_path}\n")
+    watched = ConfigSource(serve_options(lambda: load(config, {})), os.environ)
+    assert (watched.watched_runtime, watched.first().options.runtime) == (str(link), str(target))
+    given = ConfigSource(serve_options(lambda: load(config, {}), runtime=str(link)), os.environ)
+    assert (given.watched_runtime, given.first().options.runtime) == (None, str(link))
+    link.unlink()
+    with pytest.raises(RuntimeMissing, match=str(link)):
+        ConfigSource(serve_options(lambda: load(config, {})), os.environ)
 
 
 def test_folders_on_the_command_line_need_no_models_in_the_config(tmp_path: Path) -> None:

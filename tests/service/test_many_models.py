@@ -57,7 +57,7 @@ async def hosting(path: Path) -> AsyncIterator[ServiceHost]:
     def read() -> Config:
         return load(path, os.environ)
 
-    options = ServeOptions(config=read, config_file=path, port=0, runtime=read().runtime)
+    options = ServeOptions(config=read, config_file=path, port=0, runtime=read().runtime.path)
     service = ServeService(options, bus)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())

@@ -222,7 +222,7 @@ async def test_a_model_of_the_config_is_loaded_once_although_it_is_found_where_i
         assert (changes.retouched, changes.changed) == (("x",), ())
         assert it["x"].state is not ModelState.ROLLING_OUT
         assert it.pids("x") == before
-        assert it["x"].spec is spec
+        assert (it["x"].spec.source, it["x"].spec.identity) == (spec.source, spec.identity)
         await it.unload("x")
         await it.load("x")
         assert it.loads("x") == 2

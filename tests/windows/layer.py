@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,15 @@ def a_lock_excludes_others_and_lets_them_read() -> None:
     again = claim_file(path)
     assert again is not None
     os.close(again)
+
+
+def reads_at_offsets_do_not_mix() -> None:
+    (folder / "numbers").write_bytes(b"".join(b"%07d\n" % number for number in range(1000)))
+    fd = os.open(folder / "numbers", os.O_RDONLY)
+    with ThreadPoolExecutor(8) as threads:
+        for number, line in enumerate(threads.map(lambda each: native.read_at(fd, 8, 8 * each), range(1000))):
+            assert int(line) == number
+    os.close(fd)
 
 
 def a_download_is_locked_hashed_and_published() -> None:
@@ -245,6 +255,7 @@ CHECKS = (
     a_file_is_opened_as_the_flags_say,
     a_symlink_is_not_followed,
     a_lock_excludes_others_and_lets_them_read,
+    reads_at_offsets_do_not_mix,
     a_download_is_locked_hashed_and_published,
     a_file_that_others_have_open_is_not_waited_for_where_a_child_writes,
     a_file_that_others_keep_open_is_named,

@@ -263,7 +263,7 @@ def run_arguments(model: str, settings: Settings, given: Mapping[str, Any], runt
     ]
 
 
-def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str) -> list[str]:
+def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str | None) -> list[str]:
     """The command line of ``llamasup serve`` with these values.
 
     ``given`` are the values of ``ConfigOverrides`` and ``Logging``, and ``watch``.
@@ -273,8 +273,7 @@ def serve_arguments(config: Path | None, given: Mapping[str, Any], runtime: str)
         *([] if config is None else ["--config", str(config)]),
         *(["--watch"] if given["watch"] else []),
         *format_arguments((*CONFIG_OVERRIDES.options, *LOGGING.options), given),
-        "--runtime",
-        runtime,
+        *([] if runtime is None else ["--runtime", runtime]),
     ]
 
 

@@ -62,6 +62,7 @@ _COMMAND_ACTIVITIES = {
     "unload": "unloading",
     "restart": "restarting",
     "reload": "restarting",
+    "upgrade": "reading the new build of",
 }
 
 _EVICTION_REASONS = {
@@ -139,7 +140,8 @@ class ConsoleReporter:
     def command(self, command: str, model: str) -> None:
         """A command of the control API. Its effects have their own lines."""
         is_config = command == "reload" and self._has_many
-        activity = "reading the config again" if is_config else f"{_COMMAND_ACTIVITIES[command]} {model}"
+        what = model or "llama.cpp"  # an upgrade concerns all models
+        activity = "reading the config again" if is_config else f"{_COMMAND_ACTIVITIES[command]} {what}"
         self._view.say("info", command, f"llamasup {command}: {activity}.")
 
     def on_event(self, event: PublishedEvent) -> None:

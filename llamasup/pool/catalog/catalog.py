@@ -206,7 +206,7 @@ class Catalog:
         """What ``apply`` would change."""
         before = {managed.spec.id: managed for managed in self.managed_models()}
         return changes(
-            {id_: managed.spec for id_, managed in before.items()},
+            {id_: _as_listed(managed.spec) for id_, managed in before.items()},
             self._specs_with(registry),
             running={id_: managed.found for id_, managed in before.items() if managed.holds_memory},
             resolve=registry.resolve,
@@ -218,7 +218,8 @@ class Catalog:
 
     def _specs_with(self, registry: Registry) -> Mapping[str, ModelSpec]:
         on_demand = self._still_on_demand(registry)
-        return {**registry.specs, **{id_: self.pool.managed_models[id_].spec for id_ in on_demand}}
+        kept = {id_: _as_listed(self.pool.managed_models[id_].spec) for id_ in on_demand}
+        return {**registry.specs, **kept}
 
     def apply(self, registry: Registry) -> Changes:
         """Serve these models from now on. Unchanged models are not touched (S16), and a renamed one keeps its
@@ -259,3 +260,8 @@ class Catalog:
 
 
 _STARTING = Unavailable(503, "Models are being loaded", cause="loading", retry_after_s=1.0)
+
+
+def _as_listed(spec: ModelSpec) -> ModelSpec:
+    """As a registry makes it: the pool adds the build."""
+    return replace(spec, runtime="", unproven=False)

@@ -110,11 +110,16 @@ class ReplicaSet:
         return sum(runner.in_flight for runner in self.runners)
 
     # --- for its owner
-    def add(self, runner: InstanceRunner) -> None:
-        """Call it before the start of a runner that has this ``queue``."""
+    def attach(self, runner: InstanceRunner) -> None:
+        """Call this, or ``add``, before the start of a runner that has this ``queue``."""
         if self._on_idle is not None:
             runner.on_idle = self._endpoint_idle
-        self._set_runners(*self.runners, runner)
+
+    def add(self, runner: InstanceRunner) -> None:
+        """Send it requests as soon as it serves. May be repeated."""
+        if runner not in self.runners:
+            self.attach(runner)
+            self._set_runners(*self.runners, runner)
 
     def remove(self, runner: InstanceRunner) -> None:
         """The runner has stopped, or will. May be repeated."""

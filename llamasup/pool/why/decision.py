@@ -16,7 +16,20 @@ MAX_DECISIONS: Final = 200
 """For a pool of a few models under load, some minutes to hours; about 100 KB."""
 
 Kind = Literal[
-    "load", "wait", "smaller", "evict", "unload", "drain", "resume", "restart", "refuse", "fail", "update"
+    "load",
+    "wait",
+    "smaller",
+    "evict",
+    "unload",
+    "drain",
+    "resume",
+    "restart",
+    "refuse",
+    "fail",
+    "update",
+    "upgrade",
+    "keep",
+    "return",
 ]
 
 _NOW: Final[dict[Kind, str]] = {
@@ -31,6 +44,9 @@ _NOW: Final[dict[Kind, str]] = {
     "refuse": "is refused",
     "fail": "is not restarted",
     "update": "is updated",
+    "upgrade": "gets a new build of llama.cpp",
+    "keep": "keeps its build of llama.cpp",
+    "return": "returns to its old build of llama.cpp",
 }
 
 

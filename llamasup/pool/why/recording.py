@@ -15,7 +15,9 @@ from llamasup.supervision.events import LoadFailed, ModelUnloading, PublishedEve
 from llamasup.system.text import memory_text
 
 __all__ = [
+    "BuildKind",
     "LoadedBy",
+    "build_changed",
     "closed",
     "loaded",
     "of_event",
@@ -27,6 +29,8 @@ __all__ = [
     "waiting",
     "waiting_text",
 ]
+
+BuildKind = Literal["upgrade", "keep", "return"]
 
 LoadedBy = Literal["request", "command", "preload", "start", "update"]
 """What a load is for."""
@@ -81,6 +85,13 @@ def restarted(time: datetime, model: str) -> Decision:
 
 def updated(time: datetime, model: str) -> Decision:
     return Decision(time, model, "update", " because its file or its settings have changed")
+
+
+def build_changed(time: datetime, model: str, kind: BuildKind, build: str, why: str) -> Decision:
+    """``build``: the new one, or for ``return`` the old one. ``why``: a clause."""
+    if kind == "keep":
+        return Decision(time, model, kind, f": {build} is refused, because {why}", ("Use another build.",))
+    return Decision(time, model, kind, f", {build}, because {why}")
 
 
 def of_event(event: PublishedEvent, time: datetime, grounds: Mapping[str, Grounds]) -> Decision | None:

@@ -42,14 +42,15 @@ class ServeRequest(Struct, frozen=True, kw_only=True):
     """The options of ``llamasup service install --config``.
 
     ``config`` is the content of ``config_file`` (if any), as the service will read it, with the ``given``
-    folders. ``arguments(config_file, given, runtime)`` returns the command line of ``llamasup serve``.
+    folders. ``arguments(config_file, given, runtime)`` returns the command line of ``llamasup serve``;
+    ``runtime`` is None if the config decides.
     """
 
     name: str
     config: Config
     config_file: Path | None
     given: Mapping[str, Any]
-    arguments: Callable[[Path | None, Mapping[str, Any], str], list[str]]
+    arguments: Callable[[Path | None, Mapping[str, Any], str | None], list[str]]
     runtime: str | None = None
     account: Account
 
@@ -84,14 +85,16 @@ def serve_unit(request: ServeRequest, environ: Mapping[str, str]) -> Unit:
             "does not use.",
             remedy="Add the folder to models_dir.",
         )
-    runtime = find_runtime(request.runtime, environ, config.runtime)
+    runtime = find_runtime(request.runtime, environ, config.runtime.path)
     downloads = _downloads(config)
     # A user's own service reads the files itself.
     named = files if not account.of_user else {field: request.given[field] for field in CREDENTIALS}
     requirements = Requirements(
         arguments=tuple(
             request.arguments(
-                request.config_file, {**dict.fromkeys(CREDENTIALS), **given}, runtime_argument(runtime)
+                request.config_file,
+                {**dict.fromkeys(CREDENTIALS), **given},
+                None if request.runtime is None and config.runtime.watch else runtime_argument(runtime),
             )
         ),
         hosts=hosts,

@@ -16,7 +16,16 @@ from llamasup.system.hardware.facts import CpuUsage, cgroup_files
 from llamasup.system.hardware.probe import system_text
 from llamasup.system.native import native
 
-__all__ = ["LoadUsage", "MemoryUsage", "cpu_time_s", "cpu_usage", "load_usage", "memory_usage", "oom_kills"]
+__all__ = [
+    "LoadUsage",
+    "MemoryUsage",
+    "cpu_time_s",
+    "cpu_usage",
+    "family_bytes",
+    "load_usage",
+    "memory_usage",
+    "oom_kills",
+]
 
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -63,6 +72,22 @@ def cpu_usage(pid: int) -> CpuUsage | None:
             counters: Any = process
             read_bytes += counters.io_counters().read_bytes
     return CpuUsage(cpu_s, read_bytes, stopped)
+
+
+def family_bytes(pid: int) -> int | None:
+    """The memory of the process and its descendants without pages of mapped files, which the system reads and
+    drops as it likes. Takes some milliseconds. None if the process has exited or is not accessible.
+    """
+    import psutil
+
+    try:
+        descendants = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return None
+    own, *others = (load_usage(process) for process in (pid, *(each.pid for each in descendants)))
+    if own is None:
+        return None
+    return own.anonymous_bytes + sum(usage.anonymous_bytes for usage in others if usage is not None)
 
 
 def cpu_time_s(pid: int) -> float | None:

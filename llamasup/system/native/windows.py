@@ -68,6 +68,7 @@ _IN_USE = frozenset({_SHARING_VIOLATION, _LOCK_VIOLATION})
 _DELETE = 0x00010000
 _IN_USE_WAIT_S = 2.0
 _IN_USE_POLL_S = 0.02
+_reading_at = threading.Lock()  # Windows moves the file position in a read at an offset, too
 
 _UTF_8 = 65001
 _CLOSES = frozenset({2, 5, 6})  # CTRL_CLOSE_EVENT, CTRL_LOGOFF_EVENT, CTRL_SHUTDOWN_EVENT
@@ -235,12 +236,13 @@ class Windows:
         return False
 
     def read_at(self, fd: int, length: int, offset: int) -> bytes:
-        at = os.lseek(fd, 0, os.SEEK_CUR)
-        os.lseek(fd, offset, os.SEEK_SET)
-        try:
-            return os.read(fd, length)
-        finally:
-            os.lseek(fd, at, os.SEEK_SET)
+        with _reading_at:
+            at = os.lseek(fd, 0, os.SEEK_CUR)
+            os.lseek(fd, offset, os.SEEK_SET)
+            try:
+                return os.read(fd, length)
+            finally:
+                os.lseek(fd, at, os.SEEK_SET)
 
     def temporary_folders(self) -> Sequence[Path]:
         import tempfile

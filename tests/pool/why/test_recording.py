@@ -14,6 +14,7 @@ from llamasup.pool.eviction_policy import Grounds
 from llamasup.pool.why.decision import Decision
 from llamasup.pool.why.recording import (
     LoadedBy,
+    build_changed,
     closed,
     loaded,
     of_event,
@@ -66,6 +67,18 @@ def test_load_says_what_it_is_for(by: LoadedBy, because: str) -> None:
         (opened(NOON, "big"), "big gets requests again because its memory is no longer needed."),
         (restarted(NOON, "big"), "big is restarted because a command asked for it."),
         (updated(NOON, "big"), "big is updated because its file or its settings have changed."),
+        (
+            build_changed(NOON, "big", "upgrade", "/b2/llama-server", "it is as fast"),
+            "big gets a new build of llama.cpp, /b2/llama-server, because it is as fast.",
+        ),
+        (
+            build_changed(NOON, "big", "keep", "/b2/llama-server", "it is slow"),
+            "big keeps its build of llama.cpp: /b2/llama-server is refused, because it is slow.",
+        ),
+        (
+            build_changed(NOON, "big", "return", "/b1/llama-server", "it crashes"),
+            "big returns to its old build of llama.cpp, /b1/llama-server, because it crashes.",
+        ),
         (
             reduced(NOON, "big", [TWO_SLOTS]),
             "big is smaller than asked: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from llamasup.service.systemd.systemctl import systemd_version
 from llamasup.service.systemd.unit_file import Credential, Unit, unit_text
+from llamasup.testing.fake_server import install
 from tests.e2e.driver import run_to_end
 
 pytestmark = pytest.mark.skipif(
@@ -127,3 +129,21 @@ def test_systemd_verifies_the_unit_of_many_models(tmp_path: Path, tiny_model: Pa
     assert (checked.returncode, checked.stderr) == (0, "")
     rated = analyze(tmp_path, "security", "--offline=true", "--threshold=15", str(path))
     assert rated.returncode == 0, rated.stdout
+
+
+@pytest.mark.slow
+def test_unit_leaves_a_watched_link_to_the_config(tmp_path: Path, tiny_model: Path) -> None:
+    tmp_path.chmod(0o755)
+    link, config = tmp_path / "current", tmp_path / "config.yaml"
+    link.symlink_to(install(tmp_path / "build"))
+    model = tmp_path / "m.gguf"
+    model.write_bytes(tiny_model.read_bytes())
+    commands = {}
+    for watch in (False, True):
+        keys = {"runtime": {"path": str(link), "watch": watch}, "models": {"m": {"path": str(model)}}}
+        config.write_text(json.dumps(keys))
+        done = run_to_end("service", "print", "--config", str(config), "--run-as", "daemon")
+        assert done.returncode == 0, done.stderr
+        commands[watch] = next(line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
+    assert f"--runtime {link}" in commands[False]
+    assert "--runtime" not in commands[True]

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from llamasup.system.hardware.facts import CpuUsage
-from llamasup.system.hardware.usage import LoadUsage, cpu_time_s, cpu_usage, load_usage, oom_kills
+from llamasup.system.hardware.usage import (
+    LoadUsage,
+    cpu_time_s,
+    cpu_usage,
+    family_bytes,
+    load_usage,
+    oom_kills,
+)
 from tests.patience import PATIENCE_S
 
 
@@ -184,3 +191,21 @@ def test_cpu_time_is_that_of_the_clock_of_the_process() -> None:
 def test_count_only_grows_on_this_system() -> None:
     first = oom_kills()
     assert 0 <= first <= oom_kills()
+
+
+USES_MEMORY = "import sys; kept = bytearray(40 << 20); print(flush=True); sys.stdin.read()"
+
+
+def test_memory_includes_descendants() -> None:
+    command = ["/bin/sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, USES_MEMORY]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        own, family = load_usage(child.pid), family_bytes(child.pid)
+        child.stdin.close()
+    assert own is not None
+    assert own.anonymous_bytes < 40 << 20
+    assert family is not None
+    assert family > 40 << 20
+    assert family_bytes(child.pid) is None

@@ -1,0 +1,1 @@
+"""``llamasup upgrade``: a new build of llama.cpp proves itself beside the running one before it serves."""
