@@ -3,7 +3,7 @@
 Each round starts each of them once, in turns, so that all see the same machine. The goal: ready
 at most 400 ms after llama-server alone would be. The Python of .venv-bundle has what the bundle is made of:
 
-    .venv-bundle/bin/python scripts/bench_bundle.py [--bundle PATH] [--runtime PATH] [--write]
+    [chrt -r 1] .venv-bundle/bin/python scripts/bench_bundle.py [--bundle PATH] [--runtime PATH] [--write]
 """
 
 from __future__ import annotations
