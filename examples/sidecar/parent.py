@@ -5,7 +5,6 @@ python parent.py [MODEL]
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import threading
@@ -16,12 +15,12 @@ START_TIMEOUT_S, REQUEST_TIMEOUT_S, STOP_TIMEOUT_S = 120, 60, 45
 
 def main() -> int:
     model = sys.argv[1] if len(sys.argv) > 1 else "demo"
-    command = shlex.split(os.environ.get("LLAMASUP", "llamasup"))
+    program = os.environ.get("LLAMASUP", "llamasup")
     llamasup = subprocess.Popen(
-        [*command, "run", model, "--sidecar"],
-        stdin=subprocess.PIPE,  # kept open: its end, also by our death, is what stops llamasup
+        [program, "run", model, "--sidecar"],
+        stdin=subprocess.PIPE,  # llamasup stops when it ends, also if this process is killed
         stdout=subprocess.PIPE,  # events
-        stderr=None,  # what it says to people goes where our own words go
+        stderr=None,  # its messages go to our standard error
         text=True,
     )
     try:
@@ -39,18 +38,20 @@ def main() -> int:
 
 def wait_until_ready(llamasup: subprocess.Popen) -> dict:
     """The `ready` event. A thread goes on reading, so that llamasup can go on writing."""
-    ready, told = {}, threading.Event()
+    ready, received = {}, threading.Event()
 
     def read_events() -> None:
-        for line in llamasup.stdout:
-            event = json.loads(line)
-            if event["event"] == "ready":
-                ready.update(event)
-                told.set()
-        told.set()  # it has ended
+        try:
+            for line in llamasup.stdout:
+                event = json.loads(line)
+                if event["event"] == "ready":
+                    ready.update(event)
+                    received.set()
+        finally:
+            received.set()  # llamasup has ended
 
     threading.Thread(target=read_events, daemon=True).start()
-    if not told.wait(START_TIMEOUT_S):
+    if not received.wait(START_TIMEOUT_S):
         raise TimeoutError("llamasup was not ready in time")
     if not ready:
         raise RuntimeError(f"llamasup ended with {llamasup.wait()} (see its messages above)")
@@ -62,7 +63,8 @@ def ask(url: str, prompt: str) -> str:
     request = urllib.request.Request(
         f"{url}/completion", data=body, headers={"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this machine
+    with direct.open(request, timeout=REQUEST_TIMEOUT_S) as response:
         return json.load(response)["content"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -233,12 +234,26 @@ def test_all_that_is_inside_is_in_the_sbom_with_its_license(bundle: Program) -> 
         name.replace("_", "-").lower() for name in listed
     }
     texts = bundle.folder / "licenses"
+    assert {path.name.partition("-")[0] for path in texts.iterdir()} >= {"preact", "htm", "uplot"}
+    assert {"preact", "htm", "uplot"} <= listed.keys()
     for folder in texts.iterdir():
         files = [folder] if folder.is_file() else list(folder.iterdir())
         assert files, folder
         assert all(file.stat().st_size > 10 for file in files)
     assert len(list(texts.iterdir())) >= len(packages) + 2
     assert not list(inside.glob("llamasup/testing"))
+
+
+def test_each_library_of_the_system_has_its_license_and_what_that_refers_to(bundle: Program) -> None:
+    texts = bundle.folder / "licenses"
+    sbom = json.loads((bundle.folder / "sbom.json").read_text())
+    packages = [entry["purl"] for entry in sbom["components"] if entry.get("purl", "").startswith("pkg:deb/")]
+    names = {purl.rpartition("/")[2].partition("@")[0].replace("%2B", "+") for purl in packages}
+    assert {"libssl3", "libstdc++6"} <= names
+    assert names <= {path.stem for path in texts.glob("*.txt")}
+    for path in texts.glob("*.txt"):
+        for reference in re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", path.read_text()):
+            assert (texts / "common-licenses" / reference).stat().st_size > 100
 
 
 @pytest.mark.real
