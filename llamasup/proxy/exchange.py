@@ -240,6 +240,7 @@ class Exchange(Struct, eq=False):
     def _asked_again(self, second_try: SecondTry) -> bool:
         """A held answer is complete: send the request again, or give the client its answer."""
         request, endpoint = self._request, self._lease.endpoint
+        self._upstream = None  # it has gone back to its pool: a slow client must not pause it
         answer = second_try.complete(self._tail)
         if second_try.first is None:
             fault = second_try.fault_of(answer, request.body)
@@ -262,7 +263,7 @@ class Exchange(Struct, eq=False):
         """Send the request again, with the same lease: it has its permit until the end."""
         request = self._request
         request.body = second_try.again(answer, fault, request.body, request.id)
-        self._upstream, self._tail, self._write = None, (), _write_nothing
+        self._tail, self._write = (), _write_nothing
         self.answered = self._retried = False
         self.bytes_out = 0
         pool = self._downstream.proxy.pool_of(self._lease.endpoint)
@@ -275,7 +276,6 @@ class Exchange(Struct, eq=False):
     def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
         self._lease.endpoint.count_answer(answer.status, infers=True)
         second_try.give_up(answer)
-        self._upstream = None  # it has gone back to its pool
         self._request.mark_unrepaired(fault.value)
         self._downstream.proxy.metrics.count_repaired(self._counted_as, fault.value)
         self._fail(_SCHEMA_IGNORED, "upstream_failed")

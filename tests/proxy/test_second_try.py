@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from time import monotonic
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pytest
 from llamasup.http.heads import HttpError
 from llamasup.http.routes import Route
 from llamasup.models.virtual import Candidate, Changes
-from llamasup.proxy import ProxyConfig
+from llamasup.proxy import ProxyConfig, bind
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import generation_ended
@@ -490,6 +491,26 @@ def test_large_answer_is_forwarded_as_it_comes(rig: Rig) -> None:
     head, body = client.message()
     assert (field(head, MARKED), sent.endswith(body)) == (None, True)
     assert rig.record().bytes_out == len(body)
+
+
+def test_slow_client_of_a_held_answer_stops_no_other_request(make_rig: MakeRig) -> None:
+    """The connection to llama-server has gone back to its pool before the client gets the answer."""
+    listening = bind("127.0.0.1", 0)
+    listening[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+    rig = set_repairs(make_rig(sockets=listening))
+    slow = rig.connect(receive_buffer=4096)
+    slow.send(request(**JSON))
+    child = rig.accept()
+    child.message()
+    connection = only_connection(rig)
+    sent = answer(chat('{"age": 3}' + " " * 900_000))
+    child.send(sent)
+    eventually(lambda: rig.call(lambda: connection.paused))
+    other = rig.send(request())
+    child.message()  # on the same connection
+    child.send(answer(b"{}"))
+    assert other.message()[1] == b"{}"
+    assert sent.endswith(slow.message()[1])
 
 
 def test_large_second_answer_is_not_forwarded(rig: Rig) -> None:
