@@ -239,19 +239,18 @@ class Exchange(Struct, eq=False):
 
     def _asked_again(self, second_try: SecondTry) -> bool:
         """A held answer is complete: send the request again, or give the client its answer."""
-        request, endpoint = self._request, self._lease.endpoint
+        endpoint = self._lease.endpoint
         self._upstream = None  # it has gone back to its pool: a slow client must not pause it
         answer = second_try.complete(self._tail)
         if second_try.first is None:
-            fault = second_try.fault_of(answer, request.body)
+            fault = second_try.fault_of(answer)
             if fault is not None and not fault.may_change:
                 self._refuse_schema(second_try, answer, fault)
                 return True
-            if fault is not None and not endpoint.closed:
-                self._send_again(second_try, answer, fault)
+            if fault is not None and not endpoint.closed and self._send_again(second_try, answer, fault):
                 return True
             second_try.is_over = True
-        elif second_try.is_good(answer, request.body):
+        elif second_try.is_good(answer):
             self._take_second(second_try)
         else:
             endpoint.count_answer(answer.status, infers=True)
@@ -259,10 +258,15 @@ class Exchange(Struct, eq=False):
         self.begin(answer, answer.framing, answer.body)
         return False
 
-    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
-        """Send the request again, with the same lease: it has its permit until the end."""
+    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> bool:
+        """Send the request again, with the same lease: it has its permit until the end. False: its body does
+        not allow it.
+        """
         request = self._request
-        request.body = second_try.again(answer, fault, request.body, request.id)
+        second = second_try.again(answer, fault, request.body, request.id)
+        if second is None:
+            return False
+        request.body = second
         self._tail, self._write = (), _write_nothing
         self.answered = self._retried = False
         self.bytes_out = 0
@@ -272,6 +276,7 @@ class Exchange(Struct, eq=False):
             self.connected(upstream)
         else:
             pool.connect(self)
+        return True
 
     def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
         self._lease.endpoint.count_answer(answer.status, infers=True)

@@ -6,6 +6,7 @@ to another llama-server: whatever ends it, the client gets the first answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from llamasup.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.repair.answers import MAX_HELD, Checks, Fault, with_another_seed
 
 __all__ = ["AnswerHead", "HeldAnswer", "SecondTry"]
+
+_log = logging.getLogger("llamasup.proxy")
 
 
 class AnswerHead(Protocol):
@@ -115,22 +118,28 @@ class SecondTry:
         held.body = b"".join(pieces)
         return held
 
-    def fault_of(self, held: HeldAnswer, body: bytes) -> Fault | None:
-        """What is wrong with a complete answer to ``body``."""
-        return self._checks.fault(body, held.status, held.body, is_stream=held.streams_events)
+    def fault_of(self, held: HeldAnswer) -> Fault | None:
+        """What is wrong with a complete answer."""
+        try:
+            return self._checks.fault(held.status, held.body, is_stream=held.streams_events)
+        except Exception:  # without this, the client would get no answer
+            _log.exception("the check of an answer has failed; it is forwarded unchecked")
+            return None
 
-    def again(self, held: HeldAnswer, fault: Fault, body: bytes, request_id: bytes) -> bytes:
-        """Begin the second attempt; returns its body."""
-        self.first, self._fault, self.lost = held, fault, _counts_of(held)
-        return with_another_seed(body, request_id)
+    def again(self, held: HeldAnswer, fault: Fault, body: bytes, request_id: bytes) -> bytes | None:
+        """Begin the second attempt; returns its body. None: there is none, as this body is unreadable."""
+        second = with_another_seed(body, request_id)
+        if second is not None:
+            self.first, self._fault, self.lost = held, fault, _counts_of(held)
+        return second
 
     def give_up(self, held: HeldAnswer) -> None:
         """The client gets neither this answer nor a second one."""
         self.is_over, self.lost = True, _counts_of(held)
 
-    def is_good(self, held: HeldAnswer, body: bytes) -> bool:
+    def is_good(self, held: HeldAnswer) -> bool:
         """Whether the client gets this second answer."""
-        return held.status == 200 and self.fault_of(held, body) is None
+        return held.status == 200 and self.fault_of(held) is None
 
     def give_first(self, second: HeldAnswer | None = None) -> HeldAnswer:
         """Choose the first answer, because the ``second`` one is no better, or did not arrive."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from llamasup.http.requested_model import plain_json
 from llamasup.http.routes import CHATS, RESPONSES
 from llamasup.repair.kinds import Repairs
-from llamasup.repair.schema_check import asks_for_json, ignores_schema, is_cut, violation
+from llamasup.repair.schema_check import AskedJson, asked_json, ignores_schema, is_cut, violation
 
 __all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
 
@@ -56,33 +56,32 @@ class Fault(StrEnum):
 
 
 class Checks(Struct, frozen=True):
-    """The checks of the answers to one request. ``route``: its label."""
+    """The checks of the answers to one request. ``route``: its label. ``json``: what an answer has to be."""
 
     route: str
     tool_calls: bool
-    json: bool
+    json: AskedJson | None
 
     def holds(self, status: int, beginning: bytes, *, is_stream: bool) -> bool:
         """Whether an answer that begins so is held until its end, because it may be asked for again."""
         if is_stream:
             return self.tool_calls and _ERROR_EVENT.match(beginning) is not None
-        return (self.json and status == 200) or (self.tool_calls and status == 500)
+        return (self.json is not None and status == 200) or (self.tool_calls and status == 500)
 
-    def fault(self, body: bytes, status: int, answer: bytes, *, is_stream: bool) -> Fault | None:
-        """What is wrong with the whole answer to this body; None: nothing, or nothing that another seed
-        changes.
+    def fault(self, status: int, answer: bytes, *, is_stream: bool) -> Fault | None:
+        """What is wrong with the whole answer; None: nothing, or nothing that another seed changes.
 
         An answer that was cut off by ``max_tokens`` would most likely be cut off again.
         """
         if status == 500 or is_stream:
             return Fault.TOOL_CALL if self.tool_calls and _MISMATCH in answer else None
-        if status != 200 or not self.json:
+        if status != 200 or self.json is None:
             return None
         if ignores_schema(self.route, answer):
             return Fault.SCHEMA_IGNORED
         if is_cut(answer):
             return None
-        return None if violation(self.route, body, answer, MAX_STEPS) is None else Fault.JSON
+        return None if violation(self.json, answer, MAX_STEPS) is None else Fault.JSON
 
 
 class _Sampling(Struct):
@@ -98,8 +97,8 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
     """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed."""
     tool_calls = repairs.tool_calls and route in _PARSED
-    json = repairs.json and asks_for_json(route, body)
-    if not (tool_calls or json):
+    json = asked_json(route, body) if repairs.json else None
+    if not tool_calls and json is None:
         return None
     try:
         asked = _read_sampling(plain_json(body))
@@ -107,13 +106,20 @@ def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
         return None  # llama-server refuses it
     if isinstance(asked.temperature, int | float) and asked.temperature <= _GREEDY:
         return None
-    json = json and asked.stream is not True
-    return Checks(route, tool_calls, json) if tool_calls or json else None
+    if asked.stream is True:
+        json = None
+    return Checks(route, tool_calls, json) if tool_calls or json is not None else None
 
 
-def with_another_seed(body: bytes, request_id: bytes) -> bytes:
-    """The same request with another seed, which the id decides. All other values stay byte for byte."""
-    fields = _fields(plain_json(body))
+def with_another_seed(body: bytes, request_id: bytes) -> bytes | None:
+    """The same request with another seed, which the id decides. All other values stay byte for byte.
+
+    None: the body cannot be read. How deep a body may be nested depends on the depth of the Python stack.
+    """
+    try:
+        fields = _fields(plain_json(body))
+    except _UNREADABLE:
+        return None
     seed = zlib.crc32(request_id) >> 1
     if bytes(fields.get("seed", b"")) == b"%d" % seed:
         seed += 1

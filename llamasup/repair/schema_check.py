@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["MAX_STEPS", "asks_for_json", "ignores_schema", "is_cut", "violation"]
+__all__ = ["MAX_STEPS", "AskedJson", "asked_json", "ignores_schema", "is_cut", "violation"]
 
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 _COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
@@ -52,8 +52,8 @@ class _Completion(msgspec.Struct):
     grammar: Any = msgspec.UNSET  # it wins over the schema
 
 
-class _Asked(msgspec.Struct, frozen=True):
-    """``schema`` None: any JSON."""
+class AskedJson(msgspec.Struct, frozen=True):
+    """What a request asks for. ``schema`` None: any JSON."""
 
     schema: dict[str, Any] | None
 
@@ -85,17 +85,30 @@ _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _read_answer: Final = msgspec.json.Decoder(_Answer).decode
 
 
-def asks_for_json(route: str, body: bytes) -> bool:
-    """Whether the answer has to be JSON. Cheap for the others. ``route``: the path that the body is for."""
-    return (b"response_format" in body or b"json_schema" in body) and _asked(route, body) is not None
+def asked_json(route: str, body: bytes) -> AskedJson | None:
+    """The JSON that the answer has to be; None: any text is right. Cheap for most requests without JSON.
 
-
-def violation(route: str, body: bytes, answer: bytes, most_steps: int = MAX_STEPS) -> str | None:
-    """What is wrong with the answer to this body, which asks for JSON; None: nothing, or it takes more than
-    ``most_steps`` to know.
+    ``route``: the path that the body is for.
     """
-    asked = _asked(route, body)
-    assert asked is not None
+    if b"response_format" not in body and b"json_schema" not in body:
+        return None
+    try:
+        if route in _CHATS:
+            wanted = msgspec.json.decode(body, type=_Chat).response_format
+            if wanted is None or wanted.type not in ("json_object", "json_schema"):
+                return None
+            return AskedJson(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
+        if route in _COMPLETIONS:
+            completion = msgspec.json.decode(body, type=_Completion)
+            if completion.json_schema is not None and completion.grammar is msgspec.UNSET:
+                return AskedJson(completion.json_schema)
+    except _UNREADABLE:
+        pass
+    return None
+
+
+def violation(asked: AskedJson, answer: bytes, most_steps: int = MAX_STEPS) -> str | None:
+    """What is wrong with the answer; None: nothing, or it takes more than ``most_steps`` to know."""
     try:
         found = _read_answer(answer)
     except _UNREADABLE as error:
@@ -146,23 +159,6 @@ def _texts(answer: _Answer) -> Iterator[str]:
                 yield choice.text
         elif message.content is not None or not message.tool_calls:
             yield message.content or ""
-
-
-def _asked(route: str, body: bytes) -> _Asked | None:
-    """None: any text is right."""
-    try:
-        if route in _CHATS:
-            wanted = msgspec.json.decode(body, type=_Chat).response_format
-            if wanted is None or wanted.type not in ("json_object", "json_schema"):
-                return None
-            return _Asked(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
-        if route in _COMPLETIONS:
-            completion = msgspec.json.decode(body, type=_Completion)
-            if completion.json_schema is not None and completion.grammar is msgspec.UNSET:
-                return _Asked(completion.json_schema)
-    except _UNREADABLE:
-        pass
-    return None
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:

@@ -17,6 +17,7 @@ from llamasup.proxy import ProxyConfig, bind
 from llamasup.proxy.downstream import Downstream
 from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import generation_ended
+from llamasup.repair import answers
 from llamasup.repair.answers import MAX_HELD
 from llamasup.repair.kinds import Repairs
 from llamasup.virtual.rewrite import rewritten
@@ -214,6 +215,28 @@ def test_error_with_another_cause_is_forwarded(rig: Rig) -> None:
     error = b'{"error":{"code":500,"message":"Failed to parse input","type":"server_error"}}'
     child.send(answer(error, code=SERVER_ERROR))
     assert client.message()[1] == error
+
+
+def test_answer_is_forwarded_if_its_request_cannot_be_sent_again(rig: Rig) -> None:
+    """The name of a field is not UTF-8, so that the body cannot get another seed."""
+    client, child = begin(set_repairs(rig), request(**JSON)[:-1] + b',"\xff":1}')
+    child.send(BAD)
+    assert client.message()[1] == BAD_BODY
+    assert rig.in_flight() == 0
+
+
+def test_answer_whose_check_fails_is_forwarded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_answer: bytes) -> bool:
+        raise RuntimeError
+
+    monkeypatch.setattr(answers, "is_cut", fail)
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child.send(BAD)
+    assert client.message()[1] == BAD_BODY
+    assert "the check of an answer has failed" in caplog.text
+    assert rig.in_flight() == 0
 
 
 def test_repaired_conversation_can_be_asked_again(rig: Rig) -> None:

@@ -6,11 +6,18 @@ from typing import Any
 
 import pytest
 
-from llamasup.repair.schema_check import asks_for_json, violation
+from llamasup.repair.schema_check import asked_json
+from llamasup.repair.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
 STRICT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def violation(route: str, body: bytes, answer: bytes) -> str | None:
+    found = asked_json(route, body)
+    assert found is not None
+    return checked(found, answer)
 
 
 def asked(response_format: Any) -> bytes:
@@ -33,7 +40,7 @@ def answered(content: str | None, **more: Any) -> bytes:
     ],
 )
 def test_only_some_requests_ask_for_json(url: str, body: bytes, asks: bool) -> None:
-    assert asks_for_json(url, body) == asks
+    assert (asked_json(url, body) is not None) == asks
 
 
 @pytest.mark.parametrize(
