@@ -139,7 +139,13 @@ class SecondTry:
 
     def is_good(self, held: HeldAnswer) -> bool:
         """Whether the client gets this second answer."""
-        return held.status == 200 and self.fault_of(held) is None
+        if self._fault is not Fault.JSON or held.status != 200:
+            return False  # it is an error
+        try:
+            return self._checks.is_right(held.body)
+        except Exception:
+            _log.exception("the check of a second answer has failed; the first one is forwarded")
+            return False
 
     def give_first(self, second: HeldAnswer | None = None) -> HeldAnswer:
         """Choose the first answer, because the ``second`` one is no better, or did not arrive."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from llamasup.http.requested_model import plain_json
 from llamasup.http.routes import CHATS, RESPONSES
 from llamasup.repair.kinds import Repairs
-from llamasup.repair.schema_check import AskedJson, asked_json, ignores_schema, is_cut, violation
+from llamasup.repair.schema_check import Answer, AskedJson, asked_json, mismatch, read_answer
 
 __all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
 
@@ -77,11 +77,25 @@ class Checks(Struct, frozen=True):
             return Fault.TOOL_CALL if self.tool_calls and _MISMATCH in answer else None
         if status != 200 or self.json is None:
             return None
-        if ignores_schema(self.route, answer):
-            return Fault.SCHEMA_IGNORED
-        if is_cut(answer):
+        found = read_answer(answer)
+        if found is None:
             return None
-        return None if violation(self.json, answer, MAX_STEPS) is None else Fault.JSON
+        if found.ignores_schema(self.route):
+            return Fault.SCHEMA_IGNORED
+        return Fault.JSON if not found.is_cut and self._matches(found) is False else None
+
+    def is_right(self, answer: bytes) -> bool:
+        """Whether this answer (200, no stream) is whole and known to match."""
+        found = read_answer(answer)
+        return found is not None and not found.is_cut and self._matches(found) is True
+
+    def _matches(self, answer: Answer) -> bool | None:
+        """None: it takes too long to know."""
+        assert self.json is not None
+        try:
+            return mismatch(self.json, answer, MAX_STEPS) is None
+        except TimeoutError:
+            return None
 
 
 class _Sampling(Struct):

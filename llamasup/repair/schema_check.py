@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["MAX_STEPS", "AskedJson", "asked_json", "ignores_schema", "is_cut", "violation"]
+__all__ = ["MAX_STEPS", "Answer", "AskedJson", "asked_json", "mismatch", "read_answer", "violation"]
 
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 _COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
@@ -69,18 +69,46 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Answer(msgspec.Struct):
+class Answer(msgspec.Struct):
     """Of a chat or of ``/v1/completions``; ``content`` and ``stop_type``: of ``/completion``."""
 
     choices: list[_Choice] = []
     content: str | None = None
     stop_type: str | None = None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it ended because of ``max_tokens`` or the end of the context."""
+        return self.stop_type == "limit" or any(choice.finish_reason == "length" for choice in self.choices)
+
+    def ignores_schema(self, route: str) -> bool:
+        """Whether llama-server has ignored the schema of a completion: this does not even begin as JSON.
+
+        The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
+        ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
+        """
+        # Only a short part: white space of any length would take the expression quadratic time.
+        return route in _COMPLETIONS and any(
+            _JSON_BEGINS.match(text.strip()[:6]) is None for text in self.texts()
+        )
+
+    def texts(self) -> Iterator[str]:
+        """Those that have to be JSON: all but tool calls."""
+        if self.content is not None:
+            yield self.content
+        for choice in self.choices:
+            message = choice.message
+            if message is None:
+                if choice.text is not None:
+                    yield choice.text
+            elif message.content is not None or not message.tool_calls:
+                yield message.content or ""
+
 
 _JSON_BEGINS: Final = re.compile(r"[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\Z")
 """Also a literal that was cut off."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_read_answer: Final = msgspec.json.Decoder(_Answer).decode
+_read_answer: Final = msgspec.json.Decoder(Answer).decode
 
 
 def asked_json(route: str, body: bytes) -> AskedJson | None:
@@ -105,13 +133,29 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
     return None
 
 
-def violation(asked: AskedJson, answer: bytes, most_steps: int = MAX_STEPS) -> str | None:
-    """What is wrong with the answer; None: nothing, or it takes more than ``most_steps`` to know."""
+def violation(asked: AskedJson, answer: bytes) -> str | None:
+    """What is wrong with the answer; None: nothing, or it takes more than ``MAX_STEPS`` to know."""
     try:
-        found = _read_answer(answer)
+        return mismatch(asked, _read_answer(answer), MAX_STEPS)
     except _UNREADABLE as error:
         return f"the answer cannot be read: {error}"
-    for text in _texts(found):
+    except TimeoutError:
+        return None
+
+
+def read_answer(answer: bytes) -> Answer | None:
+    """None: it cannot be read."""
+    try:
+        return _read_answer(answer)
+    except _UNREADABLE:
+        return None
+
+
+def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
+    """What is wrong with the answer; None: nothing. Raises TimeoutError if it takes more than ``most_steps``
+    to know.
+    """
+    for text in answer.texts():
         try:
             given = msgspec.json.decode(text)
         except _UNREADABLE as error:
@@ -120,44 +164,6 @@ def violation(asked: AskedJson, answer: bytes, most_steps: int = MAX_STEPS) -> s
         if wrong is not None:
             return wrong
     return None
-
-
-def is_cut(answer: bytes) -> bool:
-    """Whether the answer ended because of ``max_tokens`` or the end of the context."""
-    try:
-        found = _read_answer(answer)
-    except _UNREADABLE:
-        return False
-    return found.stop_type == "limit" or any(choice.finish_reason == "length" for choice in found.choices)
-
-
-def ignores_schema(route: str, answer: bytes) -> bool:
-    """Whether llama-server has ignored the schema of a completion: its answer does not even begin as JSON.
-
-    The embedded runtime (xllamacpp 2026.10) does so with a schema that it cannot use, such as one with
-    ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
-    """
-    if route not in _COMPLETIONS:
-        return False
-    try:
-        found = _read_answer(answer)
-    except _UNREADABLE:
-        return False
-    # Only a short part: white space of any length would take the expression quadratic time.
-    return any(_JSON_BEGINS.match(text.strip()[:6]) is None for text in _texts(found))
-
-
-def _texts(answer: _Answer) -> Iterator[str]:
-    """Those that have to be JSON: all but tool calls."""
-    if answer.content is not None:
-        yield answer.content
-    for choice in answer.choices:
-        message = choice.message
-        if message is None:
-            if choice.text is not None:
-                yield choice.text
-        elif message.content is not None or not message.tool_calls:
-            yield message.content or ""
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
@@ -180,8 +186,9 @@ def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None
         _steps_left.set(_Steps(most_steps, len(text)))
         validator = of_schema(schema, registry=EMPTY_REGISTRY)
         error = jsonschema.exceptions.best_match(islice(validator.iter_errors(given), _MOST_ERRORS))
-    except Exception:
-        # An invalid schema, which llama-server has accepted, or too many steps: nothing can be said.
+    except TimeoutError:
+        raise
+    except Exception:  # an invalid schema, which llama-server has accepted: nothing can be said
         return None
     return None if error is None else f"at {error.json_path}: {error.message[:_MOST_SHOWN]}"
 

@@ -145,8 +145,14 @@ def test_json_that_does_not_match_its_schema_is_asked_for_again(rig: Rig) -> Non
 
 @pytest.mark.parametrize(
     "second",
-    [answer(chat("no")), REFUSED, answer(code=b"503 Service Unavailable")],
-    ids=["wrong again", "an error", "no server"],
+    [
+        answer(chat("no")),
+        answer(chat('{"age": ', "length")),
+        answer(b"{"),
+        REFUSED,
+        answer(code=b"503 Service Unavailable"),
+    ],
+    ids=["wrong again", "cut off", "unreadable", "an error", "no server"],
 )
 def test_first_answer_is_forwarded_if_the_second_one_is_no_better(rig: Rig, second: bytes) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
@@ -156,6 +162,29 @@ def test_first_answer_is_forwarded_if_the_second_one_is_no_better(rig: Rig, seco
     assert (status(head), body) == (200, BAD_BODY)
     assert field(head, MARKED) is None
     assert rig.record().repaired == "json_failed"
+
+
+def test_first_answer_is_forwarded_if_the_check_of_the_second_one_takes_too_long(rig: Rig) -> None:
+    schema = {"properties": {"age": {"minimum": 0}, "list": {"uniqueItems": True}}}
+    asked = {"type": "json_schema", "json_schema": {"schema": schema}}
+    client, child = begin(set_repairs(rig), request(response_format=asked))
+    child, _body = asked_again(rig, child, BAD)
+    child.send(answer(chat(json.dumps({"age": 3, "list": [[n] for n in range(2000)]}))))
+    assert client.message()[1] == BAD_BODY
+
+
+def test_first_answer_is_forwarded_if_the_check_of_the_second_one_fails(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_answer: bytes) -> None:
+        raise RuntimeError
+
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child, _body = asked_again(rig, child, BAD)
+    monkeypatch.setattr(answers, "read_answer", fail)
+    child.send(GOOD)
+    assert client.message()[1] == BAD_BODY
+    assert "the check of a second answer has failed" in caplog.text
 
 
 def test_good_answer_is_forwarded_byte_for_byte(rig: Rig) -> None:
@@ -228,10 +257,10 @@ def test_answer_is_forwarded_if_its_request_cannot_be_sent_again(rig: Rig) -> No
 def test_answer_whose_check_fails_is_forwarded(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_answer: bytes) -> bool:
+    def fail(_answer: bytes) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(answers, "is_cut", fail)
+    monkeypatch.setattr(answers, "read_answer", fail)
     client, child = begin(set_repairs(rig), request(**JSON))
     child.send(BAD)
     assert client.message()[1] == BAD_BODY
@@ -289,6 +318,15 @@ def test_first_error_event_is_forwarded_if_the_second_stream_begins_with_it_too(
     assert field(head, MARKED) is None
     assert client.until(b"0\r\n\r\n") == chunk(ERROR_EVENT) + b"0\r\n\r\n"
     assert rig.record().repaired == "tool_call_failed"
+
+
+def test_second_stream_that_begins_with_another_error_is_not_forwarded(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(stream=True))
+    child.send(STREAM_HEAD + chunk(ERROR_EVENT) + b"0\r\n\r\n")
+    child.message()
+    child.send(STREAM_HEAD + chunk(b'data: {"error":{"message":"other"}}\n\n') + b"0\r\n\r\n")
+    client.head()
+    assert client.until(b"0\r\n\r\n") == chunk(ERROR_EVENT) + b"0\r\n\r\n"
 
 
 def test_streams_are_not_held_for_their_json(rig: Rig) -> None:
