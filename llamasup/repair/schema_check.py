@@ -101,7 +101,7 @@ class Answer(msgspec.Struct):
             if message is None:
                 if choice.text is not None:
                     yield choice.text
-            elif message.content is not None or not message.tool_calls:
+            elif not message.tool_calls or (message.content or "").strip():  # a call has an empty text
                 yield message.content or ""
 
 
