@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from llamasup.http.chunks import Dechunker
 from llamasup.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.repair.answers import MAX_HELD, Checks, Fault, with_another_seed
 
@@ -53,6 +54,16 @@ class HeldAnswer(Struct):
     framing: bytes | None
     body: bytes = b""
     complete: bool = True
+
+    def content(self) -> bytes | None:
+        """Its body without its framing; None: it is compressed."""
+        if b"\r\ncontent-encoding:" in b"\r\n" + self.lines.lower():
+            return None
+        if self.framing is None or not self.framing.startswith(b"Transfer"):
+            return self.body
+        pieces: list[bytes] = []
+        Dechunker(pieces.append).write(self.body)
+        return b"".join(pieces)
 
     def pause(self) -> None:
         """Nothing more arrives."""
@@ -121,7 +132,10 @@ class SecondTry:
     def fault_of(self, held: HeldAnswer) -> Fault | None:
         """What is wrong with a complete answer."""
         try:
-            return self._checks.fault(held.status, held.body, is_stream=held.streams_events)
+            content = held.content()
+            if content is None:
+                return None
+            return self._checks.fault(held.status, content, is_stream=held.streams_events)
         except Exception:  # without this, the client would get no answer
             _log.exception("the check of an answer has failed; it is forwarded unchecked")
             return None
@@ -142,7 +156,8 @@ class SecondTry:
         if self._fault is not Fault.JSON or held.status != 200:
             return False  # it is an error
         try:
-            return self._checks.is_right(held.body)
+            content = held.content()
+            return content is not None and self._checks.is_right(content)
         except Exception:
             _log.exception("the check of a second answer has failed; the first one is forwarded")
             return False
@@ -169,7 +184,8 @@ class SecondTry:
 
 def _counts_of(answer: HeldAnswer) -> TokenCounts | None:
     # /completion writes the counts before the probabilities of n_probs (b11434).
-    return read_token_counts(answer.body[-TAIL_BYTES:]) or read_token_counts(answer.body)
+    content = answer.content() or b""
+    return read_token_counts(content[-TAIL_BYTES:]) or read_token_counts(content)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

@@ -61,6 +61,13 @@ def with_usage(body: bytes, prompt: int, completion: int) -> bytes:
     return body[:-1] + USAGE % (completion, prompt)
 
 
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunked(body: bytes) -> bytes:
+    return CHUNKED_HEAD + chunk(body[:-10]) + chunk(body[-10:]) + b"0\r\n\r\n"
+
+
 def set_repairs(rig: Rig, repairs: Repairs = BOTH) -> Rig:
     rig.call(lambda: setattr(rig.backend, "repairs", repairs))
     return rig
@@ -506,13 +513,15 @@ def test_second_attempt_keeps_its_permit(make_rig: MakeRig) -> None:
 
 
 @pytest.mark.parametrize("second", [GOOD_BODY, BAD_BODY])
-def test_tokens_of_both_answers_count(make_rig: MakeRig, second: bytes) -> None:
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_tokens_of_both_answers_count(make_rig: MakeRig, second: bytes, *, is_chunked: bool) -> None:
+    framed = chunked if is_chunked else answer
     config = ProxyConfig(key_file=keys_of("one name=one tpm=1000"))
     rig = set_repairs(make_rig(config))
     client, child = begin(rig, request(b"Authorization: Bearer one", **JSON))
-    child, _body = asked_again(rig, child, answer(with_usage(BAD_BODY, 20, 5)))
+    child, _body = asked_again(rig, child, framed(with_usage(BAD_BODY, 20, 5)))
     child.send(answer(with_usage(second, 20, 7)))
-    client.message()
+    client.head()
     record = rig.record()
     assert (record.tokens_prompt, record.tokens_completion) == (40, 12)
     assert record.tokens_estimated == 0
@@ -587,6 +596,30 @@ def test_chunked_answer_is_checked_too(rig: Rig) -> None:
     child, _body = asked_again(rig, child, head + chunk(MISMATCH) + b"0\r\n\r\n")
     child.send(answer())
     assert field(client.message()[0], MARKED) == b"tool_call"
+
+
+def test_chunked_json_is_checked_without_its_framing(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child, _body = asked_again(rig, child, chunked(BAD_BODY))
+    child.send(chunked(GOOD_BODY))
+    head = client.head()
+    assert field(head, MARKED) == b"json"
+    client.until(b"\r\n0\r\n\r\n")
+    client.send(request(**JSON))
+    child.message()
+    child.send(chunked(GOOD_BODY))
+    assert field(client.head(), MARKED) is None  # without a second request
+
+
+def test_compressed_json_is_not_checked(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(**JSON))
+    child.send(answer(BAD_BODY, b"Content-Encoding: x"))
+    assert client.message()[1] == BAD_BODY
+    client.send(request(**JSON))
+    child.message()
+    child, _body = asked_again(rig, child, BAD)
+    child.send(answer(GOOD_BODY, b"Content-Encoding: x"))
+    assert client.message()[1] == BAD_BODY
 
 
 def test_other_paths_are_not_held(rig: Rig) -> None:
