@@ -17,7 +17,7 @@ from msgspec import Struct
 from llamasup.http.requested_model import plain_json
 from llamasup.http.routes import CHATS, RESPONSES
 from llamasup.repair.kinds import Repairs
-from llamasup.repair.schema_check import Answer, AskedJson, asked_json, mismatch, read_answer
+from llamasup.repair.schema_check import COMPLETIONS, Answer, AskedJson, asked_json, mismatch, read_answer
 
 __all__ = ["MAX_HELD", "Checks", "Fault", "checks_for", "with_another_seed"]
 
@@ -56,11 +56,14 @@ class Fault(StrEnum):
 
 
 class Checks(Struct, frozen=True):
-    """The checks of the answers to one request. ``route``: its label. ``json``: what an answer has to be."""
+    """The checks of the answers to one request. ``route``: its label. ``json``: what an answer has to be.
+    ``varies``: whether another seed may give another answer.
+    """
 
     route: str
     tool_calls: bool
     json: AskedJson | None
+    varies: bool = True
 
     def holds(self, status: int, beginning: bytes, *, is_stream: bool) -> bool:
         """Whether an answer that begins so is held until its end, because it may be asked for again."""
@@ -82,7 +85,9 @@ class Checks(Struct, frozen=True):
             return None
         if found.ignores_schema(self.route):
             return Fault.SCHEMA_IGNORED
-        return Fault.JSON if not found.is_cut and self._matches(found) is False else None
+        if found.is_cut or not self.varies:
+            return None
+        return Fault.JSON if self._matches(found) is False else None
 
     def is_right(self, answer: bytes) -> bool:
         """Whether this answer (200, no stream) is whole and known to match."""
@@ -109,7 +114,9 @@ _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
-    """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed."""
+    """None: the answer is not checked. A ``temperature`` of 0 gives the same answer with each seed: then only
+    an ignored schema is a fault.
+    """
     tool_calls = repairs.tool_calls and route in _PARSED
     json = asked_json(route, body) if repairs.json else None
     if not tool_calls and json is None:
@@ -118,10 +125,11 @@ def checks_for(repairs: Repairs, route: str, body: bytes) -> Checks | None:
         asked = _read_sampling(plain_json(body))
     except _UNREADABLE:
         return None  # llama-server refuses it
-    if isinstance(asked.temperature, int | float) and asked.temperature <= _GREEDY:
-        return None
     if asked.stream is True:
         json = None
+    if isinstance(asked.temperature, int | float) and asked.temperature <= _GREEDY:
+        only = json is not None and route in COMPLETIONS
+        return Checks(route, tool_calls=False, json=json, varies=False) if only else None
     return Checks(route, tool_calls, json) if tool_calls or json is not None else None
 
 

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["MAX_STEPS", "Answer", "AskedJson", "asked_json", "mismatch", "read_answer", "violation"]
+__all__ = ["COMPLETIONS", "MAX_STEPS", "Answer", "AskedJson", "asked_json", "mismatch", "read_answer", "violation"]
 
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
-_COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
+COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
 _MOST_SHOWN: Final = 200
 MAX_STEPS: Final = 1_000_000
 """Of one check, about the keywords and values that it visits. An object with twenty fields takes some
@@ -88,7 +88,7 @@ class Answer(msgspec.Struct):
         ``not``, ``oneOf`` or ``uniqueItems``. It says so only in its log, in a line that names no request.
         """
         # Only a short part: white space of any length would take the expression quadratic time.
-        return route in _COMPLETIONS and any(
+        return route in COMPLETIONS and any(
             _JSON_BEGINS.match(text.strip()[:6]) is None for text in self.texts()
         )
 
@@ -124,7 +124,7 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
             if wanted is None or wanted.type not in ("json_object", "json_schema"):
                 return None
             return AskedJson(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
-        if route in _COMPLETIONS:
+        if route in COMPLETIONS:
             completion = msgspec.json.decode(body, type=_Completion)
             if completion.json_schema is not None and completion.grammar is msgspec.UNSET:
                 return AskedJson(completion.json_schema)

@@ -75,6 +75,7 @@ def test_answers_are_checked(
         (BOTH, "/v1/embeddings", body(**JSON)),
         (BOTH, CHAT, body(**JSON, temperature=0)),
         (BOTH, CHAT, body(**JSON, temperature=-1)),
+        (BOTH, "/completion", body(json_schema={}, temperature=0, stream=True)),
         (BOTH, CHAT, b"{"),
         (BOTH, CHAT, b"[]"),
         (BOTH, CHAT, b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
@@ -138,6 +139,15 @@ def test_fault_of_a_completion(route: str, content: dict[str, Any], fault: Fault
     checks = checks_for(BOTH, route, body(json_schema=SCHEMA))
     assert checks is not None
     answer = json.dumps(content).encode()
+    assert checks.fault(200, answer, is_stream=False) == fault
+
+
+@pytest.mark.parametrize(("content", "fault"), [(" no", Fault.SCHEMA_IGNORED), ("{}", None), ("{", None)])
+def test_only_an_ignored_schema_is_a_fault_without_a_temperature(content: str, fault: Fault | None) -> None:
+    """Each seed gives the same answer."""
+    checks = checks_for(BOTH, "/completion", body(json_schema=SCHEMA, temperature=0))
+    assert checks is not None
+    answer = json.dumps({"content": content, "stop_type": "eos"}).encode()
     assert checks.fault(200, answer, is_stream=False) == fault
 
 
