@@ -20,7 +20,16 @@ from typing import Any, Final
 
 import msgspec
 
-__all__ = ["COMPLETIONS", "MAX_STEPS", "Answer", "AskedJson", "asked_json", "mismatch", "read_answer", "violation"]
+__all__ = [
+    "COMPLETIONS",
+    "MAX_STEPS",
+    "Answer",
+    "AskedJson",
+    "asked_json",
+    "mismatch",
+    "read_answer",
+    "violation",
+]
 
 _CHATS: Final = ("/v1/chat/completions", "/chat/completions")
 COMPLETIONS: Final = ("/completion", "/completions", "/v1/completions")
@@ -28,19 +37,24 @@ _MOST_SHOWN: Final = 200
 MAX_STEPS: Final = 1_000_000
 """Of one check, about the keywords and values that it visits. An object with twenty fields takes some
 hundreds."""
+MAX_SCHEMA: Final = 256 * 1024
+"""Bytes. A larger one would hold the event loop; of its answer, only the JSON is checked."""
 _MOST_ERRORS: Final = 20  # the best of them is shown
 # Where a pattern that counts as matched could make a right answer wrong.
 _NOT_WITH_PATTERN: Final = (b'"not"', b'"oneOf"', b'"if"', b'"contains"', b'"disallow"')
 
 
+_ABSENT: Final = msgspec.Raw(b"null")
+
+
 class _Schema(msgspec.Struct):
-    schema: dict[str, Any] | None = None
+    schema: msgspec.Raw = _ABSENT
 
 
 class _Format(msgspec.Struct):
     type: str = ""
     json_schema: _Schema | None = None
-    schema: dict[str, Any] | None = None
+    schema: msgspec.Raw = _ABSENT
 
 
 class _Chat(msgspec.Struct):
@@ -48,7 +62,7 @@ class _Chat(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    json_schema: dict[str, Any] | None = None
+    json_schema: msgspec.Raw = _ABSENT
     grammar: Any = msgspec.UNSET  # it wins over the schema
 
 
@@ -108,6 +122,7 @@ class Answer(msgspec.Struct):
 _JSON_BEGINS: Final = re.compile(r"[\[{\"0-9-]|true|false|null|(?:t|tr|tru|f|fa|fal|fals|n|nu|nul)?\Z")
 """Also a literal that was cut off."""
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_read_schema: Final = msgspec.json.Decoder(dict[str, Any] | None).decode
 _read_answer: Final = msgspec.json.Decoder(Answer).decode
 
 
@@ -123,14 +138,22 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
             wanted = msgspec.json.decode(body, type=_Chat).response_format
             if wanted is None or wanted.type not in ("json_object", "json_schema"):
                 return None
-            return AskedJson(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
+            return AskedJson(
+                _read(wanted.schema if wanted.json_schema is None else wanted.json_schema.schema)
+            )
         if route in COMPLETIONS:
             completion = msgspec.json.decode(body, type=_Completion)
-            if completion.json_schema is not None and completion.grammar is msgspec.UNSET:
-                return AskedJson(completion.json_schema)
+            if bytes(completion.json_schema) != b"null" and completion.grammar is msgspec.UNSET:
+                return AskedJson(_read(completion.json_schema))
     except _UNREADABLE:
         pass
     return None
+
+
+def _read(schema: msgspec.Raw) -> dict[str, Any] | None:
+    """None: there is no schema, or it is too large to check it."""
+    text = bytes(schema)
+    return None if len(text) > MAX_SCHEMA else _read_schema(text)
 
 
 def violation(asked: AskedJson, answer: bytes) -> str | None:

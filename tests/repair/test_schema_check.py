@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.repair.schema_check import asked_json
+from llamasup.repair.schema_check import MAX_SCHEMA, AskedJson, asked_json
 from llamasup.repair.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
@@ -114,6 +114,25 @@ def test_other_keywords_next_to_a_pattern_are_checked() -> None:
     body = asked({"type": "json_object", "schema": schema})
     assert violation(CHAT, body, answered('{"a": "b", "b": "x"}')) == "at $.b: 'x' is not of type 'integer'"
     assert violation(CHAT, body, answered('{"a": "b", "b": 1}')) is None
+
+
+@pytest.mark.parametrize("route", [CHAT, "/completion"])
+def test_large_schema_is_not_read(route: str) -> None:
+    """Of its answer, only the JSON is checked."""
+    schema = {"type": "integer", "$comment": "x" * MAX_SCHEMA}
+    chat = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = asked(chat) if route == CHAT else json.dumps({"json_schema": schema}).encode()
+    found = asked_json(route, body)
+    assert found == AskedJson(None)
+    assert checked(found, answered('"x"')) is None
+    assert checked(found, answered("x")) is not None
+
+
+@pytest.mark.parametrize("schema", [None, {}])
+def test_null_is_no_schema(schema: Any) -> None:
+    body = json.dumps({"json_schema": schema}).encode()
+    assert asked_json("/completion", body) == (None if schema is None else AskedJson({}))
+    assert asked_json(CHAT, asked({"type": "json_object", "schema": schema})) == AskedJson(schema)
 
 
 def test_schema_may_name_its_draft() -> None:
