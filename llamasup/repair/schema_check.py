@@ -201,8 +201,9 @@ def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None
         of_schema = _bounded(jsonschema.validators.validator_for(schema))
         schema = {name: value for name, value in schema.items() if name != "$schema"}
         text = msgspec.json.encode(schema)
-        # A schema inside with another $schema would get a validator without bounds.
-        if b'"$schema"' in text or b'"patternProperties"' in text:
+        # A schema inside with another $schema would get a validator without bounds, and so would a reference
+        # to the schemas of JSON Schema itself, which the package knows by their addresses.
+        if any(name in text for name in (b'"$schema"', b"json-schema.org", b'"patternProperties"')):
             return None
         if b'"pattern"' in text and any(name in text for name in _NOT_WITH_PATTERN):
             return None
@@ -216,6 +217,19 @@ def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None
     return None if error is None else f"at {error.json_path}: {error.message[:_MOST_SHOWN]}"
 
 
+_COMPARED: Final = ("enum", "const")
+_OF_EACH: Final = (
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "contains",
+    "unevaluatedItems",
+    "additionalProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+)
+
+
 class _Steps:
     def __init__(self, left: int, schema_bytes: int) -> None:
         self._left = left
@@ -223,9 +237,13 @@ class _Steps:
 
     def take(self, keyword: str, value: Any, instance: Any) -> None:
         steps = 1 + (len(value) if isinstance(value, list | dict) else 0)
+        if keyword in _COMPARED:
+            steps += len(msgspec.json.encode(value)) // 10
         if isinstance(instance, list | dict | str):
             count = len(instance)
-            steps += count * count if keyword == "uniqueItems" else count // 10
+            steps += count if keyword in _OF_EACH else count // 10
+            if keyword == "uniqueItems":  # each item is compared with each other
+                steps += count * len(msgspec.json.encode(instance)) // 20
         self.spend(steps + (self._of_reference if keyword.startswith("$") else 0))
 
     def spend(self, steps: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llamasup.repair.schema_check import MAX_SCHEMA, AskedJson, asked_json
+from llamasup.repair.schema_check import MAX_SCHEMA, AskedJson, asked_json, mismatch, read_answer
 from llamasup.repair.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
@@ -107,6 +107,42 @@ def test_long_list_of_unique_items_is_not_compared() -> None:
     body = asked({"type": "json_object", "schema": {"uniqueItems": True}})
     assert violation(CHAT, body, answered(json.dumps([{"a": 1}] * 2))) is not None
     assert violation(CHAT, body, answered(json.dumps([{"a": 1}] * 10_000))) is None
+
+
+BIG = list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        ({"not": {"enum": [[*BIG, 1]] * 5}}, [*BIG, 0]),
+        ({"not": {"const": [*BIG, *BIG, *BIG, 1]}}, [*BIG, *BIG, *BIG, 0]),
+        ({"items": {}}, ["x"] * 20_000),
+        ({"prefixItems": [{}] * 20_000}, ["x"] * 20_000),
+        ({"contains": False, "minContains": 0}, ["x"] * 20_000),
+        ({"additionalProperties": {}}, {str(n): 1 for n in range(20_000)}),
+        ({"propertyNames": {}}, {str(n): 1 for n in range(20_000)}),
+        ({"uniqueItems": True}, [[*BIG * 4, 1], [*BIG * 4, 0]]),
+    ],
+)
+def test_check_that_takes_long_is_given_up(schema: Any, given: Any) -> None:
+    answer = read_answer(answered(json.dumps(given)))
+    assert answer is not None
+    with pytest.raises(TimeoutError):
+        mismatch(AskedJson(schema), answer, 10_000)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"$ref": "http://json-schema.org/draft-07/schema#"},
+        {"properties": {"a": {"$id": "https://json-schema.org/draft/2020-12/schema", "$ref": "#"}}},
+    ],
+)
+def test_schemas_of_json_schema_itself_are_not_checked(schema: Any) -> None:
+    """The validators of the package for them have no bound."""
+    assert checked(AskedJson(schema), answered('{"a": {"type": 7}, "type": 7}')) is None
 
 
 def test_other_keywords_next_to_a_pattern_are_checked() -> None:
