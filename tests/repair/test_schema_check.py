@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from llamasup.repair.schema_check import MAX_SCHEMA, AskedJson, asked_json, mismatch, read_answer
+from llamasup.repair.schema_check import (
+    MAX_SCHEMA,
+    AskedJson,
+    asked_json,
+    import_package,
+    mismatch,
+    read_answer,
+)
 from llamasup.repair.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
@@ -73,6 +80,7 @@ def test_answer_must_be_what_the_request_asks_for(
 
 def test_without_the_package_any_json_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
+    import_package()
     assert violation(CHAT, asked(STRICT), answered("{}")) is None
     assert violation(CHAT, asked(STRICT), answered("{")) is not None
 
@@ -117,6 +125,7 @@ BIG = list(range(5000))
     [
         ({"not": {"enum": [[*BIG, 1]] * 5}}, [*BIG, 0]),
         ({"not": {"const": [*BIG, *BIG, *BIG, 1]}}, [*BIG, *BIG, *BIG, 0]),
+        ({"anyOf": [{"type": "string"}] * 2000}, 1),
         ({"items": {}}, ["x"] * 20_000),
         ({"prefixItems": [{}] * 20_000}, ["x"] * 20_000),
         ({"contains": False, "minContains": 0}, ["x"] * 20_000),
