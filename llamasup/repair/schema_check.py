@@ -66,6 +66,7 @@ class _Chat(msgspec.Struct):
 class _Completion(msgspec.Struct):
     json_schema: msgspec.Raw = _ABSENT
     grammar: Any = msgspec.UNSET  # it wins over the schema
+    grammar_lazy: Any = False  # if true, the answer may begin with text
 
 
 class AskedJson(msgspec.Struct, frozen=True):
@@ -152,7 +153,8 @@ def asked_json(route: str, body: bytes) -> AskedJson | None:
             )
         if route in COMPLETIONS:
             completion = msgspec.json.decode(body, type=_Completion)
-            if bytes(completion.json_schema) != b"null" and completion.grammar is msgspec.UNSET:
+            is_free = completion.grammar is not msgspec.UNSET or completion.grammar_lazy is True
+            if bytes(completion.json_schema) != b"null" and not is_free:
                 return AskedJson(_read(completion.json_schema))
     except _UNREADABLE:
         pass

@@ -71,6 +71,7 @@ def test_answers_are_checked(
         (Repairs(json=True), CHAT, body(**JSON, stream=True)),
         (Repairs(tool_calls=True), "/completion", body()),
         (BOTH, "/completion", body(json_schema={}, grammar="")),
+        (BOTH, "/completion", body(json_schema={}, grammar_lazy=True)),
         (BOTH, "/completion", body(json_schema=1)),
         (BOTH, "/v1/embeddings", body(**JSON)),
         (BOTH, CHAT, body(**JSON, temperature=0)),
