@@ -247,7 +247,8 @@ class Exchange(Struct, eq=False):
             if fault is not None and not fault.may_change:
                 self._refuse_schema(second_try, answer, fault)
                 return True
-            if fault is not None and not endpoint.closed and self._send_again(second_try, answer, fault):
+            stops = endpoint.closed or self._downstream.proxy.draining
+            if fault is not None and not stops and self._send_again(second_try, answer, fault):
                 return True
             second_try.is_over = True
         elif second_try.is_good(answer):
@@ -637,7 +638,8 @@ class Exchange(Struct, eq=False):
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
             self._lease.release_permit()
-        if not self.status or self._downstream.paused or self.bytes_out != self._swept_bytes:
+        has_begun = self.status or self.bytes_out  # these may be held
+        if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
             self._swept_bytes = self.bytes_out
             self._progress_at = now
         elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:

@@ -15,6 +15,7 @@ from llamasup.http.routes import Route
 from llamasup.models.virtual import Candidate, Changes
 from llamasup.proxy import ProxyConfig, bind
 from llamasup.proxy.downstream import Downstream
+from llamasup.proxy.settings import Limits
 from llamasup.queueing.endpoint import NodeLink
 from llamasup.queueing.unavailable import generation_ended
 from llamasup.repair import answers
@@ -443,6 +444,32 @@ def test_first_answer_that_breaks_off_while_it_is_held_is_replayed(rig: Rig, *, 
     assert (status(head), body) == (400, b'{"error":{}}')
     record = rig.record()
     assert (record.replayed, record.repaired) == (True, "")
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_held_answer_that_stalls_has_the_usual_limit(
+    make_rig: MakeRig, clock: Clock, *, is_second: bool
+) -> None:
+    rig = set_repairs(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01, upstream_idle_s=100.0))))
+    client, child = begin(rig, request(**JSON))
+    if is_second:
+        child, _body = asked_again(rig, child, BAD)
+    child.send(GOOD[:-3])
+    await_held(rig, len(GOOD_BODY) - 3)
+    clock.pass_until_readable(client, 60.0)
+    if is_second:
+        assert client.message()[1] == BAD_BODY
+    else:
+        assert error_of(client, 504)["cause"] == "upstream_idle"
+    assert child.sees_the_end()
+
+
+def test_draining_proxy_begins_no_second_attempt(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(**JSON))
+    rig.call(rig.proxy.drain)
+    child.send(BAD)
+    head, body = client.message()
+    assert (body, field(head, b"connection")) == (BAD_BODY, b"close")
 
 
 # --- other servers and other names
