@@ -22,6 +22,7 @@ from llamasup.repair import answers
 from llamasup.repair.answers import MAX_HELD
 from llamasup.repair.kinds import Repairs
 from llamasup.virtual.rewrite import rewritten
+from tests.continuation.streams import PIECES, framed
 from tests.proxy.conftest import MakeRig
 from tests.proxy.key_files import keys_of
 from tests.proxy.many import ManyModels
@@ -37,9 +38,17 @@ from tests.proxy.rig import (
     error_of,
     eventually,
     field,
-    get,
     post,
     status,
+)
+from tests.proxy.test_continued_streams import (
+    BODY,
+    FIRST,
+    LAST_CHUNK,
+    continue_on,
+    cut,
+    rest_of,
+    set_continues,
 )
 from tests.proxy.test_virtual_models import NAME, QWEN, Cold
 from tests.repair.conversations import conversation
@@ -584,10 +593,14 @@ def large(content: str) -> bytes:
 def test_large_answer_is_forwarded_as_it_comes(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
     sent = large('{"age": -3}')
-    child.send(sent)
-    head, body = client.message()
+    child.send(sent[:-1])
+    head = client.head()
+    size = int(field(head, b"content-length") or 0)
+    body = client.receive(size - 1)  # before the answer is complete
+    child.send(sent[-1:])
+    body += client.receive(1)
     assert (field(head, MARKED), sent.endswith(body)) == (None, True)
-    assert rig.record().bytes_out == len(body)
+    assert rig.record().bytes_out == size
 
 
 def test_slow_client_of_a_held_answer_stops_no_other_request(make_rig: MakeRig) -> None:
@@ -649,9 +662,41 @@ def test_compressed_json_is_not_checked(rig: Rig) -> None:
     assert client.message()[1] == BAD_BODY
 
 
-def test_other_paths_are_not_held(rig: Rig) -> None:
-    client = set_repairs(rig).send(get())
-    child = rig.accept()
+@pytest.mark.parametrize("reply", [REFUSED, BAD], ids=["an error", "JSON"])
+def test_other_paths_are_not_held(rig: Rig, reply: bytes) -> None:
+    client, child = begin(set_repairs(rig), post(b"/v1/embeddings", json.dumps({**ASKED, **JSON}).encode()))
+    child.send(reply)
+    assert reply.endswith(client.message()[1])
+
+
+def test_client_of_http_1_0_gets_the_second_answer_without_chunks(rig: Rig) -> None:
+    client, child = begin(set_repairs(rig), request(**JSON).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+    child, _body = asked_again(rig, child, chunked(BAD_BODY))
+    child.send(chunked(GOOD_BODY))
+    head = client.head()
+    assert (field(head, MARKED), field(head, b"transfer-encoding")) == (b"json", None)
+    assert client.rest() == GOOD_BODY
+
+
+@pytest.mark.parametrize("second", [GOOD, BAD], ids=["the second", "the first"])
+def test_page_of_another_origin_may_read_the_answer(make_rig: MakeRig, second: bytes) -> None:
+    rig = set_repairs(make_rig(ProxyConfig(origins=("https://app.example",))))
+    client, child = begin(rig, request(b"Origin: https://app.example", **JSON))
+    child, _body = asked_again(rig, child, BAD)
+    child.send(second)
+    assert field(client.head(), b"access-control-allow-origin") == b"https://app.example"
+
+
+def test_second_stream_is_continued_by_the_next_server(rig: Rig) -> None:
+    set_continues(set_repairs(rig))
+    client, child = begin(rig, post(CHAT, BODY))
+    child.send(STREAM_HEAD + chunk(ERROR_EVENT) + LAST_CHUNK)
     child.message()
-    child.send(REFUSED)
-    assert status(client.message()[0]) == 500
+    events = framed(FIRST.stream(PIECES))[:4]
+    child.send(STREAM_HEAD + b"".join(events))
+    client.until(events[-1])
+    cut(rig, child)
+    continue_on(rig).send(rest_of())
+    client.until(LAST_CHUNK)
+    record = rig.record()
+    assert (record.outcome, record.continued, record.repaired) == ("ok", True, "tool_call")
