@@ -210,7 +210,7 @@ class Exchange(Struct, eq=False):
         return second_try is not None and second_try.runs
 
     def _holds(self, second_try: SecondTry, upstream: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Hold an answer that may have to be asked for again. A node decides that itself."""
+        """Hold an answer that may have to be requested a second time. A node decides that itself."""
         second_try.held = None  # of a server that has ended
         if self._lease.endpoint.node is not None or self.upload is not None:
             return False

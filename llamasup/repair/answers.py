@@ -1,4 +1,4 @@
-"""Whether an answer is asked for again, with another seed (pure).
+"""Whether an answer is requested a second time, with another seed (pure).
 
 Two answers are: an error of llama-server because the model's output does not match the format of its tool
 calls, and a whole answer that does not match the JSON schema of its request.
@@ -66,7 +66,7 @@ class Checks(Struct, frozen=True):
     varies: bool = True
 
     def holds(self, status: int, beginning: bytes, *, is_stream: bool) -> bool:
-        """Whether an answer that begins so is held until its end, because it may be asked for again."""
+        """Whether an answer that begins so is held until its end, because a second one may be requested."""
         if is_stream:
             return self.tool_calls and _ERROR_EVENT.match(beginning) is not None
         return (self.json is not None and status == 200) or (self.tool_calls and status == 500)

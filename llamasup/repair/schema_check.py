@@ -201,7 +201,7 @@ def mismatch(asked: AskedJson, answer: Answer, most_steps: int) -> str | None:
 
 
 def _mismatch(given: Any, schema: dict[str, Any], most_steps: int) -> str | None:
-    """Without the package jsonschema (``pip install 'llamasup[batch]'``), any JSON is right."""
+    """None also without the package jsonschema (``pip install 'llamasup[batch]'``)."""
     try:
         import jsonschema
         from referencing.jsonschema import EMPTY_REGISTRY

@@ -1,4 +1,4 @@
-"""Answers that cannot be used are asked for once more, with another seed (``proxy/second_try.py``)."""
+"""Answers that cannot be used are requested a second time, with another seed (``proxy/second_try.py``)."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def request(*lines: bytes, **fields: Any) -> bytes:
     return post(CHAT, json.dumps({**ASKED, **fields}).encode(), *lines)
 
 
-def asked_again(rig: Rig, child: Wire, first: bytes) -> tuple[Wire, dict[str, Any]]:
+def second_request(rig: Rig, child: Wire, first: bytes) -> tuple[Wire, dict[str, Any]]:
     """Send the first answer; returns the child with the second request, and its body."""
     child.send(first)
     if first.startswith(b"HTTP/1.1 500"):  # its connection is closed
@@ -116,9 +116,9 @@ def await_held(rig: Rig, size: int) -> None:
     eventually(lambda: rig.call(held) == size)
 
 
-def test_answer_that_llama_server_cannot_parse_is_asked_for_again(rig: Rig) -> None:
+def test_answer_that_llama_server_cannot_parse_is_requested_again(rig: Rig) -> None:
     client, child = begin(set_repairs(rig, TOOLS), request(seed=7))
-    child, second = asked_again(rig, child, REFUSED)
+    child, second = second_request(rig, child, REFUSED)
     assert second.pop("seed") != 7
     assert second == ASKED
     child.send(answer(b"{}"))
@@ -139,7 +139,7 @@ def test_answer_that_llama_server_cannot_parse_is_asked_for_again(rig: Rig) -> N
 )
 def test_first_error_is_forwarded_if_the_second_attempt_fails(rig: Rig, second: bytes) -> None:
     client, child = begin(set_repairs(rig, TOOLS), request())
-    child, _body = asked_again(rig, child, REFUSED)
+    child, _body = second_request(rig, child, REFUSED)
     child.send(second)
     head, body = client.message()
     assert (status(head), body) == (500, MISMATCH)
@@ -149,9 +149,9 @@ def test_first_error_is_forwarded_if_the_second_attempt_fails(rig: Rig, second: 
     assert (record.status, record.outcome, record.repaired) == (500, "ok", "tool_call_failed")
 
 
-def test_json_that_does_not_match_its_schema_is_asked_for_again(rig: Rig) -> None:
+def test_json_that_does_not_match_its_schema_is_requested_again(rig: Rig) -> None:
     client, child = begin(set_repairs(rig, Repairs(json=True)), request(**JSON))
-    child, second = asked_again(rig, child, BAD)
+    child, second = second_request(rig, child, BAD)
     assert second.pop("seed") >= 0
     assert second == {**ASKED, **JSON}
     child.send(GOOD)
@@ -173,7 +173,7 @@ def test_json_that_does_not_match_its_schema_is_asked_for_again(rig: Rig) -> Non
 )
 def test_first_answer_is_forwarded_if_the_second_one_is_no_better(rig: Rig, second: bytes) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(second)
     head, body = client.message()
     assert (status(head), body) == (200, BAD_BODY)
@@ -185,7 +185,7 @@ def test_first_answer_is_forwarded_if_the_check_of_the_second_one_takes_too_long
     schema = {"properties": {"age": {"minimum": 0}, "list": {"uniqueItems": True}}}
     asked = {"type": "json_schema", "json_schema": {"schema": schema}}
     client, child = begin(set_repairs(rig), request(response_format=asked))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(answer(chat(json.dumps({"age": 3, "list": [[n] for n in range(2000)]}))))
     assert client.message()[1] == BAD_BODY
 
@@ -197,7 +197,7 @@ def test_first_answer_is_forwarded_if_the_check_of_the_second_one_fails(
         raise RuntimeError
 
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     monkeypatch.setattr(answers, "read_answer", fail)
     child.send(GOOD)
     assert client.message()[1] == BAD_BODY
@@ -221,13 +221,13 @@ def test_answer_in_pieces_is_held_until_its_end(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
     child.send(BAD[:-3])
     await_held(rig, len(BAD_BODY) - 3)
-    child, _body = asked_again(rig, child, BAD[-3:])
+    child, _body = second_request(rig, child, BAD[-3:])
     assert client.is_quiet()
     child.send(GOOD)
     assert client.message()[1] == GOOD_BODY
 
 
-def test_cut_off_answer_is_not_asked_for_again(rig: Rig) -> None:
+def test_cut_off_answer_is_not_requested_again(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
     cut = chat('{"age": ', "length")
     child.send(answer(cut))
@@ -285,10 +285,10 @@ def test_answer_whose_check_fails_is_forwarded(
     assert rig.in_flight() == 0
 
 
-def test_repaired_conversation_can_be_asked_again(rig: Rig) -> None:
+def test_repaired_conversation_can_be_requested_again(rig: Rig) -> None:
     body = json.dumps(conversation("{")).encode()
     client, child = begin(set_repairs(rig), post(CHAT, body))
-    child, second = asked_again(rig, child, REFUSED)
+    child, second = second_request(rig, child, REFUSED)
     assert "malformed_arguments" in json.dumps(second)
     child.send(answer())
     assert field(client.message()[0], MARKED) == b"arguments, tool_call"
@@ -314,7 +314,7 @@ def test_schema_that_llama_server_ignores_is_refused(make_rig: MakeRig) -> None:
 # --- streams
 
 
-def test_stream_that_begins_with_the_error_is_asked_for_again(rig: Rig) -> None:
+def test_stream_that_begins_with_the_error_is_requested_again(rig: Rig) -> None:
     client, child = begin(set_repairs(rig, TOOLS), request(stream=True))
     child.send(STREAM_HEAD)  # once a slot takes the request
     child.send(chunk(ERROR_EVENT), b"0\r\n\r\n")
@@ -357,7 +357,7 @@ def test_stream_with_comments_goes_on_with_the_second_answer(make_rig: MakeRig, 
     client, child = begin(rig, request(stream=True))
     clock.pass_until_readable(client, 0.5)
     client.until(b"\n\n\r\n")
-    child, _body = asked_again(rig, child, REFUSED)
+    child, _body = second_request(rig, child, REFUSED)
     child.send(STREAM_HEAD + EVENT + b"0\r\n\r\n")
     client.until(EVENT + b"0\r\n\r\n")
     assert rig.record().repaired == "tool_call"
@@ -368,7 +368,7 @@ def test_stream_with_comments_goes_on_with_the_second_answer(make_rig: MakeRig, 
 
 def test_first_answer_is_forwarded_if_llama_server_ends(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     rig.stop_listening()
     child.close()
     assert client.message()[1] == BAD_BODY
@@ -387,7 +387,7 @@ def test_first_error_is_forwarded_if_llama_server_accepts_no_connection(rig: Rig
 
 def test_first_answer_is_forwarded_if_the_generation_is_stopped(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     rig.call(lambda: rig.endpoint.close(generation_ended("tiny", "stopped")))
     assert client.message()[1] == BAD_BODY
     assert child.sees_the_end()
@@ -396,7 +396,7 @@ def test_first_answer_is_forwarded_if_the_generation_is_stopped(rig: Rig) -> Non
 def test_first_answer_is_forwarded_if_the_time_is_over(make_rig: MakeRig, clock: Clock) -> None:
     rig = set_repairs(make_rig(ProxyConfig(request_timeout_s=30.0)))
     client, child = begin(rig, request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     clock.pass_s(31.0)
     assert client.message()[1] == BAD_BODY
     assert child.sees_the_end()
@@ -405,7 +405,7 @@ def test_first_answer_is_forwarded_if_the_time_is_over(make_rig: MakeRig, clock:
 def test_client_that_leaves_frees_the_slot_of_the_second_attempt(make_rig: MakeRig) -> None:
     rig = set_repairs(make_rig(max_concurrent=1))
     client, child = begin(rig, request(**JSON))
-    child, _body = asked_again(rig, child, answer(with_usage(BAD_BODY, 20, 5)))
+    child, _body = second_request(rig, child, answer(with_usage(BAD_BODY, 20, 5)))
     client.close()
     assert child.sees_the_end()
     record = rig.record()
@@ -429,7 +429,7 @@ def test_client_that_leaves_while_its_answer_is_held_frees_the_slot(make_rig: Ma
 
 def test_administrator_can_cancel_a_second_attempt(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     cancelled = HttpError(409, "cancelled", cause="cancelled")
     rig.call(lambda: only_connection(rig).interrupt(cancelled))
     assert error_of(client, 409)["cause"] == "cancelled"
@@ -462,7 +462,7 @@ def test_held_answer_that_stalls_has_the_usual_limit(
     rig = set_repairs(make_rig(ProxyConfig(limits=Limits(sweep_s=0.01, upstream_idle_s=100.0))))
     client, child = begin(rig, request(**JSON))
     if is_second:
-        child, _body = asked_again(rig, child, BAD)
+        child, _body = second_request(rig, child, BAD)
     child.send(GOOD[:-3])
     await_held(rig, len(GOOD_BODY) - 3)
     clock.pass_until_readable(client, 60.0)
@@ -484,7 +484,7 @@ def test_draining_proxy_begins_no_second_attempt(rig: Rig) -> None:
 # --- other servers and other names
 
 
-def test_node_decides_itself_what_it_asks_again(rig: Rig) -> None:
+def test_node_decides_itself_what_it_requests_again(rig: Rig) -> None:
     set_repairs(rig)
     rig.call(lambda: setattr(rig.endpoint, "node", LINK))
     client, child = begin(rig, request(**JSON))
@@ -495,7 +495,7 @@ def test_node_decides_itself_what_it_asks_again(rig: Rig) -> None:
 
 def test_second_answer_to_another_node_is_marked(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(b"X-Llamasup-Node: other", **JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(GOOD)
     assert field(client.message()[0], MARKED) == b"json"
 
@@ -539,7 +539,7 @@ def test_second_attempt_keeps_its_permit(make_rig: MakeRig) -> None:
     client, child = begin(rig, request(**JSON))
     waits = rig.send(request())
     eventually(lambda: rig.call(lambda: len(rig.backend.waiting)) == 1)
-    child, second = asked_again(rig, child, BAD)
+    child, second = second_request(rig, child, BAD)
     assert "seed" in second
     child.send(GOOD)
     assert client.message()[1] == GOOD_BODY
@@ -555,7 +555,7 @@ def test_tokens_of_both_answers_count(make_rig: MakeRig, second: bytes, *, is_ch
     config = ProxyConfig(key_file=keys_of("one name=one tpm=1000"))
     rig = set_repairs(make_rig(config))
     client, child = begin(rig, request(b"Authorization: Bearer one", **JSON))
-    child, _body = asked_again(rig, child, framed(with_usage(BAD_BODY, 20, 5)))
+    child, _body = second_request(rig, child, framed(with_usage(BAD_BODY, 20, 5)))
     child.send(answer(with_usage(second, 20, 7)))
     client.head()
     record = rig.record()
@@ -565,7 +565,7 @@ def test_tokens_of_both_answers_count(make_rig: MakeRig, second: bytes, *, is_ch
 
 def test_both_answers_count_for_the_health_of_the_server(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request())
-    child, _body = asked_again(rig, child, REFUSED)
+    child, _body = second_request(rig, child, REFUSED)
     child.send(REFUSED)
     client.message()
     assert rig.call(lambda: (rig.endpoint.answered, rig.endpoint.failures)) == (2, 2)
@@ -625,7 +625,7 @@ def test_slow_client_of_a_held_answer_stops_no_other_request(make_rig: MakeRig) 
 
 def test_large_second_answer_is_not_forwarded(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(large('{"age": 3}')[:-1])
     assert client.message()[1] == BAD_BODY
 
@@ -633,14 +633,14 @@ def test_large_second_answer_is_not_forwarded(rig: Rig) -> None:
 def test_chunked_answer_is_checked_too(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request())
     head = b"HTTP/1.1 500 Internal Server Error\r\nTransfer-Encoding: chunked\r\n\r\n"
-    child, _body = asked_again(rig, child, head + chunk(MISMATCH) + b"0\r\n\r\n")
+    child, _body = second_request(rig, child, head + chunk(MISMATCH) + b"0\r\n\r\n")
     child.send(answer())
     assert field(client.message()[0], MARKED) == b"tool_call"
 
 
 def test_chunked_json_is_checked_without_its_framing(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON))
-    child, _body = asked_again(rig, child, chunked(BAD_BODY))
+    child, _body = second_request(rig, child, chunked(BAD_BODY))
     child.send(chunked(GOOD_BODY))
     head = client.head()
     assert field(head, MARKED) == b"json"
@@ -657,7 +657,7 @@ def test_compressed_json_is_not_checked(rig: Rig) -> None:
     assert client.message()[1] == BAD_BODY
     client.send(request(**JSON))
     child.message()
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(answer(GOOD_BODY, b"Content-Encoding: x"))
     assert client.message()[1] == BAD_BODY
 
@@ -671,7 +671,7 @@ def test_other_paths_are_not_held(rig: Rig, reply: bytes) -> None:
 
 def test_client_of_http_1_0_gets_the_second_answer_without_chunks(rig: Rig) -> None:
     client, child = begin(set_repairs(rig), request(**JSON).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
-    child, _body = asked_again(rig, child, chunked(BAD_BODY))
+    child, _body = second_request(rig, child, chunked(BAD_BODY))
     child.send(chunked(GOOD_BODY))
     head = client.head()
     assert (field(head, MARKED), field(head, b"transfer-encoding")) == (b"json", None)
@@ -682,7 +682,7 @@ def test_client_of_http_1_0_gets_the_second_answer_without_chunks(rig: Rig) -> N
 def test_page_of_another_origin_may_read_the_answer(make_rig: MakeRig, second: bytes) -> None:
     rig = set_repairs(make_rig(ProxyConfig(origins=("https://app.example",))))
     client, child = begin(rig, request(b"Origin: https://app.example", **JSON))
-    child, _body = asked_again(rig, child, BAD)
+    child, _body = second_request(rig, child, BAD)
     child.send(second)
     assert field(client.head(), b"access-control-allow-origin") == b"https://app.example"
 

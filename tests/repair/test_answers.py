@@ -1,4 +1,4 @@
-"""Which answers are asked for again, and how the request for the second one looks."""
+"""Which answers are requested a second time, and how the request for the second one looks."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_only_an_ignored_schema_is_a_fault_without_a_temperature(content: str, f
         (200, b"", True, False),
     ],
 )
-def test_only_answers_that_may_be_asked_for_again_are_held(
+def test_only_answers_that_may_be_requested_again_are_held(
     status: int, beginning: bytes, is_stream: bool, holds: bool
 ) -> None:
     assert Checks(CHAT, True, ANY).holds(status, beginning, is_stream=is_stream) == holds
