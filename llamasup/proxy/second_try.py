@@ -92,7 +92,7 @@ class SecondTry:
         self.is_over = False
 
     def __repr__(self) -> str:
-        return f"<SecondTry, {self._checks!r}, fault {self._fault}, over: {self.is_over}>"
+        return f"<SecondTry of {self._checks.route}, fault {self._fault}, over: {self.is_over}>"
 
     @property
     def runs(self) -> bool:

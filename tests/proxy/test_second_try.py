@@ -265,7 +265,8 @@ def test_error_with_another_cause_is_forwarded(rig: Rig) -> None:
 
 def test_answer_is_forwarded_if_its_request_cannot_be_sent_again(rig: Rig) -> None:
     """The name of a field is not UTF-8, so that the body cannot get another seed."""
-    client, child = begin(set_repairs(rig), request(**JSON)[:-1] + b',"\xff":1}')
+    body = json.dumps({**ASKED, **JSON}).encode()[:-1] + b',"\xff":1}'
+    client, child = begin(set_repairs(rig), post(CHAT, body))
     child.send(BAD)
     assert client.message()[1] == BAD_BODY
     assert rig.in_flight() == 0

@@ -85,6 +85,11 @@ def test_without_the_package_any_json_is_right(monkeypatch: pytest.MonkeyPatch) 
     assert violation(CHAT, asked(STRICT), answered("{")) is not None
 
 
+def test_package_is_imported() -> None:
+    import_package()
+    assert "jsonschema" in sys.modules
+
+
 PATTERN = {"type": "string", "pattern": "^(a+)+$"}
 
 

@@ -18,6 +18,7 @@ from llamasup.pool.replicas.replica_set import ReplicaSet
 from llamasup.queueing.endpoint import Endpoint, Lease
 from llamasup.queueing.request_queue import QueueEntry
 from llamasup.queueing.unavailable import BUSY, Unavailable
+from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.supervision.availability import NOT_RUNNING, STOPPING
 from llamasup.supervision.events import Bus
 from llamasup.supervision.plan_protocol import AnyPlanMaker
@@ -542,6 +543,13 @@ from llamasup.repair.kinds import NO_REPAIRS, Repairs
 from llamasup.supervision.states import Policy
 json = Policy(repairs=Repairs(json=True))
 """
+
+
+def test_policy_says_what_is_repaired() -> None:
+    served = ReplicaSet(policy=Policy(repairs=Repairs(json=True)))
+    assert served.repairs == Repairs(json=True)
+    served.apply_policy(Policy())
+    assert served.repairs is NO_REPAIRS
 
 
 @pytest.mark.parametrize(
