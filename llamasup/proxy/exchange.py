@@ -212,7 +212,7 @@ class Exchange(Struct, eq=False):
         return second_try is not None and second_try.runs
 
     def _holds(self, second_try: SecondTry, upstream: AnswerHead, framing: bytes | None, body: bytes) -> bool:
-        """Hold an answer that may have to be asked for again. A node decides that itself."""
+        """Hold an answer that may have to be requested a second time. A node decides that itself."""
         second_try.held = None  # of a server that has ended
         if self._lease.endpoint.node is not None or self.upload is not None:
             return False
@@ -241,18 +241,19 @@ class Exchange(Struct, eq=False):
 
     def _asked_again(self, second_try: SecondTry) -> bool:
         """A held answer is complete: send the request again, or give the client its answer."""
-        request, endpoint = self._request, self._lease.endpoint
+        endpoint = self._lease.endpoint
+        self._upstream = None  # it has gone back to its pool: a slow client must not pause it
         answer = second_try.complete(self._tail)
         if second_try.first is None:
-            fault = second_try.fault_of(answer, request.body)
+            fault = second_try.fault_of(answer)
             if fault is not None and not fault.may_change:
                 self._refuse_schema(second_try, answer, fault)
                 return True
-            if fault is not None and not endpoint.closed:
-                self._send_again(second_try, answer, fault)
+            stops = endpoint.closed or self._downstream.proxy.draining
+            if fault is not None and not stops and self._send_again(second_try, answer, fault):
                 return True
             second_try.is_over = True
-        elif second_try.is_good(answer, request.body):
+        elif second_try.is_good(answer):
             self._take_second(second_try)
         else:
             endpoint.count_answer(answer.status, infers=True)
@@ -260,11 +261,16 @@ class Exchange(Struct, eq=False):
         self.begin(answer, answer.framing, answer.body)
         return False
 
-    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
-        """Send the request again, with the same lease: it has its permit until the end."""
+    def _send_again(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> bool:
+        """Send the request again, with the same lease: it has its permit until the end. False: its body does
+        not allow it.
+        """
         request = self._request
-        request.body = second_try.again(answer, fault, request.body, request.id)
-        self._upstream, self._tail, self._write = None, (), _write_nothing
+        second = second_try.again(answer, fault, request.body, request.id)
+        if second is None:
+            return False
+        request.body = second
+        self._tail, self._write = (), _write_nothing
         self.answered = self._retried = False
         self.bytes_out = 0
         pool = self._downstream.proxy.pool_of(self._lease.endpoint)
@@ -273,11 +279,11 @@ class Exchange(Struct, eq=False):
             self.connected(upstream)
         else:
             pool.connect(self)
+        return True
 
     def _refuse_schema(self, second_try: SecondTry, answer: HeldAnswer, fault: Fault) -> None:
         self._lease.endpoint.count_answer(answer.status, infers=True)
         second_try.give_up(answer)
-        self._upstream = None  # it has gone back to its pool
         self._request.mark_unrepaired(fault.value)
         self._downstream.proxy.metrics.count_repaired(self._counted_as, fault.value)
         self._fail(_SCHEMA_IGNORED, "upstream_failed")
@@ -645,7 +651,8 @@ class Exchange(Struct, eq=False):
             self._lagging_since = now
         elif now - self._lagging_since >= proxy.limits.lag_s:
             self._lease.release_permit()
-        if not self.status or self._downstream.paused or self.bytes_out != self._swept_bytes:
+        has_begun = self.status or self.bytes_out  # these may be held
+        if not has_begun or self._downstream.paused or self.bytes_out != self._swept_bytes:
             self._swept_bytes = self.bytes_out
             self._progress_at = now
         elif now - self._progress_at >= proxy.limits.upstream_idle_s and self._request.needs_permit:

@@ -150,7 +150,7 @@ def _repair(request: Request, repairs: Repairs, proxy: ProxyContext) -> None:
             request.mark_repaired("arguments")
             assert request.model_route is not None
             proxy.metrics.count_repaired(request.counted_as or request.model_route.model.id, "arguments")
-    # A batch decides itself what it asks again. Of several answers, most may be good.
+    # A batch decides itself what it requests a second time. Of several answers, most may be good.
     if request.needs_permit and request.jobs == 1 and not request.is_batch:
         checks = checks_for(repairs, label, request.body)
         request.second_try = None if checks is None else SecondTry(checks)

@@ -6,15 +6,19 @@ to another llama-server: whatever ends it, the client gets the first answer.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
 from msgspec import Struct
 
+from llamasup.http.chunks import Dechunker
 from llamasup.http.sse import TAIL_BYTES, TokenCounts, read_token_counts
 from llamasup.repair.answers import MAX_HELD, Checks, Fault, with_another_seed
 
 __all__ = ["AnswerHead", "HeldAnswer", "SecondTry"]
+
+_log = logging.getLogger("llamasup.proxy")
 
 
 class AnswerHead(Protocol):
@@ -51,6 +55,16 @@ class HeldAnswer(Struct):
     body: bytes = b""
     complete: bool = True
 
+    def content(self) -> bytes | None:
+        """Its body without its framing; None: it is compressed."""
+        if b"\r\ncontent-encoding:" in b"\r\n" + self.lines.lower():
+            return None
+        if self.framing is None or not self.framing.startswith(b"Transfer"):
+            return self.body
+        pieces: list[bytes] = []
+        Dechunker(pieces.append).write(self.body)
+        return b"".join(pieces)
+
     def pause(self) -> None:
         """Nothing more arrives."""
 
@@ -78,7 +92,7 @@ class SecondTry:
         self.is_over = False
 
     def __repr__(self) -> str:
-        return f"<SecondTry, {self._checks!r}, fault {self._fault}, over: {self.is_over}>"
+        return f"<SecondTry of {self._checks.route}, fault {self._fault}, over: {self.is_over}>"
 
     @property
     def runs(self) -> bool:
@@ -115,22 +129,38 @@ class SecondTry:
         held.body = b"".join(pieces)
         return held
 
-    def fault_of(self, held: HeldAnswer, body: bytes) -> Fault | None:
-        """What is wrong with a complete answer to ``body``."""
-        return self._checks.fault(body, held.status, held.body, is_stream=held.streams_events)
+    def fault_of(self, held: HeldAnswer) -> Fault | None:
+        """What is wrong with a complete answer."""
+        try:
+            content = held.content()
+            if content is None:
+                return None
+            return self._checks.fault(held.status, content, is_stream=held.streams_events)
+        except Exception:  # without this, the client would get no answer
+            _log.exception("the check of an answer has failed; it is forwarded unchecked")
+            return None
 
-    def again(self, held: HeldAnswer, fault: Fault, body: bytes, request_id: bytes) -> bytes:
-        """Begin the second attempt; returns its body."""
-        self.first, self._fault, self.lost = held, fault, _counts_of(held)
-        return with_another_seed(body, request_id)
+    def again(self, held: HeldAnswer, fault: Fault, body: bytes, request_id: bytes) -> bytes | None:
+        """Begin the second attempt; returns its body. None: there is none, as this body is unreadable."""
+        second = with_another_seed(body, request_id)
+        if second is not None:
+            self.first, self._fault, self.lost = held, fault, _counts_of(held)
+        return second
 
     def give_up(self, held: HeldAnswer) -> None:
         """The client gets neither this answer nor a second one."""
         self.is_over, self.lost = True, _counts_of(held)
 
-    def is_good(self, held: HeldAnswer, body: bytes) -> bool:
+    def is_good(self, held: HeldAnswer) -> bool:
         """Whether the client gets this second answer."""
-        return held.status == 200 and self.fault_of(held, body) is None
+        if self._fault is not Fault.JSON or held.status != 200:
+            return False  # it is an error
+        try:
+            content = held.content()
+            return content is not None and self._checks.is_right(content)
+        except Exception:
+            _log.exception("the check of a second answer has failed; the first one is forwarded")
+            return False
 
     def give_first(self, second: HeldAnswer | None = None) -> HeldAnswer:
         """Choose the first answer, because the ``second`` one is no better, or did not arrive."""
@@ -154,7 +184,8 @@ class SecondTry:
 
 def _counts_of(answer: HeldAnswer) -> TokenCounts | None:
     # /completion writes the counts before the probabilities of n_probs (b11434).
-    return read_token_counts(answer.body[-TAIL_BYTES:]) or read_token_counts(answer.body)
+    content = answer.content() or b""
+    return read_token_counts(content[-TAIL_BYTES:]) or read_token_counts(content)
 
 
 def _sum(one: int | None, other: int | None) -> int | None:

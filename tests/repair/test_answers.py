@@ -1,4 +1,4 @@
-"""Which answers are asked for again, and how the request for the second one looks."""
+"""Which answers are requested a second time, and how the request for the second one looks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 
 from llamasup.repair.answers import Checks, Fault, checks_for, with_another_seed
 from llamasup.repair.kinds import NO_REPAIRS, Repairs, repairs_of
+from llamasup.repair.schema_check import AskedJson, asked_json
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
 JSON = {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}
+ANY = AskedJson(None)
 BOTH = Repairs(tool_calls=True, json=True)
 MISMATCH = (
     b'{"error":{"code":500,"message":"The model produced output that does not match the expected '
@@ -55,7 +57,10 @@ def body(**fields: Any) -> bytes:
 def test_answers_are_checked(
     repairs: Repairs, route: str, fields: dict[str, Any], tool_calls: bool, checks_json: bool
 ) -> None:
-    assert checks_for(repairs, route, body(**fields)) == Checks(route, tool_calls, checks_json)
+    asked = body(**fields)
+    json = asked_json(route, asked) if checks_json else None
+    assert (json is not None) == checks_json
+    assert checks_for(repairs, route, asked) == Checks(route, tool_calls, json)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +71,12 @@ def test_answers_are_checked(
         (Repairs(json=True), CHAT, body(**JSON, stream=True)),
         (Repairs(tool_calls=True), "/completion", body()),
         (BOTH, "/completion", body(json_schema={}, grammar="")),
+        (BOTH, "/completion", body(json_schema={}, grammar_lazy=True)),
         (BOTH, "/completion", body(json_schema=1)),
         (BOTH, "/v1/embeddings", body(**JSON)),
         (BOTH, CHAT, body(**JSON, temperature=0)),
         (BOTH, CHAT, body(**JSON, temperature=-1)),
+        (BOTH, "/completion", body(json_schema={}, temperature=0, stream=True)),
         (BOTH, CHAT, b"{"),
         (BOTH, CHAT, b"[]"),
         (BOTH, CHAT, b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
@@ -98,16 +105,16 @@ def test_temperature_of_another_type_is_for_llama_server_to_judge() -> None:
     ],
 )
 def test_fault_of_an_answer(status: int, answer: bytes, is_stream: bool, fault: Fault | None) -> None:
-    checks = Checks(CHAT, tool_calls=True, json=True)
-    assert checks.fault(body(**JSON), status, answer, is_stream=is_stream) == fault
+    checks = Checks(CHAT, tool_calls=True, json=AskedJson(SCHEMA))
+    assert checks.fault(status, answer, is_stream=is_stream) == fault
 
 
 @pytest.mark.parametrize("answer", [MISMATCH, ERROR_EVENT])
 def test_only_what_the_model_asks_for_is_a_fault(answer: bytes) -> None:
     is_stream = answer is ERROR_EVENT
     status = 200 if is_stream else 500
-    assert Checks(CHAT, False, True).fault(body(**JSON), status, answer, is_stream=is_stream) is None
-    assert Checks(CHAT, True, False).fault(body(**JSON), 200, chat("no"), is_stream=False) is None
+    assert Checks(CHAT, False, ANY).fault(status, answer, is_stream=is_stream) is None
+    assert Checks(CHAT, True, None).fault(200, chat("no"), is_stream=False) is None
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,9 @@ def test_only_what_the_model_asks_for_is_a_fault(answer: bytes) -> None:
         ("/completion", {"content": '{"age": 1}', "stop_type": "eos"}, None),
         ("/completion", {"content": " no", "stop_type": "eos"}, Fault.SCHEMA_IGNORED),
         ("/completion", {"content": " think", "stop_type": "limit"}, Fault.SCHEMA_IGNORED),
+        ("/completion", {"content": " " * 1_000_000 + "x", "stop_type": "eos"}, Fault.SCHEMA_IGNORED),
+        ("/completion", {"content": " true tale", "stop_type": "eos"}, Fault.JSON),
+        ("/completion", {"content": "t rue", "stop_type": "eos"}, Fault.SCHEMA_IGNORED),
         ("/completion", {"content": "7 no", "stop_type": "eos"}, Fault.JSON),
         ("/completion", {"content": "[", "stop_type": "limit"}, None),
         ("/completion", {"content": "tru", "stop_type": "limit"}, None),
@@ -123,14 +133,23 @@ def test_only_what_the_model_asks_for_is_a_fault(answer: bytes) -> None:
         ("/v1/completions", {"choices": [{"text": "{}", "finish_reason": "stop"}]}, Fault.JSON),
         ("/v1/completions", {"choices": [{"text": '{"age": 1}', "finish_reason": "stop"}]}, None),
         ("/v1/completions", {"choices": [{"text": "{", "finish_reason": "length"}]}, None),
-        ("/completion", {"content": 3}, Fault.JSON),
+        ("/completion", {"content": 3}, None),
     ],
 )
 def test_fault_of_a_completion(route: str, content: dict[str, Any], fault: Fault | None) -> None:
     checks = checks_for(BOTH, route, body(json_schema=SCHEMA))
     assert checks is not None
     answer = json.dumps(content).encode()
-    assert checks.fault(body(json_schema=SCHEMA), 200, answer, is_stream=False) == fault
+    assert checks.fault(200, answer, is_stream=False) == fault
+
+
+@pytest.mark.parametrize(("content", "fault"), [(" no", Fault.SCHEMA_IGNORED), ("{}", None), ("{", None)])
+def test_only_an_ignored_schema_is_a_fault_without_a_temperature(content: str, fault: Fault | None) -> None:
+    """Each seed gives the same answer."""
+    checks = checks_for(BOTH, "/completion", body(json_schema=SCHEMA, temperature=0))
+    assert checks is not None
+    answer = json.dumps({"content": content, "stop_type": "eos"}).encode()
+    assert checks.fault(200, answer, is_stream=False) == fault
 
 
 @pytest.mark.parametrize(
@@ -146,16 +165,16 @@ def test_fault_of_a_completion(route: str, content: dict[str, Any], fault: Fault
         (200, b"", True, False),
     ],
 )
-def test_only_answers_that_may_be_asked_for_again_are_held(
+def test_only_answers_that_may_be_requested_again_are_held(
     status: int, beginning: bytes, is_stream: bool, holds: bool
 ) -> None:
-    assert Checks(CHAT, True, True).holds(status, beginning, is_stream=is_stream) == holds
+    assert Checks(CHAT, True, ANY).holds(status, beginning, is_stream=is_stream) == holds
 
 
 def test_streams_are_not_held_for_json() -> None:
-    assert not Checks(CHAT, False, True).holds(200, ERROR_EVENT, is_stream=True)
-    assert not Checks(CHAT, True, False).holds(200, b"{", is_stream=False)
-    assert not Checks(CHAT, False, True).holds(500, b"{", is_stream=False)
+    assert not Checks(CHAT, False, ANY).holds(200, ERROR_EVENT, is_stream=True)
+    assert not Checks(CHAT, True, None).holds(200, b"{", is_stream=False)
+    assert not Checks(CHAT, False, ANY).holds(500, b"{", is_stream=False)
 
 
 def test_only_the_seed_changes() -> None:
@@ -164,12 +183,17 @@ def test_only_the_seed_changes() -> None:
     assert with_another_seed(asked, b"id") == (
         b'{"seed":%d,"messages":[ {"role":"user"} ],"top_p":0.90}' % seed
     )
-    assert json.loads(with_another_seed(b"{}", b"id")) == {"seed": seed}
+    assert with_another_seed(b"{}", b"id") == b'{"seed":%d}' % seed
 
 
 def test_seed_is_always_another_one() -> None:
     seed = zlib.crc32(b"id") >> 1
-    assert json.loads(with_another_seed(b'{"seed":%d}' % seed, b"id")) == {"seed": seed + 1}
+    assert with_another_seed(b'{"seed":%d}' % seed, b"id") == b'{"seed":%d}' % (seed + 1)
+
+
+@pytest.mark.parametrize("asked", [b'{"\xff":1}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"])
+def test_unreadable_body_has_no_second_request(asked: bytes) -> None:
+    assert with_another_seed(asked, b"id") is None
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,25 @@ from typing import Any
 
 import pytest
 
-from llamasup.repair.schema_check import asks_for_json, violation
+from llamasup.repair.schema_check import (
+    MAX_SCHEMA,
+    AskedJson,
+    asked_json,
+    import_package,
+    mismatch,
+    read_answer,
+)
+from llamasup.repair.schema_check import violation as checked
 
 CHAT = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}, "required": ["age"]}
 STRICT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+
+
+def violation(route: str, body: bytes, answer: bytes) -> str | None:
+    found = asked_json(route, body)
+    assert found is not None
+    return checked(found, answer)
 
 
 def asked(response_format: Any) -> bytes:
@@ -33,7 +47,7 @@ def answered(content: str | None, **more: Any) -> bytes:
     ],
 )
 def test_only_some_requests_ask_for_json(url: str, body: bytes, asks: bool) -> None:
-    assert asks_for_json(url, body) == asks
+    assert (asked_json(url, body) is not None) == asks
 
 
 @pytest.mark.parametrize(
@@ -45,6 +59,10 @@ def test_only_some_requests_ask_for_json(url: str, body: bytes, asks: bool) -> N
         (STRICT, answered('{"age"'), "the answer is not JSON: "),
         (STRICT, answered(None), "the answer is not JSON: "),
         (STRICT, answered(None, tool_calls=[{}]), None),
+        (STRICT, answered("", tool_calls=[{}]), None),
+        (STRICT, answered(" \n", tool_calls=[{}]), None),
+        (STRICT, answered("", tool_calls=[]), "the answer is not JSON: "),
+        (STRICT, answered("x", tool_calls=[{}]), "the answer is not JSON: "),
         (STRICT, b'{"choices": [{}]}', None),
         (STRICT, b"{", "the answer cannot be read: "),
         ({"type": "json_object"}, answered("[1]"), None),
@@ -62,8 +80,14 @@ def test_answer_must_be_what_the_request_asks_for(
 
 def test_without_the_package_any_json_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
+    import_package()
     assert violation(CHAT, asked(STRICT), answered("{}")) is None
     assert violation(CHAT, asked(STRICT), answered("{")) is not None
+
+
+def test_package_is_imported() -> None:
+    import_package()
+    assert "jsonschema" in sys.modules
 
 
 PATTERN = {"type": "string", "pattern": "^(a+)+$"}
@@ -98,11 +122,67 @@ def test_long_list_of_unique_items_is_not_compared() -> None:
     assert violation(CHAT, body, answered(json.dumps([{"a": 1}] * 10_000))) is None
 
 
+BIG = list(range(5000))
+
+
+@pytest.mark.parametrize(
+    ("schema", "given"),
+    [
+        ({"not": {"enum": [[*BIG, 1]] * 5}}, [*BIG, 0]),
+        ({"not": {"const": [*BIG, *BIG, *BIG, 1]}}, [*BIG, *BIG, *BIG, 0]),
+        ({"anyOf": [{"type": "string"}] * 2000}, 1),
+        ({"items": {}}, ["x"] * 20_000),
+        ({"prefixItems": [{}] * 20_000}, ["x"] * 20_000),
+        ({"contains": False, "minContains": 0}, ["x"] * 20_000),
+        ({"additionalProperties": {}}, {str(n): 1 for n in range(20_000)}),
+        ({"propertyNames": {}}, {str(n): 1 for n in range(20_000)}),
+        ({"uniqueItems": True}, [[*BIG * 4, 1], [*BIG * 4, 0]]),
+    ],
+)
+def test_check_that_takes_long_is_given_up(schema: Any, given: Any) -> None:
+    answer = read_answer(answered(json.dumps(given)))
+    assert answer is not None
+    with pytest.raises(TimeoutError):
+        mismatch(AskedJson(schema), answer, 10_000)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        {"$ref": "http://json-schema.org/draft-07/schema#"},
+        {"properties": {"a": {"$id": "https://json-schema.org/draft/2020-12/schema", "$ref": "#"}}},
+    ],
+)
+def test_schemas_of_json_schema_itself_are_not_checked(schema: Any) -> None:
+    """The validators of the package for them have no bound."""
+    assert checked(AskedJson(schema), answered('{"a": {"type": 7}, "type": 7}')) is None
+
+
 def test_other_keywords_next_to_a_pattern_are_checked() -> None:
     schema = {"properties": {"a": PATTERN, "b": {"type": "integer"}}}
     body = asked({"type": "json_object", "schema": schema})
     assert violation(CHAT, body, answered('{"a": "b", "b": "x"}')) == "at $.b: 'x' is not of type 'integer'"
     assert violation(CHAT, body, answered('{"a": "b", "b": 1}')) is None
+
+
+@pytest.mark.parametrize("route", [CHAT, "/completion"])
+def test_large_schema_is_not_read(route: str) -> None:
+    """Of its answer, only the JSON is checked."""
+    schema = {"type": "integer", "$comment": "x" * MAX_SCHEMA}
+    chat = {"type": "json_schema", "json_schema": {"schema": schema}}
+    body = asked(chat) if route == CHAT else json.dumps({"json_schema": schema}).encode()
+    found = asked_json(route, body)
+    assert found == AskedJson(None)
+    assert checked(found, answered('"x"')) is None
+    assert checked(found, answered("x")) is not None
+
+
+@pytest.mark.parametrize("schema", [None, {}])
+def test_null_is_no_schema(schema: Any) -> None:
+    body = json.dumps({"json_schema": schema}).encode()
+    assert asked_json("/completion", body) == (None if schema is None else AskedJson({}))
+    assert asked_json(CHAT, asked({"type": "json_object", "schema": schema})) == AskedJson(schema)
 
 
 def test_schema_may_name_its_draft() -> None:
