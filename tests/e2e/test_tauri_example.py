@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import tarfile
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,16 @@ def crate() -> Path:
 
 @pytest.mark.real
 def test_crate_starts_and_ends_a_real_llamasup(
-    runtime: str, crate: Path, tiny_model: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: str,
+    crate: Path,
+    tiny_model: Path,
+    program: Path,
+    fake_server: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LLAMASUP", str(program))
     monkeypatch.setenv("LLAMASUP_RUNTIME", runtime)
+    monkeypatch.setenv("LLAMASUP_TEST_STALLING_RUNTIME", fake_server("stall_after=2"))
     monkeypatch.setenv("LLAMASUP_MODEL", str(tiny_model))
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for a server on this machine
     done = run("cargo", "test", "--locked", "--offline", "--test", "sidecar", cwd=crate)

@@ -1,7 +1,9 @@
 //! With a real llamasup: LLAMASUP is its command, LLAMASUP_MODEL and LLAMASUP_RUNTIME what it serves.
+//! LLAMASUP_TEST_STALLING_RUNTIME is a llama-server whose answers begin and never end.
 #![cfg(target_os = "linux")]
 
 use llamasup_sidecar::Llamasup;
+use std::env;
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
@@ -64,6 +66,8 @@ fn answer_arrives_and_stop_leaves_nothing() {
 #[test]
 fn kill_within_an_answer_leaves_nothing() {
     let mut application = Application::new("kill");
+    let stalling = env::var_os("LLAMASUP_TEST_STALLING_RUNTIME").expect("LLAMASUP_TEST_STALLING_RUNTIME");
+    application.command.env("LLAMASUP_RUNTIME", stalling);
     let mut process = application.command.stdout(Stdio::piped()).spawn().unwrap();
     process.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap(); // text of the answer
     assert!(application.processes().len() >= 3); // with llamasup and llama-server
