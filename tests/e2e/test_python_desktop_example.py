@@ -92,7 +92,9 @@ def display() -> Iterator[str]:
     """The name of a display without a screen."""
     if shutil.which("Xvfb") is None:
         pytest.skip("Xvfb is missing (Debian: xvfb)")
-    pytest.importorskip("tkinter", reason="this Python has no tkinter (Debian: python3-tk)")
+    # ImportError: the module is there, and a library that it needs is not.
+    reason = "this Python has no tkinter (Debian: python3-tk)"
+    pytest.importorskip("tkinter", reason=reason, exc_type=ImportError)
     reading, writing = os.pipe()
     words = ["Xvfb", "-displayfd", str(writing), "-nolisten", "tcp", "-screen", "0", "800x600x24"]
     process = subprocess.Popen(words, pass_fds=[writing], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
