@@ -52,4 +52,4 @@ def ready_event(line: str) -> dict | None:
         event = json.loads(line)  # there are other events, which an application may show
     except ValueError:  # the last line of a program that was killed may be incomplete
         return None
-    return event if event["event"] == "ready" else None
+    return event if isinstance(event, dict) and event.get("event") == "ready" else None
