@@ -178,7 +178,7 @@ def test_crate_starts_and_ends_a_real_llamasup(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # not for a server on this machine
     done = run("cargo", "test", "--locked", "--offline", "--test", "sidecar", cwd=crate, timeout_s=TESTS_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
+    assert "5 passed" in done.stdout
 
 
 def test_example_is_in_the_docs() -> None:

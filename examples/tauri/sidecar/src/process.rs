@@ -28,14 +28,14 @@ impl Llamasup {
         // llamasup stops when its standard input ends, also if this process is killed.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn()?;
-        let events = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let events = BufReader::new(child.stdout.take().expect("a pipe")).split(b'\n');
         let messages = child.stderr.take().expect("a pipe");
         let messages = thread::spawn(|| last_lines(messages));
         let llamasup = Self { child: Arc::new(child.into()), ready: Arc::default() };
         let (child, ready) = (llamasup.child.clone(), llamasup.ready.clone());
         thread::spawn(move || {
             for line in events.map_while(Result::ok) {
-                let event: Value = serde_json::from_str(&line).unwrap_or_default();
+                let event: Value = serde_json::from_slice(&line).unwrap_or_default();
                 if event["event"] == "ready" {
                     let _ = ready.set(Ok(event)); // there are other events, which an application may show
                 }

@@ -99,3 +99,12 @@ fn application_gets_the_reason_of_an_end_also_after_lines_that_are_no_events() {
     assert_eq!(llamasup.ready(), Err(reason));
     assert_eq!(llamasup.stop().unwrap().code(), Some(3));
 }
+
+#[test]
+fn address_arrives_also_after_a_line_that_is_not_utf_8() {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"printf '\377\n5\n{"event":"ready","url":"http://a"}\n'; cat; true"#]);
+    let llamasup = Llamasup::start(command, "demo", |_| ()).unwrap();
+    assert_eq!(llamasup.ready().unwrap()["url"], "http://a");
+    assert!(llamasup.stop().unwrap().success());
+}
