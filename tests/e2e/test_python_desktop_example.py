@@ -211,7 +211,7 @@ def test_window_says_that_llamasup_was_killed(
     assert app.close() == 0
 
 
-@pytest.mark.parametrize(("line", "code"), [("hello", 3), ("5\\n{}", 4), ('{"event":"sta', 0)])
+@pytest.mark.parametrize(("line", "code"), [("hello", 3), ("5\n{}", 4), ('{"event":"sta', 0)])
 def test_window_survives_a_program_whose_lines_are_no_events(
     line: str,
     code: int,
