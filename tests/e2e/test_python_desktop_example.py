@@ -196,6 +196,19 @@ def test_window_says_why_the_model_could_not_be_started(
     assert new_children() == []
 
 
+@pytest.mark.parametrize("program", ["", "/no/such/program"])
+def test_window_says_that_the_program_cannot_be_started(
+    program: str, application: Callable[[], Application], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMASUP", program)
+    app = application()
+    eventually(lambda: f"{program} could not be started: " in app.shown(), every_s=0.02)
+    app.ask("Once upon a time")
+    app.await_answer()
+    assert app.shown().count("could not be started: ") == 2
+    assert app.close() == 0
+
+
 def test_window_says_that_llamasup_was_killed(
     application: Callable[[], Application],
     tiny_model: Path,
@@ -211,7 +224,12 @@ def test_window_says_that_llamasup_was_killed(
     assert app.close() == 0
 
 
-@pytest.mark.parametrize(("line", "code"), [("hello", 3), ("5\n{}", 4), ('{"event":"sta', 0)])
+READY = '{"event":"ready"}'
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("hello", 3), ("5\n{}", 4), ('{"event":"sta', 0), (f"{READY}\n{READY}", 5)]
+)
 def test_window_survives_a_program_whose_lines_are_no_events(
     line: str,
     code: int,
