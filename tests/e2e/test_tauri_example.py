@@ -30,6 +30,41 @@ TESTS_S = 4 * PATIENCE_S
 """Bounds the tests of the crate. Each of them gives up earlier, and then ends what it has started."""
 FETCH_ONCE = ("--fetch-retries=0", "--fetch-timeout=60000")
 """Without them, npm tries for minutes where there is no registry."""
+DRIVEN_PAGE = """
+import { readFileSync } from "node:fs";
+import { setImmediate } from "node:timers/promises";
+import { runInThisContext } from "node:vm";
+const elements = {}, roles = [], html = readFileSync("index.html", "utf8");
+globalThis.document = {
+  getElementById: (id) => {
+    if (!html.includes(`id="${id}"`)) throw new Error(`the page has no ${id}`);
+    return (elements[id] ??= Object.assign(new EventTarget(), { textContent: "", value: "" }));
+  },
+};
+const commands = {
+  reason_of_end: async () => "it could not be started",
+  ask: async ({ messages, texts }) => {
+    roles.push(messages.map(({ role }) => role));
+    if (roles.length === 1) throw "no answer";
+    texts.show("text");
+  },
+};
+class Channel {
+  constructor(show) {
+    this.show = show;
+  }
+}
+globalThis.window = { __TAURI__: { core: { Channel, invoke: (name, options) => commands[name](options) } } };
+runInThisContext(readFileSync("page.js", "utf8"));
+while (!elements.answer.textContent) await setImmediate();
+for (const asked of ["one", "two", "three"]) {
+  elements.question.value = asked;
+  elements.form.dispatchEvent(new Event("submit"));
+  while (elements.ask.disabled) await setImmediate();
+}
+console.log(JSON.stringify({ shown: elements.answer.textContent, roles }));
+"""
+"""The page, with doubles of Tauri and of the document. The first question has no answer."""
 
 
 def configuration() -> Any:
@@ -103,11 +138,16 @@ def test_configuration_packages_the_bundle_and_a_llama_server_of_the_target() ->
     assert f'"{Path(program).name}{{suffix}}"' in main
 
 
-def test_scripts_of_the_page_can_be_parsed() -> None:
+def test_page_shows_answers_and_why_llamasup_has_ended(tmp_path: Path) -> None:
     if shutil.which("node") is None:
         pytest.skip("node is missing")
-    done = run("node", "--check", str(EXAMPLE / "ui" / "page.js"), cwd=EXAMPLE)
+    page = tmp_path / "page-test.mjs"
+    page.write_text(DRIVEN_PAGE)
+    done = run("node", str(page), cwd=EXAMPLE / "ui")
     assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["shown"] == "\nit could not be started\n\n> one\nno answer\n> two\ntext\n> three\ntext"
+    assert seen["roles"] == [["user"], ["user"], ["user", "assistant", "user"]]
 
 
 @pytest.fixture(scope="session")

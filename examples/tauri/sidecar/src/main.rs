@@ -18,8 +18,8 @@ fn main() -> ExitCode {
 
 fn ask() -> Result<(), Box<dyn Error>> {
     let program = env::var_os("LLAMASUP").unwrap_or("llamasup".into());
-    let model = env::var("LLAMASUP_MODEL").unwrap_or("demo".into());
-    let llamasup = Llamasup::start(Command::new(program), &model, |_| ())?;
+    let model = env::var_os("LLAMASUP_MODEL").unwrap_or("demo".into());
+    let llamasup = Llamasup::start(Command::new(program), &model)?;
     let ready = llamasup.ready()?;
     let question = env::args().nth(1).unwrap_or("Once upon a time".into());
     let messages = serde_json::json!([{"role": "user", "content": question}]);

@@ -8,7 +8,6 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -92,9 +91,8 @@ fn start_that_fails_is_an_error_with_the_exit_code() {
 fn application_gets_the_reason_of_an_end_also_after_lines_that_are_no_events() {
     let mut command = Command::new("sh");
     command.args(["-c", "echo hello; printf '{\"event\":\"rea'; echo because >&2; exit 3"]);
-    let (sender, reasons) = mpsc::channel();
-    let llamasup = Llamasup::start(command, "demo", move |reason| sender.send(reason).unwrap()).unwrap();
-    let reason = reasons.recv_timeout(PATIENCE).unwrap();
+    let llamasup = Llamasup::start(command, "demo").unwrap();
+    let reason = llamasup.ended();
     assert_eq!(reason, "llamasup ended: exit status: 3\nbecause");
     assert_eq!(llamasup.ready(), Err(reason));
     assert_eq!(llamasup.stop().unwrap().code(), Some(3));
@@ -104,7 +102,7 @@ fn application_gets_the_reason_of_an_end_also_after_lines_that_are_no_events() {
 fn address_arrives_also_after_a_line_that_is_not_utf_8() {
     let mut command = Command::new("sh");
     command.args(["-c", r#"printf '\377\n5\n{"event":"ready","url":"http://a"}\n'; cat; true"#]);
-    let llamasup = Llamasup::start(command, "demo", |_| ()).unwrap();
+    let llamasup = Llamasup::start(command, "demo").unwrap();
     assert_eq!(llamasup.ready().unwrap()["url"], "http://a");
     assert!(llamasup.stop().unwrap().success());
 }
