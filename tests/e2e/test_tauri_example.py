@@ -132,6 +132,7 @@ def test_configuration_packages_the_bundle_and_a_llama_server_of_the_target() ->
     bundle = configuration()["bundle"]
     ((source, target),) = bundle["resources"].items()
     assert (EXAMPLE / "src-tauri" / source).resolve() == ROOT / "dist" / "llamasup-without-embedded"
+    assert all((EXAMPLE / "src-tauri" / icon).is_file() for icon in bundle["icon"])
     (program,) = bundle["externalBin"]
     main = (EXAMPLE / "src-tauri" / "src" / "main.rs").read_text("utf-8")
     assert f'join("{target.rstrip("/")}")' in main  # where it looks for them
